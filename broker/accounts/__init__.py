@@ -1,0 +1,1 @@
+"""Who may do what: users, applications, tokens and permissions (specification, Authentication)."""

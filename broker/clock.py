@@ -1,0 +1,16 @@
+"""Time comes in from outside, so that tests decide what time it is."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def system_now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Wall-clock time in milliseconds since the epoch, UTC."""
+
+    now_ms: Callable[[], int] = system_now_ms

@@ -1,0 +1,1 @@
+"""Devices: the inventory, their tokens, status and presence (specification, Device)."""

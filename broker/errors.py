@@ -1,0 +1,164 @@
+"""The refusals of the service: facts on the leaves, rendered by each protocol in its own form.
+
+Anything that is not a `DomainError` is our bug. `status` is the HTTP status, `code` the number inside the error body
+where compatibility.md section 3.2 gives it one of its own, and `str(error)` the REST text.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(eq=False)
+class DomainError(Exception):
+    """A refusal the caller can act on."""
+
+    status: ClassVar[int]
+    template: ClassVar[str]
+
+    @property
+    def code(self) -> int:
+        return self.status
+
+    def __str__(self) -> str:
+        return self.template.format(**vars(self))
+
+
+@dataclass(eq=False)
+class BadRequest(DomainError):
+    """The body or frame is not what the protocol calls well-formed."""
+
+    status = 400
+    template = "Bad Request"
+
+
+@dataclass(eq=False)
+class InvalidTimestamp(DomainError):
+    status = 400
+    template = "Invalid ts value"
+
+
+@dataclass(eq=False)
+class TimestampInFuture(DomainError):
+    status = 400
+    template = "Invalid ts value (in future)"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One refused member: its dotted path and what is wrong with it."""
+
+    field: str
+    messages: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class ValidationFailed(DomainError):
+    """One or more members do not hold what they must; every finding names its field."""
+
+    status = 400
+    template = "Validation Error"
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def code(self) -> int:
+        return 4001
+
+    @classmethod
+    def of(cls, path: str, *messages: str) -> "ValidationFailed":
+        return cls((Finding(path, messages),))
+
+
+@dataclass(eq=False)
+class Unauthorized(DomainError):
+    """The token is missing, malformed, unknown, expired or revoked."""
+
+    status = 401
+    template = "Please provide a valid authorization header"
+
+
+@dataclass(eq=False)
+class PermissionDenied(DomainError):
+    """The token is valid but does not allow this. `missing` names what it lacks, e.g. `WRITE on device 1234`."""
+
+    status = 403
+    template = "You don't have the right permissions: {missing}"
+    missing: str
+
+
+@dataclass(eq=False)
+class SourceDeviceDisabled(DomainError):
+    """The specification's *disconnected* device: its owner switched it off."""
+
+    status = 403
+    template = "Source device is disconnected"
+
+
+@dataclass(eq=False)
+class DestinationDeviceDisabled(DomainError):
+    status = 403
+    template = "Destination device is disconnected"
+
+
+@dataclass(eq=False)
+class NotFound(DomainError):
+    status = 404
+    template = "Not Found"
+
+
+@dataclass(eq=False)
+class DeviceNotFound(NotFound):
+    """No such device. REST says `Not Found`; the device channel has a text of its own."""
+
+    device_id: str = ""
+
+
+@dataclass(eq=False)
+class DeviceTypeNotFound(NotFound):
+    template = "Device type does not exist."
+
+    @property
+    def code(self) -> int:
+        return 1101
+
+
+@dataclass(eq=False)
+class UserNotFound(NotFound):
+    template = "User does not exist."
+
+    @property
+    def code(self) -> int:
+        return 1201
+
+
+@dataclass(eq=False)
+class Conflict(DomainError):
+    """The object's state does not allow the call."""
+
+    status = 409
+    template = "{reason}"
+    reason: str
+
+
+@dataclass(eq=False)
+class PayloadTooLarge(DomainError):
+    """`data` is over the plan's limit. MQTT and CoAP name the device, everyone else the organization."""
+
+    status = 413
+    template = "Plan quota exceeded for organization {organization_id}. Reason: Max payload size limit"
+    organization_id: str
+    device_id: str
+
+
+@dataclass(eq=False)
+class BodyTooLarge(DomainError):
+    status = 413
+    template = "Request body too large"
+
+
+@dataclass(eq=False)
+class StorageUnavailable(DomainError):
+    """The store could not be written; nothing of the request was kept. `reason` is for the log, never for the wire."""
+
+    status = 503
+    template = "Service Unavailable"
+    reason: str = field(default="", repr=True)

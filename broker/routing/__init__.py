@@ -1,0 +1,1 @@
+"""Who is connected and who listens: device links, the firehose and the event feed."""

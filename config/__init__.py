@@ -1,0 +1,1 @@
+"""Settings, limits and logging: read once at start, never changed behind a reader's back."""

@@ -1,0 +1,1 @@
+"""Every way in or out. The top layer: nothing imports from here."""

@@ -1,0 +1,1 @@
+"""HTTP: the front door, the REST API and the pages."""

@@ -1,0 +1,1 @@
+"""The REST API, one blueprint for each of the specification’s endpoint chapters."""

@@ -1,0 +1,1 @@
+"""WebSocket: the device channel and the feeds (compatibility.md section 19)."""

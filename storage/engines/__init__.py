@@ -1,0 +1,1 @@
+"""Database engines; what only one engine knows stays in here."""
