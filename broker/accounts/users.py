@@ -1,0 +1,30 @@
+"""User profiles (specification, User)."""
+
+from broker.accounts.tokens import Caller, TokenKind
+from broker.errors import PermissionDenied, UserNotFound
+from storage.database import Database
+from storage.records import UserRecord
+
+
+class Users:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def self_of(self, caller: Caller) -> UserRecord:
+        """The user of a user token. Raises PermissionDenied for other kinds of token."""
+        key = caller.user
+        if caller.kind is not TokenKind.USER or key is None:
+            raise PermissionDenied("a user token")
+        user = await self._database.read(lambda tx: tx.accounts.user(key))
+        if user is None:
+            raise UserNotFound
+        return user
+
+    async def find(self, user_id: str, caller: Caller | None = None) -> UserRecord:
+        """A user by id; `self` stands for the caller's own (compatibility.md 1.1). Raises UserNotFound."""
+        if user_id == "self" and caller is not None and caller.kind is TokenKind.USER:
+            return await self.self_of(caller)
+        user = await self._database.read(lambda tx: tx.accounts.user_by_id(user_id))
+        if user is None:
+            raise UserNotFound
+        return user

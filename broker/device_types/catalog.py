@@ -1,0 +1,97 @@
+"""Device types with their Manifests, shared by every device that has the type."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakValueDictionary
+
+from broker.device_types.manifest import Manifest
+from broker.device_types.normalize import Normalizer
+from broker.errors import DeviceTypeNotFound
+from storage.database import Database, Transaction
+from storage.records import DeviceTypeRecord, ManifestRecord
+
+_Choice = Callable[[Transaction], DeviceTypeRecord | None]
+
+
+class ManifestVersion:
+    """One immutable version of a Manifest, ready to normalise with."""
+
+    __slots__ = ("manifest", "normalize", "version")
+
+    def __init__(self, version: int, manifest: Manifest) -> None:
+        self.version = version
+        self.manifest = manifest
+        self.normalize = Normalizer(manifest).normalize
+
+
+_NO_MANIFEST = ManifestVersion(0, Manifest(fields=(), actions=()))
+
+
+class DeviceType:
+    """A device type as it stands now. One object per type: a change is seen by everyone who holds it."""
+
+    def __init__(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
+        self._versions: dict[int, ManifestVersion] = {}
+        self.refresh(record, manifests)
+
+    def refresh(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
+        self.record = record
+        for manifest in manifests:
+            if manifest.approved and manifest.version not in self._versions:
+                parsed = Manifest.parse(json.loads(manifest.document))
+                self._versions[manifest.version] = ManifestVersion(manifest.version, parsed)
+        self.latest = self._versions[max(self._versions)] if self._versions else _NO_MANIFEST
+
+    @property
+    def key(self) -> int:
+        return self.record.key
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    def version(self, number: int) -> ManifestVersion | None:
+        """An approved version, or None."""
+        return self._versions.get(number)
+
+
+class DeviceTypes:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._live: WeakValueDictionary[int, DeviceType] = WeakValueDictionary()
+
+    async def get(self, key: int) -> DeviceType:
+        if (known := self._live.get(key)) is not None:
+            return known
+        return await self._load(lambda tx: tx.device_types.device_type(key))
+
+    async def find(self, id_or_name: str) -> DeviceType:
+        """By id or unique name. Raises DeviceTypeNotFound."""
+        return await self._load(lambda tx: tx.device_types.by_id_or_name(id_or_name))
+
+    async def _load(self, choose: _Choice) -> DeviceType:
+        found = await self._database.read(lambda tx: _with_manifests(tx, choose))
+        if found is None:
+            raise DeviceTypeNotFound
+        record, manifests = found
+        # Somebody else may have loaded it while we waited; everyone must hold the same object.
+        if (known := self._live.get(record.key)) is not None:
+            known.refresh(record, manifests)
+            return known
+        device_type = self._live[record.key] = DeviceType(record, manifests)
+        return device_type
+
+    async def reload(self) -> None:
+        """Read every type that is in use again: many may have changed at once."""
+        for key in list(self._live):
+            await self._load(partial(_by_key, key))
+
+
+def _by_key(key: int, tx: Transaction) -> DeviceTypeRecord | None:
+    return tx.device_types.device_type(key)
+
+
+def _with_manifests(tx: Transaction, choose: _Choice) -> tuple[DeviceTypeRecord, list[ManifestRecord]] | None:
+    record = choose(tx)
+    return None if record is None else (record, tx.device_types.manifests(record.key))

@@ -1,0 +1,145 @@
+"""Devices as the daemon knows them now: one shared object each, so that a change reaches every open connection."""
+
+from collections import OrderedDict
+from functools import partial
+from weakref import WeakValueDictionary
+
+from broker.accounts.tokens import Caller, TokenKind, Tokens
+from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
+from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
+from broker.facts import DeviceChanged, Router
+from storage.database import Database, Transaction
+from storage.records import DeviceRecord
+
+_RECENT = 10_000
+
+
+class Device:
+    """One device. Connections, feeds and Ingest hold this object; `refresh` changes it in place."""
+
+    __slots__ = ("__weakref__", "record", "type")
+
+    def __init__(self, record: DeviceRecord, type_: DeviceType) -> None:
+        self.record = record
+        self.type = type_
+
+    def refresh(self, record: DeviceRecord, type_: DeviceType) -> None:
+        self.record = record
+        self.type = type_
+
+    @property
+    def key(self) -> int:
+        return self.record.key
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def owner(self) -> int:
+        return self.record.owner
+
+    @property
+    def owner_id(self) -> str:
+        return self.record.owner_id
+
+    @property
+    def type_key(self) -> int:
+        return self.type.record.key
+
+    @property
+    def type_organization(self) -> int:
+        return self.type.record.organization
+
+    @property
+    def enabled(self) -> bool:
+        return self.record.enabled
+
+    @property
+    def manifest(self) -> ManifestVersion:
+        """The version that its messages are normalised with (compatibility.md 8.4)."""
+        if self.record.manifest_version_policy == "DEVICE":
+            pinned = self.type.version(self.record.manifest_version)
+            if pinned is not None:
+                return pinned
+        return self.type.latest
+
+
+class Devices:
+    """Finds devices and proves who they are."""
+
+    def __init__(self, database: Database, router: Router, device_types: DeviceTypes, tokens: Tokens) -> None:
+        self._database = database
+        self._router = router
+        self._types = device_types
+        self._tokens = tokens
+        self._live: WeakValueDictionary[int, Device] = WeakValueDictionary()
+        self._keys: dict[str, int] = {}
+        self._recent: OrderedDict[int, Device] = OrderedDict()
+
+    async def find(self, device_id: str) -> Device:
+        """By id. Raises DeviceNotFound."""
+        if (known := self._live.get(self._keys.get(device_id, -1))) is not None:
+            return known
+        return await self._load(partial(_by_id, device_id), device_id)
+
+    async def get(self, key: int) -> Device:
+        """By key. Raises DeviceNotFound."""
+        return self._live.get(key) or await self._load(partial(_by_key, key), "")
+
+    def get_nowait(self, key: int) -> Device | None:
+        """By key, if anybody holds it. Whoever has sent a message lately is held."""
+        return self._live.get(key)
+
+    async def owned_by(self, user: int) -> list[Device]:
+        keys = await self._database.read(lambda tx: tx.devices.keys_of_owner(user))
+        return [await self.get(key) for key in keys]
+
+    async def authenticate(self, device_id: str, token: str) -> tuple[Device, Caller]:
+        """A device by its id and its own token, as MQTT sends them.
+
+        Raises:
+            Unauthorized: no such device, or a token that is not valid.
+            PermissionDenied: a valid token, but not this device's.
+            SourceDeviceDisabled: the owner switched the device off.
+        """
+        caller = await self._tokens.caller(token)
+        if caller.kind is not TokenKind.DEVICE:
+            raise PermissionDenied(f"the token of device {device_id}")
+        if caller.device_id != device_id or caller.device is None:
+            raise Unauthorized
+        device = await self.get(caller.device)
+        if not device.enabled:
+            raise SourceDeviceDisabled
+        return device, caller
+
+    async def reload(self) -> None:
+        """Read every device that is in use again, and say which ones: many may have changed at once."""
+        for key, device in list(self._live.items()):
+            record = await self._database.read(partial(_by_key, key))
+            if record is not None and record != device.record:
+                device.refresh(record, await self._types.get(record.device_type))
+                self._router.publish(DeviceChanged(key))
+
+    async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
+        record = await self._database.read(choose)
+        if record is None:
+            raise DeviceNotFound(device_id)
+        type_ = await self._types.get(record.device_type)
+        device = self._live.get(record.key)
+        if device is None:
+            device = self._live[record.key] = Device(record, type_)
+        self._keys[record.id] = record.key
+        self._recent[record.key] = device
+        if len(self._recent) > _RECENT:
+            _, dropped = self._recent.popitem(last=False)
+            self._keys.pop(dropped.id, None)
+        return device
+
+
+def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
+    return tx.devices.by_id(device_id)
+
+
+def _by_key(key: int, tx: Transaction) -> DeviceRecord | None:
+    return tx.devices.device(key)

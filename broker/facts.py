@@ -1,0 +1,87 @@
+"""What happened, in the past tense, and the router that tells those who asked.
+
+Calls go down, facts go up. Facts are batches where they are hot, single where they are rare. Handlers are synchronous:
+one that needs time puts the fact into a bounded queue of its own and returns. A handler that raises is logged and does
+not harm the sender or the other handlers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from broker.envelope import Action
+from storage.records import MessageRow
+
+F = TypeVar("F", bound="Fact")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that happened and cannot be refused any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesStored(Fact):
+    """Data messages are durable, in log order."""
+
+    rows: Sequence[MessageRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStored(Fact):
+    """An Action is durable. `destination` is the key of the device it goes to, `source` of the one it came from."""
+
+    action: Action
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWentOnline(Fact):
+    """The device has its first persistent connection."""
+
+    device: int
+    protocol: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWentOffline(Fact):
+    """The device's last persistent connection is gone."""
+
+    device: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChanged(Fact):
+    """The device's record, its enabled flag or its token changed."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRevoked(Fact):
+    """Connections that came with this token must end. `hash` is its SHA-256."""
+
+    hash: bytes
+
+
+class Router:
+    """Hands each fact to those who asked for its type, in the order in which they asked."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type[Fact], list[Callable[[Any], None]]] = {}
+
+    def subscribe(self, kind: type[F], handler: Callable[[F], None]) -> None:
+        self._handlers.setdefault(kind, []).append(handler)
+
+    def publish(self, fact: Fact) -> None:
+        for handler in self._handlers.get(type(fact), ()):
+            try:
+                handler(fact)
+            except Exception:  # noqa: BLE001 - the one boundary between a sender and its listeners
+                _log.exception("fact_handler_failed", fact=type(fact).__name__, handler=repr(handler))

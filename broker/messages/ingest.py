@@ -1,0 +1,231 @@
+"""The one path in, for every protocol: limits, size, time, normalisation, then a log position.
+
+`submit` is synchronous and awaits nothing, so that a front end can hand over everything it has read in one go. The
+sender is told only after the commit: put what to do then into `after_commit`, or wait for `wait_committed`.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.errors import (
+    BadRequest,
+    DestinationDeviceDisabled,
+    Finding,
+    InvalidTimestamp,
+    PayloadTooLarge,
+    SourceDeviceDisabled,
+    StorageUnavailable,
+    TimestampInFuture,
+    ValidationFailed,
+)
+from broker.facts import ActionStored, MessagesStored, Router
+from broker.messages.mids import Mids
+from config.limits import MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
+from storage.database import Group
+from storage.journal import Journal
+from storage.sql import StoreError
+
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class IngestStatistics:
+    messages: int
+    failed_messages: int
+    actions: int
+
+
+class Ingest:
+    """Checks, normalises and appends; tells the router what became durable."""
+
+    def __init__(self, journal: Journal, mids: Mids, router: Router, clock: Clock, *, future_grace_ms: int) -> None:
+        self._journal = journal
+        self._mids = mids
+        self._router = router
+        self._now_ms = clock.now_ms
+        self._future_grace_ms = future_grace_ms
+        self._last_cts = 0
+        self._messages = self._failed = self._actions = 0
+        # Whoever has rows in the open or the committing group is held here, so that their devices are at hand when the
+        # rows are durable. What was appended before one commit is durable with the next one at the latest.
+        self._senders: dict[int, Device] = {}
+        self._earlier_senders: dict[int, Device] = {}
+
+    def resume_after(self, cts: int) -> None:
+        """`cts` never runs backwards, not even when the machine's clock does."""
+        self._last_cts = max(self._last_cts, cts)
+
+    def sender(self, device: int) -> Device | None:
+        """The device of a row that was stored just now."""
+        return self._senders.get(device) or self._earlier_senders.get(device)
+
+    def submit(self, device: Device, payload: bytes, ts: object = None) -> int:
+        """Accept one data message; return its log position.
+
+        Args:
+            device: the authenticated source, with the right to write already checked.
+            payload: the JSON text of `data`.
+            ts: the sender's time in ms as it came; None is now.
+
+        Raises:
+            SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest.
+        """
+        if not device.enabled:
+            raise SourceDeviceDisabled
+        if len(payload) > MAX_DATA_BYTES:
+            self._check_compact_size(device, payload)
+        cts = self._now_ms()
+        # A row of the same moment may have been stamped later than a clock that was set back.
+        cts = max(cts, self._last_cts)
+        self._last_cts = cts
+        source_ts = cts if ts is None else self._checked_ts(ts, cts)
+        version = device.manifest
+        data = version.normalize(payload)
+        key = device.record.key
+        if data is None:
+            self._failed += 1
+            reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
+            return self._journal.append_failed(key, cts, reason, payload.decode("utf-8", "replace"))
+        self._messages += 1
+        self._senders[key] = device
+        return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+
+    def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> int:
+        """Accept one Action message; return its log position. It is routed as soon as it is durable.
+
+        Args:
+            source: the sending device; the destination itself when the sender is no device.
+            destination: where the Action goes, with the right to write already checked.
+            data: the JSON text of `data`: `{"actions":[{"name":…,"parameters":{…}}]}`.
+            ts: as for `submit`.
+
+        Raises:
+            SourceDeviceDisabled, DestinationDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture,
+            BadRequest, ValidationFailed.
+        """
+        if not source.enabled and source is not destination:
+            raise SourceDeviceDisabled
+        if not destination.enabled:
+            raise DestinationDeviceDisabled
+        if len(data) > MAX_DATA_BYTES:
+            self._check_compact_size(destination, data)
+        cts = self._last_cts = max(self._now_ms(), self._last_cts)
+        source_ts = cts if ts is None else self._checked_ts(ts, cts)
+        text = _checked_actions(data)
+        mv = destination.manifest.version
+        position = self._journal.append_action(destination.key, source.key, source_ts, cts, mv, text)
+        self._actions += 1
+        self._senders[source.key] = source
+        action = Action(
+            position=position,
+            mid=self._mids.mid(position),
+            sdid=source.id,
+            ddid=destination.id,
+            ddtid=destination.type.id,
+            uid=destination.owner_id,
+            boid=destination.type.record.organization_id,
+            ts=source_ts,
+            cts=cts,
+            mv=mv,
+            data=text,
+        )
+        fact = ActionStored(action, source.key, destination.key)
+        self._journal.after_commit(lambda error: self._router.publish(fact) if error is None else None)
+        return position
+
+    def mid(self, position: int) -> str:
+        return self._mids.mid(position)
+
+    def after_commit(self, callback: Callable[[StorageUnavailable | None], None]) -> None:
+        """Call back on the loop when everything submitted since the last `await` is durable, or could not be stored."""
+        self._journal.after_commit(lambda error: callback(None if error is None else StorageUnavailable(str(error))))
+
+    async def wait_committed(self) -> None:
+        """Return when everything submitted since the last `await` is durable. Raises StorageUnavailable."""
+        try:
+            await self._journal.wait_committed()
+        except StoreError as error:
+            raise StorageUnavailable(str(error)) from error
+
+    @property
+    def has_room(self) -> bool:
+        return self._journal.has_room
+
+    async def wait_room(self) -> None:
+        """Front ends stop reading while this waits; so the pressure reaches the device."""
+        await self._journal.wait_room()
+
+    def committed(self, group: Group) -> None:
+        """The store's word that a group is durable."""
+        try:
+            if group.messages:
+                self._router.publish(MessagesStored(group.messages))
+        finally:
+            self._earlier_senders, self._senders = self._senders, {}
+
+    def _checked_ts(self, ts: object, now_ms: int) -> int:
+        if isinstance(ts, bool) or not isinstance(ts, int | float) or not math.isfinite(ts) or ts < 0:
+            raise InvalidTimestamp
+        value = int(ts)
+        if value > now_ms + self._future_grace_ms:
+            raise TimestampInFuture
+        return value
+
+    def _check_compact_size(self, device: Device, payload: bytes) -> None:
+        # What counts is `data` as compact JSON, so blanks and escapes of the sender's are not held against it.
+        try:
+            compact = _encode(_decode(payload))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadRequest from error
+        if len(compact) > MAX_DATA_BYTES:
+            raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
+
+    def statistics(self) -> IngestStatistics:
+        return IngestStatistics(self._messages, self._failed, self._actions)
+
+
+class _ActionCall(msgspec.Struct, omit_defaults=True):
+    """One entry of `data.actions`: routed unchanged, so parameters are not looked into."""
+
+    name: str
+    parameters: dict[str, msgspec.Raw] | None = None
+
+
+class _ActionData(msgspec.Struct):
+    actions: list[_ActionCall]
+
+
+_decode_actions = msgspec.json.Decoder(_ActionData).decode
+
+
+def _checked_actions(data: bytes) -> str:
+    """Actions as they are kept: known members only, compact. Names are not checked against the Manifest (9.1)."""
+    try:
+        parsed = _decode_actions(data)
+    except msgspec.ValidationError as error:
+        raise ValidationFailed((_finding(str(error)),)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest from error
+    if not parsed.actions:
+        raise ValidationFailed.of("data.actions", "Required parameter")
+    if len(parsed.actions) > MAX_ACTIONS_PER_MESSAGE:
+        raise ValidationFailed.of("data.actions", f"Maximum length {MAX_ACTIONS_PER_MESSAGE}")
+    return msgspec.json.format(_encode(parsed), indent=-1).decode()
+
+
+def _finding(problem: str) -> Finding:
+    """msgspec's words (`… - at `$.actions[0]``) as a finding of ours."""
+    text, _, where = problem.partition(" - at `$")
+    path = "data" + where.rstrip("`").replace("[", ".").replace("]", "")
+    if (missing := _MISSING.search(text)) is not None:
+        return Finding(f"{path}.{missing[1]}", ("Required parameter",))
+    return Finding(path, ("Text field only" if "Expected `str`" in text else "Invalid value",))

@@ -1,0 +1,164 @@
+"""Who is connected: one persistent connection per device token, decided here for every protocol.
+
+A device token has at most one persistent connection over the device channel, MQTT and CoAP observe together
+(compatibility.md 16.1). A newcomer comes here only after it was authenticated; it takes the place of the incumbent,
+which is closed with a reason. The incumbent's late cleanup cannot harm the newcomer, because it only ever removes
+itself. A hand-over does not flap: the device has a link at every moment of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.facts import ActionStored, DeviceChanged, DeviceWentOffline, DeviceWentOnline, Router, TokenRevoked
+
+
+class CloseReason(Enum):
+    """Why the broker ends a connection that the peer wanted to keep."""
+
+    REPLACED = "replaced by a newer connection"
+    TOKEN_REVOKED = "token revoked or expired"  # noqa: S105 - a text for the peer
+    DEVICE_DISABLED = "device disabled"
+    SHUTDOWN = "server shuts down"
+
+
+class Link:
+    """One device on one connection. The connection's queue behind `deliver` is bounded, and its own business."""
+
+    __slots__ = ("_close", "_deliver", "device", "dropped", "protocol", "token")
+
+    def __init__(
+        self,
+        device: Device,
+        protocol: str,
+        token: bytes,
+        deliver: Callable[[Action], bool],
+        close: Callable[[CloseReason], None],
+    ) -> None:
+        self.device = device
+        self.protocol = protocol
+        self.token = token
+        self.dropped = 0
+        self._deliver = deliver
+        self._close = close
+
+    def offer(self, action: Action) -> bool:
+        """Hand over an Action. A device too slow to take it loses its own Actions; it never slows the router."""
+        if self._deliver(action):
+            return True
+        self.dropped += 1
+        return False
+
+    def close(self, reason: CloseReason) -> None:
+        self._close(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatistics:
+    links: int
+    devices_online: int
+    takeovers: int
+    actions_delivered: int
+    actions_dropped: int
+
+
+class Connections:
+    """The links of every connected device."""
+
+    def __init__(self, router: Router, clock: Clock) -> None:
+        self._router = router
+        self._clock = clock
+        self._links: dict[int, list[Link]] = {}
+        self._exclusive: dict[int, Link] = {}
+        self._takeovers = self._delivered = self._dropped = 0
+        router.subscribe(ActionStored, self._deliver)
+        router.subscribe(TokenRevoked, self._end_revoked)
+        router.subscribe(DeviceChanged, self._end_disabled)
+
+    @contextmanager
+    def connect(
+        self,
+        device: Device,
+        *,
+        protocol: str,
+        token: bytes,
+        exclusive: bool,
+        deliver: Callable[[Action], bool],
+        close: Callable[[CloseReason], None],
+    ) -> Iterator[Link]:
+        """Register an authenticated connection for as long as the block lasts.
+
+        Args:
+            device: whom the connection speaks for.
+            protocol: `WEBSOCKET`, `MQTT`, `COAP` or `LWM2M`.
+            token: SHA-256 of the token it came with; when that is revoked, the link is closed.
+            exclusive: it came with the device's own token and counts for the one-connection rule.
+            deliver: called on the loop with each Action; takes it or answers False at once.
+            close: called on the loop when the broker ends the link; must return at once.
+        """
+        link = Link(device, protocol, token, deliver, close)
+        incumbent = self._exclusive.get(device.key) if exclusive else None
+        links = self._links.setdefault(device.key, [])
+        links.append(link)
+        if exclusive:
+            self._exclusive[device.key] = link
+        if incumbent is not None:
+            self._takeovers += 1
+            incumbent.close(CloseReason.REPLACED)
+        if len(links) == 1:
+            self._router.publish(DeviceWentOnline(device.key, protocol, self._clock.now_ms()))
+        try:
+            yield link
+        finally:
+            self._remove(link)
+
+    def _remove(self, link: Link) -> None:
+        key = link.device.key
+        if self._exclusive.get(key) is link:  # a newer connection may own the place by now
+            del self._exclusive[key]
+        links = self._links[key]
+        links.remove(link)
+        self._dropped += link.dropped
+        if not links:
+            del self._links[key]
+            self._router.publish(DeviceWentOffline(key, self._clock.now_ms()))
+
+    def is_online(self, device: int) -> bool:
+        return device in self._links
+
+    def _deliver(self, fact: ActionStored) -> None:
+        for link in self._links.get(fact.destination, ()):
+            if link.offer(fact.action):
+                self._delivered += 1
+
+    def _end_revoked(self, fact: TokenRevoked) -> None:
+        for link in self._every_link():
+            if link.token == fact.hash:
+                link.close(CloseReason.TOKEN_REVOKED)
+
+    def _end_disabled(self, fact: DeviceChanged) -> None:
+        for link in tuple(self._links.get(fact.device, ())):
+            if not link.device.enabled:
+                link.close(CloseReason.DEVICE_DISABLED)
+
+    def _every_link(self) -> list[Link]:
+        return [link for links in self._links.values() for link in links]
+
+    def close_all(self) -> None:
+        """The daemon stops: tell every peer, so that it can say goodbye in its own protocol."""
+        for link in self._every_link():
+            link.close(CloseReason.SHUTDOWN)
+
+    def statistics(self) -> ConnectionStatistics:
+        waiting = sum(link.dropped for link in self._every_link())
+        return ConnectionStatistics(
+            sum(map(len, self._links.values())),
+            len(self._links),
+            self._takeovers,
+            self._delivered,
+            self._dropped + waiting,
+        )

@@ -1,0 +1,104 @@
+"""The firehose: who watches which devices, and each message encoded once for all who watch it.
+
+For every device the interested subscribers are worked out once and remembered until a subscriber comes or goes or the
+device changes. A batch of stored messages becomes one joined run of frames per group of subscribers that want the same.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router
+from storage.records import MessageRow
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """One wire form; subscribers that name the same object share the encoded frames."""
+
+    message: Callable[[MessageRow, Device], bytes]
+    action: Callable[[Action], bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Subscriber:
+    """Someone who watches.
+
+    `watches` decides about a device without waiting; `offer` takes joined frames and their number and returns at once.
+    """
+
+    watches: Callable[[Device], bool]
+    offer: Callable[[bytes, int], None]
+    encoding: Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatistics:
+    subscribers: int
+    messages_offered: int
+
+
+class Feeds:
+    """`sender` gives the device of a message that was stored just now (messages/ingest.py holds it)."""
+
+    def __init__(self, router: Router, sender: Callable[[int], Device | None]) -> None:
+        self._sender = sender
+        self._subscribers: list[Subscriber] = []
+        self._interested: dict[int, tuple[Subscriber, ...]] = {}
+        self._offered = 0
+        router.subscribe(MessagesStored, self._messages_stored)
+        router.subscribe(ActionStored, self._action_stored)
+        router.subscribe(DeviceChanged, self._device_changed)
+
+    @contextmanager
+    def subscribe(self, subscriber: Subscriber) -> Iterator[None]:
+        self._subscribers.append(subscriber)
+        self._interested.clear()
+        try:
+            yield
+        finally:
+            self._subscribers.remove(subscriber)
+            self._interested.clear()
+
+    def _messages_stored(self, fact: MessagesStored) -> None:
+        if not self._subscribers:
+            return
+        wanted: dict[tuple[Subscriber, ...], list[tuple[MessageRow, Device]]] = {}
+        for row in fact.rows:
+            device = self._sender(row.device)
+            if device is None:
+                continue
+            interested = self._interested_in(device)
+            if interested:
+                wanted.setdefault(interested, []).append((row, device))
+        for subscribers, pairs in wanted.items():
+            frames: dict[Encoding, bytes] = {}
+            for subscriber in subscribers:
+                encoding = subscriber.encoding
+                if (joined := frames.get(encoding)) is None:
+                    encode = encoding.message
+                    joined = frames[encoding] = b"".join([encode(row, device) for row, device in pairs])
+                subscriber.offer(joined, len(pairs))
+                self._offered += len(pairs)
+
+    def _action_stored(self, fact: ActionStored) -> None:
+        """Actions whose source is watched are shown, too (compatibility.md 19.2)."""
+        if not self._subscribers or (device := self._sender(fact.source)) is None:
+            return
+        for subscriber in self._interested_in(device):
+            subscriber.offer(subscriber.encoding.action(fact.action), 1)
+
+    def _interested_in(self, device: Device) -> tuple[Subscriber, ...]:
+        interested = self._interested.get(device.key)
+        if interested is None:
+            interested = tuple(one for one in self._subscribers if one.watches(device))
+            self._interested[device.key] = interested
+        return interested
+
+    def _device_changed(self, fact: DeviceChanged) -> None:
+        self._interested.pop(fact.device, None)
+
+    def statistics(self) -> FeedStatistics:
+        return FeedStatistics(len(self._subscribers), self._offered)

@@ -1,0 +1,50 @@
+"""Sealing what must be readable again, hashing what must not, and the key both stand on."""
+
+import hashlib
+from collections.abc import Callable
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from cryptography.fernet import Fernet
+
+
+class Vault:
+    """Seals device tokens and client secrets at rest with the daemon's key (32 bytes, URL-safe Base64)."""
+
+    def __init__(self, key: bytes) -> None:
+        self._fernet = Fernet(key)
+
+    @staticmethod
+    def new_key() -> bytes:
+        return Fernet.generate_key()
+
+    def seal(self, secret: str) -> bytes:
+        return self._fernet.encrypt(secret.encode())
+
+    def open(self, sealed: bytes) -> str:
+        """Raises cryptography's InvalidToken when the key is not the one that sealed it."""
+        return self._fernet.decrypt(sealed).decode()
+
+
+def token_hash(token: str) -> bytes:
+    """How tokens are kept and looked up. They carry 128 random bits, so a plain hash is enough."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+class Passwords:
+    """Argon2id. Both methods take tens of milliseconds of CPU: run them in a worker thread."""
+
+    def __init__(self) -> None:
+        self._hasher = PasswordHasher()
+
+    def hash(self, password: str) -> str:
+        return self._hasher.hash(password)
+
+    def matches(self, hashed: str, password: str) -> bool:
+        try:
+            return self._hasher.verify(hashed, password)
+        except (VerificationError, InvalidHashError):
+            return False
+
+
+PasswordMatch = Callable[[str, str], bool]

@@ -1,0 +1,160 @@
+"""The daemon: opens the store, builds the services, starts every listener, and stops in the reverse order.
+
+Three nurseries stand inside each other (design: Concurrency): the workers outlive the connections, the connections
+outlive the listeners. A stop closes the listeners, gives connections their grace period, drains the journal and lets
+the workers save where they stand.
+"""
+
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import structlog
+import trio
+
+from broker.services import Services, open_services
+from config.settings import Address, Settings
+from protocols import systemd
+from protocols.control import serve_control
+from protocols.http.front_door import serve_http
+from protocols.mqtt.server import serve_mqtt
+from protocols.state import open_state
+from protocols.websocket.server import converse
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+
+_log = structlog.get_logger(__name__)
+
+Ready = Callable[[Services, Mapping[str, Address]], Awaitable[None]]
+
+
+class ListenerError(Exception):
+    """A listener cannot be opened. The text names it and its address."""
+
+
+async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: trio.Event | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`.
+
+    Args:
+        settings: where and what to serve.
+        ready: called once when everything listens, with the bound address of every listener by name.
+        stop: ends the daemon as a signal would.
+
+    Raises:
+        ListenerError: an address cannot be bound or a certificate cannot be read.
+        StoreError: the store cannot be opened.
+        StateError: the state directory cannot be used, or another daemon uses it.
+    """
+    if settings.storage.url != "sqlite":
+        raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
+    _warn_of_what_is_missing(settings)
+    try:
+        await _run(settings, ready, stop)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap what ends them. Whoever started the daemon wants the one reason, if there is one.
+        raise _only_leaf(group) from group
+
+
+def _only_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None) -> None:
+    async with AsyncExitStack() as stack:
+        state = stack.enter_context(open_state(settings))
+        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        services = await stack.enter_async_context(open_services(settings, Database(engine), state.vault))
+        async with trio.open_nursery() as workers:
+            workers.start_soon(systemd.feed_watchdog, services.database)
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as listeners:
+                    addresses = await _listen(services, settings, listeners, connections)
+                    systemd.notify("READY=1\nSTATUS=Listening")
+                    if ready is not None:
+                        await ready(services, addresses)
+                    await _wait_for_stop(stop)
+                    systemd.notify("STOPPING=1")
+                    _log.info("stopping")
+                    listeners.cancel_scope.cancel()
+                services.stopping.set()
+                services.connections.close_all()
+                connections.cancel_scope.deadline = trio.current_time() + settings.grace_seconds
+            workers.cancel_scope.cancel()
+    _log.info("stopped")
+
+
+async def _listen(
+    services: Services, settings: Settings, listeners: trio.Nursery, connections: trio.Nursery
+) -> dict[str, Address]:
+    websocket = partial(converse, services)
+    http, https = (
+        partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
+        for context in (None, _tls(settings) if settings.http.tls_bind else None)
+    )
+    mqtt, mqtts = (
+        partial(serve_mqtt, services, connections=connections, ssl_context=context)
+        for context in (None, _tls(settings) if settings.mqtt.tls_bind else None)
+    )
+    addresses: dict[str, Address] = {}
+    for name, bind, serve in (
+        ("http", settings.http.bind, http),
+        ("https", settings.http.tls_bind, https),
+        ("mqtt", settings.mqtt.bind, mqtt),
+        ("mqtts", settings.mqtt.tls_bind, mqtts),
+    ):
+        if bind is None:
+            continue
+        try:
+            addresses[name] = await listeners.start(serve, bind)
+        except OSError as error:
+            raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
+    await listeners.start(serve_control, services, settings.state_dir)
+    return addresses
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    certificate, key = settings.tls.certificate, settings.tls.key
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate or Path(), key)
+    except (OSError, ssl.SSLError) as error:
+        raise ListenerError(f"tls: cannot use certificate {certificate} with key {key}: {error}") from error
+    return context
+
+
+async def _wait_for_stop(stop: trio.Event | None) -> None:
+    async with trio.open_nursery() as nursery:
+        if stop is not None:
+            nursery.start_soon(_cancel_when, stop, nursery.cancel_scope)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+                break
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _warn_of_what_is_missing(settings: Settings) -> None:
+    """The configuration file knows every listener of the design; this version says which of them it does not have."""
+    for name, bind in (
+        ("accounts.tls_bind", settings.accounts.tls_bind),
+        ("secure.tls_bind", settings.secure.tls_bind),
+        ("coap.bind", settings.coap.bind),
+        ("coap.dtls_bind", settings.coap.dtls_bind),
+        ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
+        ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),
+        ("lwm2m.tls_bind", settings.lwm2m.tls_bind),
+        ("storage.retention_days", settings.storage.retention_days or None),
+    ):
+        if bind is not None:
+            _log.warning("not_in_this_version", setting=name, value=str(bind))

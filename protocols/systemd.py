@@ -1,0 +1,52 @@
+"""What systemd wants to hear: one datagram to the socket it names. No binding is needed for that (sd_notify(3))."""
+
+import os
+import socket
+
+import structlog
+import trio
+
+from storage.database import Database
+from storage.sql import StoreError
+
+_log = structlog.get_logger(__name__)
+
+
+def notify(state: str) -> None:
+    """Send `READY=1`, `STOPPING=1`, `STATUS=…` or `WATCHDOG=1`. Does nothing when systemd did not start us."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract socket, as the kernel spells it
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.connect(address)
+            channel.sendall(state.encode())
+    except OSError as error:
+        _log.warning("systemd_notification_failed", error=str(error))
+
+
+def watchdog_seconds() -> float | None:
+    """How often systemd wants a sign of life; None when it does not watch this process."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    watched = os.environ.get("WATCHDOG_PID")
+    if not microseconds.isdecimal() or (watched is not None and watched != str(os.getpid())):
+        return None
+    return int(microseconds) / 1_000_000
+
+
+async def feed_watchdog(database: Database) -> None:
+    """Give a sign of life only after the store has committed something: a daemon that cannot store is not alive."""
+    period = watchdog_seconds()
+    if period is None:
+        return
+    while True:
+        try:
+            await database.write(lambda _tx: None)
+        except StoreError as error:
+            _log.error("watchdog_commit_failed", error=str(error))
+        else:
+            statistics = database.statistics()
+            notify(f"WATCHDOG=1\nSTATUS={statistics.rows} messages stored in {statistics.commits} commits")
+        await trio.sleep(period / 3)

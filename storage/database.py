@@ -1,0 +1,230 @@
+"""What every engine offers: reads beside each other, writes that commit together, one transaction at a time.
+
+Writes queue up in the open group. The writer takes the whole group, commits it in one transaction and wakes the loop
+once: an idle system commits at once, a busy one batches by itself. The message log rides in the same groups
+(storage/journal.py).
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from storage.accounts import AccountStore
+from storage.device_types import DeviceTypeStore
+from storage.devices import DeviceStore
+from storage.messages import MessageStore
+from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.sql import Connection, StoreError
+
+T = TypeVar("T")
+_READERS = 4
+
+
+class RunSync(Protocol):
+    """Runs a blocking function somewhere; tests on the mock clock run it inline."""
+
+    def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> Awaitable[T]: ...
+
+
+async def run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
+    return await trio.to_thread.run_sync(sync_fn, limiter=limiter)
+
+
+class EngineConnection(Connection, Protocol):
+    def begin(self, *, write: bool) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    def migrate(self) -> None: ...
+    def open(self, *, read_only: bool) -> EngineConnection: ...
+
+
+class Transaction:
+    """One open transaction. Its stores are the only way to the tables."""
+
+    def __init__(self, connection: EngineConnection) -> None:
+        self.connection = connection
+        self.accounts = AccountStore(connection)
+        self.device_types = DeviceTypeStore(connection)
+        self.devices = DeviceStore(connection)
+        self.messages = MessageStore(connection)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One `write` in its group, and what became of it."""
+
+    run: Callable[[Transaction], Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """What will commit together: rows of the log, other writes, and who wants to hear of it."""
+
+    messages: list[MessageRow] = field(default_factory=list)
+    actions: list[ActionRow] = field(default_factory=list)
+    failed: list[FailedMessageRow] = field(default_factory=list)
+    head: int = 0
+    bytes_held: int = 0
+    works: list[_Work] = field(default_factory=list)
+    callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
+    error: StoreError | None = None
+
+    @property
+    def row_count(self) -> int:
+        return len(self.messages) + len(self.actions) + len(self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseStatistics:
+    commits: int
+    rows: int
+    failures: int
+    waiting_rows: int
+    waiting_writes: int
+
+
+class Database:
+    """One writer, a few readers, and the group that is open for writing now."""
+
+    def __init__(self, engine: Engine, *, run_sync: RunSync = run_in_thread) -> None:
+        self._engine = engine
+        self._run_sync = run_sync
+        self._write_limiter = trio.CapacityLimiter(1)
+        self._read_limiter = trio.CapacityLimiter(_READERS)
+        self._readers: list[Transaction] = []
+        self._writer: Transaction | None = None
+        self._closed = False
+        self._wanted = trio.Event()
+        self._commits = self._rows = self._failures = 0
+        self.open_group = Group()
+        #: Called on the loop after each successful commit, before anyone is told of it.
+        self.on_commit: Callable[[Group], None] = lambda _group: None
+
+    async def open(self) -> None:
+        """Bring the schema up to date and open the connections. Raises StoreError."""
+        await self._run_sync(self._open)
+
+    def _open(self) -> None:
+        self._engine.migrate()
+        self._writer = Transaction(self._engine.open(read_only=False))
+        self._readers = [Transaction(self._engine.open(read_only=True)) for _ in range(_READERS)]
+
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a read transaction of its own, beside the writer and other readers."""
+        async with self._read_limiter:
+            transaction = self._readers.pop()
+            try:
+                return await self._run_sync(lambda: _in_read(transaction, work))
+            finally:
+                self._readers.append(transaction)
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in the next group commit; return what it returned once that is durable.
+
+        If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here.
+        """
+        if self._closed:
+            raise StoreError("the store is closed")
+        job = _Work(work)
+        group = self.open_group
+        group.works.append(job)
+        self.request_commit()
+        await group.ended.wait()
+        if group.error is not None:
+            raise StoreError(str(group.error)) from group.error
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
+
+    def request_commit(self) -> None:
+        """There is something in the open group."""
+        self._wanted.set()
+
+    async def commit_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The one writer. When it is cancelled it first commits what was accepted, then closes the store."""
+        task_status.started()
+        try:
+            while True:
+                await self._wanted.wait()
+                await self._commit_open_group()
+        finally:
+            with trio.CancelScope(shield=True):
+                while self._wanted.is_set():
+                    await self._commit_open_group()
+                self._closed = True
+                await self._run_sync(self._close)
+
+    async def _commit_open_group(self) -> None:
+        group, self.open_group = self.open_group, Group()
+        self._wanted = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)
+        except StoreError as error:
+            group.error = error
+            self._failures += 1
+        else:
+            self._commits += 1
+            self._rows += group.row_count
+            self.on_commit(group)
+        for callback in group.callbacks:
+            callback(group.error)
+        group.ended.set()
+
+    def _commit(self, group: Group) -> None:
+        transaction = self._writer
+        if transaction is None:
+            raise StoreError("the store is not open")
+        connection = transaction.connection
+        try:
+            connection.begin(write=True)
+            if group.row_count:
+                transaction.messages.append(group.messages, group.actions, group.failed, head=group.head)
+            for job in group.works:
+                _run_in_savepoint(transaction, job)
+            connection.commit()
+        except BaseException:
+            with suppress(StoreError):
+                connection.rollback()
+            raise
+
+    def _close(self) -> None:
+        for transaction in (*self._readers, *filter(None, (self._writer,))):
+            transaction.connection.close()
+        self._readers, self._writer = [], None
+
+    def statistics(self) -> DatabaseStatistics:
+        return DatabaseStatistics(
+            self._commits, self._rows, self._failures, self.open_group.row_count, len(self.open_group.works)
+        )
+
+
+def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:
+    connection = transaction.connection
+    connection.begin(write=False)
+    try:
+        return work(transaction)
+    finally:
+        connection.rollback()
+
+
+def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
+    connection = transaction.connection
+    connection.execute("SAVEPOINT work")
+    try:
+        job.result = job.run(transaction)
+    except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
+        job.error = error
+        connection.execute("ROLLBACK TO work")
+    connection.execute("RELEASE work")

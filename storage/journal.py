@@ -1,0 +1,83 @@
+"""The message log's way in: rows get their position at once and become durable with the open group.
+
+Everything here but the two `wait_` methods is synchronous, because it runs once per message.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from storage.database import Database
+from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.sql import StoreError
+
+#: What may wait for the writer before front ends must stop reading from their sockets.
+MAX_WAITING_ROWS = 20_000
+MAX_WAITING_BYTES = 32 * 1024 * 1024
+
+
+class Journal:
+    """Gives out positions and puts rows into the group that commits next."""
+
+    def __init__(self, database: Database, *, head: int) -> None:
+        self._database = database
+        self._head = head
+
+    @property
+    def head(self) -> int:
+        """The highest position given out."""
+        return self._head
+
+    def append_message(self, device: int, ts: int, cts: int, mv: int, data: str) -> int:
+        self._head = position = self._head + 1
+        group = self._database.open_group
+        group.messages.append(MessageRow(position, device, ts, cts, mv, data))
+        group.head = position
+        group.bytes_held += len(data)
+        self._database.request_commit()
+        return position
+
+    def append_action(self, device: int, source: int, ts: int, cts: int, mv: int, data: str) -> int:
+        self._head = position = self._head + 1
+        group = self._database.open_group
+        group.actions.append(ActionRow(position, device, source, ts, cts, mv, data))
+        group.head = position
+        group.bytes_held += len(data)
+        self._database.request_commit()
+        return position
+
+    def append_failed(self, device: int, cts: int, reason: str, payload: str) -> int:
+        self._head = position = self._head + 1
+        group = self._database.open_group
+        group.failed.append(FailedMessageRow(position, device, cts, reason, payload))
+        group.head = position
+        group.bytes_held += len(payload)
+        self._database.request_commit()
+        return position
+
+    def after_commit(self, callback: Callable[[StoreError | None], None]) -> None:
+        """Call back on the loop when everything appended so far is durable, or has failed.
+
+        Call it before the next `await`: between two of those, all rows stand in the same group.
+        """
+        self._database.open_group.callbacks.append(callback)
+        self._database.request_commit()
+
+    async def wait_committed(self) -> None:
+        """Return when everything appended so far is durable. Raises StoreError when it is not."""
+        group = self._database.open_group
+        self._database.request_commit()
+        await group.ended.wait()
+        if group.error is not None:
+            raise StoreError(str(group.error)) from group.error
+
+    @property
+    def has_room(self) -> bool:
+        group = self._database.open_group
+        return group.row_count < MAX_WAITING_ROWS and group.bytes_held < MAX_WAITING_BYTES
+
+    async def wait_room(self) -> None:
+        """Return when rows may be appended again: the back-pressure that reaches a device's TCP window."""
+        while not self.has_room:
+            await self._database.open_group.ended.wait()
+        await trio.lowlevel.checkpoint()

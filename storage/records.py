@@ -1,0 +1,158 @@
+"""One frozen record for each thing that is kept: the data dictionary.
+
+`key` is the short integer that tables refer to; `id` is the opaque text the outside world sees. Times end in `_on` or
+`_ms` and are milliseconds since the epoch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class OrganizationRecord:
+    key: int
+    id: str
+    name: str
+    monthly_messages: int  # -1: unlimited
+
+
+@dataclass(frozen=True, slots=True)
+class UserRecord:
+    key: int
+    id: str
+    email: str
+    name: str
+    full_name: str
+    account_type: str
+    password_hash: str | None
+    created_on: int
+    modified_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationRecord:
+    key: int
+    id: str
+    organization: int
+    name: str
+    secret: bytes  # sealed: the client secret also signs subscription calls, so it must be readable again
+    methods: tuple[str, ...]
+    redirect_uris: tuple[str, ...]
+    permissions: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A user or application token, kept as its SHA-256."""
+
+    hash: bytes
+    application: int
+    user: int | None
+    created_on: int
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecord:
+    """What a user allows an application; `device_type` None stands for every type."""
+
+    user: int
+    application: int
+    device_type: int | None
+    read: bool
+    write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTypeRecord:
+    key: int
+    id: str
+    unique_name: str
+    name: str
+    organization: int
+    organization_id: str
+    published: bool
+    protected: bool
+    rsp: bool
+    description: str | None
+    tags: tuple[str, ...]
+    created_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRecord:
+    device_type: int
+    version: int
+    document: str
+    approved: bool
+    created_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    key: int
+    id: str
+    owner: int
+    owner_id: str
+    device_type: int
+    name: str
+    manifest_version: int
+    manifest_version_policy: str  # LATEST | DEVICE
+    enabled: bool
+    created_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTokenRecord:
+    device: int
+    hash: bytes
+    sealed: bytes
+    application: int | None
+    created_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceRecord:
+    device: int
+    availability: str  # online | offline | unknown
+    last_time_online: int | None
+    protocol: str | None
+    last_seen_on: int | None
+
+
+class MessageRow(msgspec.Struct, array_like=True, gc=False):
+    """One data message as the log keeps it. Array-like and untracked, because there are many of them."""
+
+    position: int
+    device: int
+    ts: int
+    cts: int
+    mv: int
+    data: str  # compact JSON
+
+
+class ActionRow(msgspec.Struct, array_like=True, gc=False):
+    """One Action message: `device` is the destination (ddid), `source` the sending device (sdid)."""
+
+    position: int
+    device: int
+    source: int
+    ts: int
+    cts: int
+    mv: int
+    data: str  # compact JSON: {"actions":[…]}
+
+
+class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
+    """A message of which nothing remained after normalisation: acknowledged and counted, but not visible."""
+
+    position: int
+    device: int
+    cts: int
+    reason: str
+    payload: str
+
+
+LogRow = MessageRow | ActionRow | FailedMessageRow

@@ -1,0 +1,44 @@
+"""Fixtures everyone uses: a real store in a temporary folder, and the services on top of it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.clock import Clock
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Limits, Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from tests.factories import NOW_MS, World, build_world
+from tests.fakes import FakeClock, run_inline
+
+
+@pytest.fixture
+def fake_clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="off", quotas="off"))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SqliteEngine:
+    # What a power cut would lose is tested by itself; everywhere else waiting for the disk only costs time.
+    return SqliteEngine(tmp_path / "store.sqlite", synchronous="off")
+
+
+@pytest.fixture
+async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> AsyncIterator[Services]:
+    """Services whose clock stands still until the test moves it."""
+    database = Database(engine, run_sync=run_inline)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def world(services: Services) -> World:
+    return await build_world(services.database, services.vault)

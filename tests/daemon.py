@@ -1,0 +1,183 @@
+"""The real daemon in a process of its own, for end-to-end tests and benchmarks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.factories import LIGHT_MANIFEST
+
+TRUNKLINE = Path(sys.executable).parent / "trunkline"
+
+USER_TOKEN, APPLICATION_TOKEN = "33" * 16, "34" * 16
+ADA_EMAIL, ADA = "ada@example.org", "ada0" * 8
+DASHBOARD, LIGHT_TYPE = "aa" * 16, "dt" + "1e" * 16
+
+
+def device_id(number: int) -> str:
+    return f"{0xD0000000 + number:032x}"
+
+
+def device_token(number: int) -> str:
+    return f"{0x70000000 + number:032x}"
+
+
+@dataclass
+class Daemon:
+    """One state directory and the daemon that may be running on it."""
+
+    state: Path
+    settings: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.state.parent / "trunkline.toml"
+
+    def configure(self, *, devices: int) -> None:
+        """Write the configuration and provision Ada with this many lights, as an operator would."""
+        self.config.write_text(
+            f'state_dir = "{self.state}"\n[http]\nbind = "127.0.0.1:0"\n[mqtt]\nbind = "127.0.0.1:0"\n'
+            f'[limits]\nrate_limits = "off"\nquotas = "off"\n{self.settings}',
+            encoding="utf-8",
+        )
+        (self.state.parent / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+        provision = self.state.parent / "provision.toml"
+        provision.write_text(
+            _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
+            encoding="utf-8",
+        )
+        subprocess.run(
+            [TRUNKLINE, "provision", provision, "--config", self.config], check=True, capture_output=True, timeout=60
+        )
+
+    def start(self) -> None:
+        """Returns when the daemon says that it is ready."""
+        self.process = subprocess.Popen(
+            [TRUNKLINE, "serve", "--config", self.config],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("trunkline ready"), f"the daemon said {line!r} and returned {self.process.poll()}"
+        self.addresses = dict(pair.split("=", 1) for pair in line.split()[2:])
+
+    def host_port(self, name: str) -> tuple[str, int]:
+        host, _, port = self.addresses[name].rpartition(":")
+        return host, int(port)
+
+    def port(self, name: str) -> int:
+        return self.host_port(name)[1]
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.addresses['http']}/v1.1"
+
+    @property
+    def ws_url(self) -> str:
+        return f"ws://{self.addresses['http']}/v1.1"
+
+    def kill(self) -> None:
+        """As a power cut would end it."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """As systemd would end it; gives the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> int:
+        process = self.process
+        if process is None:
+            return 0
+        process.send_signal(how)
+        status = process.wait(timeout=30)
+        assert process.stdout is not None
+        process.stdout.close()
+        self.process = None
+        return status
+
+
+@contextmanager
+def running_daemon(folder: Path, *, devices: int, settings: str = "") -> Iterator[Daemon]:
+    daemon = Daemon(folder / "state", settings)
+    daemon.configure(devices=devices)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"bearer {token}"}
+
+
+def chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for index in range(0, len(items), size):
+        yield items[index : index + size]
+
+
+_WORLD = f"""
+[[organizations]]
+name = "Acme"
+monthly_messages = -1
+
+[[users]]
+id = "{ADA}"
+email = "{ADA_EMAIL}"
+full_name = "Ada"
+password = "correct horse battery staple"
+organization = "Acme"
+role = "administrator"
+
+[[applications]]
+id = "{DASHBOARD}"
+name = "Dashboard"
+organization = "Acme"
+secret = "s3cret"
+redirect_uri = "https://app.example.org/callback"
+methods = ["client_credentials"]
+permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
+
+[[device_types]]
+id = "{LIGHT_TYPE}"
+unique_name = "example.light"
+name = "Light"
+organization = "Acme"
+published = true
+manifest = "light.json"
+
+[[tokens]]
+value = "{USER_TOKEN}"
+application = "{DASHBOARD}"
+user = "{ADA_EMAIL}"
+expires_in = 86400
+
+[[tokens]]
+value = "{APPLICATION_TOKEN}"
+application = "{DASHBOARD}"
+expires_in = 86400
+
+[[grants]]
+user = "{ADA_EMAIL}"
+application = "{DASHBOARD}"
+device_type = "example.light"
+permissions = ["READ", "WRITE"]
+"""
+
+_DEVICE = """
+[[devices]]
+id = "{id}"
+owner = "ada@example.org"
+type = "example.light"
+name = "Light {n}"
+token = "{token}"
+"""

@@ -1,0 +1,112 @@
+"""A small world in the store: who exists in most tests, made through the stores themselves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.secrets import Vault, token_hash
+from storage.database import Database, Transaction
+from storage.records import DeviceTokenRecord, GrantRecord, ManifestRecord, TokenRecord
+
+NOW_MS = 1_760_000_000_000
+
+LIGHT_MANIFEST: Mapping[str, object] = {
+    "fields": [
+        {"name": "state", "valueClass": "Boolean"},
+        {"name": "intensity", "valueClass": "Integer"},
+        {"name": "temperature", "valueClass": "Double"},
+        {"name": "text", "valueClass": "String"},
+        {
+            "name": "colorRGB",
+            "children": [{"name": name, "valueClass": "Integer"} for name in ("r", "g", "b")],
+        },
+        {"name": "samples", "valueClass": "Double", "isCollection": True},
+    ],
+    "actions": [{"name": "setOn", "parameters": []}],
+}
+
+ACME = "0a" * 16
+ADA, BOB = "ada0" * 8, "b0b0" * 8
+LIGHT_TYPE = "dt" + "1e" * 16
+KITCHEN, HALL, BOBS = "11" * 16, "12" * 16, "13" * 16
+KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN = "21" * 16, "22" * 16, "23" * 16
+DASHBOARD = "aa" * 16
+ADA_TOKEN, BOB_TOKEN, APPLICATION_TOKEN = "31" * 16, "32" * 16, "33" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Keys of what `build_world` made."""
+
+    ada: int
+    bob: int
+    light_type: int
+    kitchen: int
+    hall: int
+    bobs: int
+    application: int
+
+
+async def build_world(database: Database, vault: Vault) -> World:
+    """Ada owns two lights and granted the Dashboard READ and WRITE on lights; Bob owns one and granted nothing."""
+    return await database.write(lambda tx: _build(tx, vault))
+
+
+def _build(tx: Transaction, vault: Vault) -> World:
+    organization = tx.accounts.add_organization(ACME, "Acme", 100_000).key
+    ada, bob = (
+        tx.accounts.add_user(
+            id_,
+            email=f"{name}@example.org",
+            name=f"{name}-example",
+            full_name=name.title(),
+            password_hash=None,
+            now_ms=1,
+        ).key
+        for id_, name in ((ADA, "ada"), (BOB, "bob"))
+    )
+    light = tx.device_types.put_device_type(
+        LIGHT_TYPE,
+        unique_name="example.smart_light",
+        name="Smart Light",
+        organization=organization,
+        published=True,
+        protected=False,
+        rsp=False,
+        description=None,
+        tags=(),
+        now_ms=1,
+    )
+    tx.device_types.add_manifest(ManifestRecord(light, 1, json.dumps(LIGHT_MANIFEST), True, 1))
+    application = tx.accounts.put_application(
+        DASHBOARD,
+        organization=organization,
+        name="Dashboard",
+        secret=vault.seal("s3cret"),
+        methods=("client_credentials",),
+        redirect_uris=("https://app.example.org/callback",),
+        permissions=(),
+    ).key
+    far = NOW_MS * 2
+    for token, user in ((ADA_TOKEN, ada), (BOB_TOKEN, bob), (APPLICATION_TOKEN, None)):
+        tx.accounts.put_token(TokenRecord(token_hash(token), application, user, 1, far))
+    tx.accounts.put_grant(GrantRecord(ada, application, light, True, True))
+    devices = []
+    for id_, owner, name, token in (
+        (KITCHEN, ada, "Kitchen light", KITCHEN_TOKEN),
+        (HALL, ada, "Hall light", HALL_TOKEN),
+        (BOBS, bob, "Bob's light", BOBS_TOKEN),
+    ):
+        key = tx.devices.put_device(
+            id_,
+            owner=owner,
+            device_type=light,
+            name=name,
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
+        tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), application, 1))
+        devices.append(key)
+    return World(ada, bob, light, *devices, application)
