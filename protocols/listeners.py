@@ -1,0 +1,59 @@
+"""What every TCP listener does alike: bind, accept, shake hands for TLS, contain what goes wrong in a connection."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+import trio
+
+from config.settings import Address
+
+TLS_HANDSHAKE_SECONDS = 10.0
+BACKLOG = 2048
+
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
+_log = structlog.get_logger(__name__)
+
+
+async def serve_tcp(
+    bind: Address,
+    handle: Callable[[Stream], Awaitable[None]],
+    *,
+    protocol: str,
+    connections: trio.Nursery,
+    ssl_context: ssl.SSLContext | None = None,
+    task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept until cancelled; connections live on in their own nursery. Started means listening, on the given address.
+
+    Raises OSError when the address cannot be bound.
+    """
+    listeners = await trio.open_tcp_listeners(bind.port, host=bind.host, backlog=BACKLOG)
+    host, port = listeners[0].socket.getsockname()[:2]
+    task_status.started(Address(host, port))
+    await trio.serve_listeners(partial(_contain, handle, protocol, ssl_context), listeners, handler_nursery=connections)
+
+
+async def _contain(
+    handle: Callable[[Stream], Awaitable[None]],
+    protocol: str,
+    ssl_context: ssl.SSLContext | None,
+    socket_stream: trio.SocketStream,
+) -> None:
+    """The edge of one connection: what is raised in it ends it, is logged once, and touches nothing else."""
+    socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+    stream: Stream = socket_stream
+    try:
+        if ssl_context is not None:
+            stream = trio.SSLStream(socket_stream, ssl_context, server_side=True, https_compatible=True)
+            with trio.fail_after(TLS_HANDSHAKE_SECONDS):
+                await stream.do_handshake()
+        await handle(stream)
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+        pass  # the peer is gone, or never spoke TLS
+    except* Exception:  # noqa: BLE001 - the one catch for bugs of ours in a connection
+        _log.exception("connection_failed", protocol=protocol)
+    finally:
+        await trio.aclose_forcefully(stream)

@@ -1,0 +1,309 @@
+"""One MQTT conversation without I/O: decoded packets in, typed events out.
+
+Theory of operation. A session waits for CONNECT, then for the server's verdict on the credentials, then it is open
+until one side ends it. `_ACCEPTED_IN` is the whole table of legal moves. A packet outside it raises `ProtocolViolation`
+and leaves the session exactly as it was; the server then drops the connection, which is all that version 3 can say.
+
+How the server loop uses it, with one reader task per connection:
+
+    try:
+        packets = reader.feed(received)
+    except ProtocolError as fault:
+        packets, ending = fault.packets, fault      # what came before the fault counts
+    is_open = session.is_open
+    for packet in packets:
+        if type(packet) is Publish and packet.qos < 2 and is_open:
+            ...                                     # the hot path: the session has nothing to add
+        else:
+            for event in session.receive(packet):
+                ...                                 # CredentialsOffered: await the verdict, send accept() or refuse()
+            is_open = session.is_open               # only `receive`, a verdict and `connection_lost` change it
+            if session.is_closed: break
+    send(session.take_output())
+
+- `is_open` is read once per batch and after every packet that took the slow way. A client may send PUBLISH right behind
+  its CONNECT; the loop awaits the verdict before it goes on to the next packet.
+- QoS 1: the server collects `packet_id` per commit and sends `encode_pubacks(ids)`; the session is not involved.
+- QoS 2: `receive` yields `PublishReceived` for a new packet id only. After the commit, or after a refusal that is
+  acknowledged and dropped, the server sends `acknowledge_received(ids)`, the PUBRECs, in the order the messages came
+  [MQTT-4.6.0-3]. A message that could not be stored is never acknowledged: the server ends the connection and the
+  client sends it again on the next.
+- The reader task ends in `connection_lost()`, whatever the reason, a fault included; it says whether a will is due.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from .packets import (
+    PINGRESP,
+    Connect,
+    Disconnect,
+    Packet,
+    PingRequest,
+    ProtocolError,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    RequestedFilter,
+    ReturnCode,
+    Subscribe,
+    Unsubscribe,
+    UnsupportedConnect,
+    Will,
+    encode_connack,
+    encode_pubcomp,
+    encode_pubrec,
+    encode_pubrecs,
+    encode_unsuback,
+)
+
+# Version 3 cannot tell a client how many QoS 2 messages it may have under way; no client needs as many as this.
+RECEIVE_MAXIMUM = 1000
+
+
+class State(Enum):
+    AWAITING_CONNECT = auto()
+    AWAITING_VERDICT = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class ProtocolViolation(ProtocolError):
+    """A well-formed packet that is not allowed here. It changed nothing."""
+
+
+# --- Events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialsOffered:
+    """The server decides, then calls `accept` or `refuse`. What is missing or no text is empty, and thus wrong."""
+
+    level: int
+    client_id: str
+    device_id: str
+    token: str
+    keep_alive_seconds: int
+    will: Will | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsupportedLevelRefused:
+    """The CONNACK is in the output; send it and close."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReceived:
+    topic: bytes
+    payload: bytes
+    qos: int
+    packet_id: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeRequested:
+    """The server answers with `encode_suback`, one return code per filter."""
+
+    packet_id: bytes
+    filters: tuple[RequestedFilter, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsubscribed:
+    """The UNSUBACK is in the output; nothing for these topics may follow it [MQTT-3.10.4-2]."""
+
+    filters: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PingReceived:
+    """The PINGRESP is in the output; a ping is also a sign of life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLeft:
+    """The end, reported once. `will` is the message that is due now: only of a device that left without DISCONNECT."""
+
+    is_clean: bool
+    will: Will | None = None
+
+
+Event = (
+    CredentialsOffered
+    | UnsupportedLevelRefused
+    | PublishReceived
+    | SubscribeRequested
+    | Unsubscribed
+    | PingReceived
+    | PeerLeft
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    state: State
+    level: int
+    unreleased: int  # QoS 2 packet ids between PUBLISH and PUBREL
+
+
+_ACCEPTED_IN: dict[type[Packet], State] = {
+    Connect: State.AWAITING_CONNECT,
+    UnsupportedConnect: State.AWAITING_CONNECT,
+    Publish: State.OPEN,
+    PubAck: State.OPEN,
+    PubRec: State.OPEN,
+    PubRel: State.OPEN,
+    PubComp: State.OPEN,
+    Subscribe: State.OPEN,
+    Unsubscribe: State.OPEN,
+    PingRequest: State.OPEN,
+    Disconnect: State.OPEN,
+}
+
+
+class MqttSession:
+    """One MQTT conversation. Knows no socket, no clock, no router."""
+
+    __slots__ = ("_level", "_out", "_receive_maximum", "_unreleased", "_will", "state")
+
+    def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
+        self.state = State.AWAITING_CONNECT
+        self._level = 0
+        self._will: Will | None = None
+        self._receive_maximum = receive_maximum
+        self._unreleased: dict[bytes, bool] = {}  # QoS 2 packet id: whether its PUBREC has been sent
+        self._out = b""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is State.OPEN
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    def statistics(self) -> SessionStatistics:
+        return SessionStatistics(self.state, self._level, len(self._unreleased))
+
+    def receive(self, packet: Packet) -> tuple[Event, ...]:
+        """What this packet means for the server. Answers that need no decision are left in the output."""
+        if _ACCEPTED_IN[type(packet)] is not self.state:
+            raise self._misplaced(packet)
+        match packet:
+            case Publish():
+                return self._receive_publish(packet)
+            case PubRel(packet_id):
+                self._release(packet_id)
+                return ()
+            case PubAck() | PubRec() | PubComp():
+                # Deliveries are QoS 0, so these answer nothing we sent; version 3 names no error for that.
+                return ()
+            case PingRequest():
+                self._out += PINGRESP
+                return (PingReceived(),)
+            case Subscribe(packet_id, filters):
+                return (SubscribeRequested(packet_id=packet_id, filters=filters),)
+            case Unsubscribe(packet_id, topics):
+                self._out += encode_unsuback(packet_id)
+                return (Unsubscribed(filters=topics),)
+            case Connect():
+                return (self._receive_connect(packet),)
+            case UnsupportedConnect(level):
+                self.state = State.CLOSED
+                self._out += encode_connack(ReturnCode.UNACCEPTABLE_PROTOCOL)
+                return (UnsupportedLevelRefused(level=level),)
+            case Disconnect():
+                self.state = State.CLOSED
+                return (PeerLeft(is_clean=True),)  # and its will is discarded [MQTT-3.14.4-3]
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def accept(self) -> bytes:
+        """Open the session; the CONNACK to send."""
+        self._decide(State.OPEN)
+        return encode_connack(ReturnCode.ACCEPTED)
+
+    def refuse(self, return_code: ReturnCode) -> bytes:
+        """End the session; the CONNACK to send before the socket is closed [MQTT-3.2.2-5]."""
+        if return_code is ReturnCode.ACCEPTED:
+            raise ValueError("a refusal needs a reason")
+        self._decide(State.CLOSED)
+        return encode_connack(return_code)
+
+    def acknowledge_received(self, packet_ids: Iterable[bytes]) -> bytes:
+        """The PUBRECs for these QoS 2 messages, which are stored now, in the order they came."""
+        stored = tuple(packet_ids)
+        self._unreleased.update(dict.fromkeys(stored, True))
+        return encode_pubrecs(stored)
+
+    def connection_lost(self) -> tuple[PeerLeft, ...]:
+        """The connection has ended: end of stream, silence, a violation, a take-over. Nothing after a DISCONNECT."""
+        if self.state is State.CLOSED:
+            return ()
+        due = self._will if self.is_open else None
+        self.state = State.CLOSED
+        return (PeerLeft(is_clean=False, will=due),)
+
+    def take_output(self) -> bytes:
+        """What the session answered by itself since the last call."""
+        output, self._out = self._out, b""
+        return output
+
+    def _receive_connect(self, packet: Connect) -> CredentialsOffered:
+        # Any client id is taken, also an empty one without clean session (compatibility.md section 16.2), where
+        # [MQTT-3.1.3-8] would have return code 2.
+        self.state = State.AWAITING_VERDICT
+        self._level = packet.level
+        self._will = packet.will
+        return CredentialsOffered(
+            level=packet.level,
+            client_id=packet.client_id,
+            device_id=packet.user_name or "",
+            # A token is hexadecimal text; the replacement character makes anything else a wrong one, not a fault.
+            token=(packet.password or b"").decode(errors="replace"),
+            keep_alive_seconds=packet.keep_alive_seconds,
+            will=packet.will,
+        )
+
+    def _receive_publish(self, packet: Publish) -> tuple[PublishReceived, ...]:
+        if packet.qos == 2:
+            packet_id = packet.packet_id
+            is_acknowledged = self._unreleased.get(packet_id)
+            if is_acknowledged is not None:
+                # Sent again: once is enough [MQTT-4.3.3-2]. The first one's PUBREC is still to come or is repeated.
+                if is_acknowledged:
+                    self._out += encode_pubrec(packet_id)
+                return ()
+            if len(self._unreleased) >= self._receive_maximum:
+                raise ProtocolViolation(f"more than {self._receive_maximum} QoS 2 messages without PUBREL")
+            self._unreleased[packet_id] = False
+        return (
+            PublishReceived(topic=packet.topic, payload=packet.payload, qos=packet.qos, packet_id=packet.packet_id),
+        )
+
+    def _release(self, packet_id: bytes) -> None:
+        # An id from an earlier connection is not known here; PUBCOMP is the only way to let the client forget it.
+        if self._unreleased.get(packet_id) is False:
+            raise ProtocolViolation("PUBREL before PUBREC", "MQTT-4.3.3-1")
+        self._unreleased.pop(packet_id, None)
+        self._out += encode_pubcomp(packet_id)
+
+    def _decide(self, verdict: State) -> None:
+        if self.state is not State.AWAITING_VERDICT:
+            raise RuntimeError(f"a verdict while {self.state.name}")
+        self.state = verdict
+
+    def _misplaced(self, packet: Packet) -> ProtocolViolation:
+        if self.state is State.AWAITING_CONNECT:
+            clause = "MQTT-3.1.0-1"
+        elif isinstance(packet, Connect | UnsupportedConnect):
+            clause = "MQTT-3.1.0-2"
+        else:
+            clause = ""
+        return ProtocolViolation(f"{type(packet).__name__} while {self.state.name}", clause)
