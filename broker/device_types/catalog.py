@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
 
-from broker.device_types.manifest import Manifest
+from broker.device_types.manifest import NO_MANIFEST, Manifest
 from broker.device_types.normalize import Normalizer
 from broker.errors import DeviceTypeNotFound
 from storage.database import Database, Transaction
@@ -25,7 +25,7 @@ class ManifestVersion:
         self.normalize = Normalizer(manifest).normalize
 
 
-_NO_MANIFEST = ManifestVersion(0, Manifest(fields=(), actions=()))
+_NO_MANIFEST = ManifestVersion(0, NO_MANIFEST)
 
 
 class DeviceType:
@@ -60,6 +60,7 @@ class DeviceTypes:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._live: WeakValueDictionary[int, DeviceType] = WeakValueDictionary()
+        self._reloads = 0
 
     async def get(self, key: int) -> DeviceType:
         if (known := self._live.get(key)) is not None:
@@ -71,7 +72,11 @@ class DeviceTypes:
         return await self._load(lambda tx: tx.device_types.by_id_or_name(id_or_name))
 
     async def _load(self, choose: _Choice) -> DeviceType:
-        found = await self._database.read(lambda tx: _with_manifests(tx, choose))
+        while True:
+            reloads = self._reloads
+            found = await self._database.read(lambda tx: _with_manifests(tx, choose))
+            if reloads == self._reloads:  # otherwise the record may be of before the change
+                break
         if found is None:
             raise DeviceTypeNotFound
         record, manifests = found
@@ -84,6 +89,7 @@ class DeviceTypes:
 
     async def reload(self) -> None:
         """Read every type that is in use again: many may have changed at once."""
+        self._reloads += 1
         for key in list(self._live):
             await self._load(partial(_by_key, key))
 

@@ -1,0 +1,563 @@
+"""Section 8.2: every rule and limit of a Manifest document, and the answers of section 8.6."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from broker.device_types.manifest import NO_MANIFEST, Action, Field, Manifest, Metadata, ValueClass
+from broker.errors import ValidationFailed
+
+Object = dict[str, object]
+
+DOCUMENT: Object = {
+    "messageFormat": "json",
+    "fields": [
+        {
+            "name": "state",
+            "type": "STATE",
+            "valueClass": "Boolean",
+            "isCollection": False,
+            "tags": [],
+            "description": "on or off",
+        },
+        {
+            "name": "intensity",
+            "type": "CUSTOM",
+            "valueClass": "Integer",
+            "isCollection": False,
+            "unit": "NonSI.PERCENT",
+            "metaData": [{"type": "MIN_VALUE_INTEGER", "value": 0}, {"type": "MAX_VALUE_INTEGER", "value": 100}],
+        },
+        {
+            "name": "colorRGB",
+            "type": "CUSTOM",
+            "children": [
+                {"name": "r", "type": "COLOR_RED_COMPONENT", "valueClass": "Integer", "isCollection": False},
+                {"name": "g", "type": "COLOR_GREEN_COMPONENT", "valueClass": "Integer", "isCollection": False},
+                {"name": "b", "type": "COLOR_BLUE_COMPONENT", "valueClass": "Integer", "isCollection": False},
+            ],
+        },
+    ],
+    "actions": [
+        {"name": "setOn", "type": "SET_ON", "isStandard": True, "description": "Switch on", "parameters": []},
+        {
+            "name": "setIntensity",
+            "type": "CUSTOM",
+            "isStandard": False,
+            "description": "Set brightness",
+            "parameters": [{"name": "intensity", "type": "CUSTOM", "valueClass": "Integer", "isCollection": False}],
+        },
+    ],
+}
+
+
+def leaf(name: object = "steps", value_class: object = "Integer", **members: object) -> Object:
+    return {"name": name, "valueClass": value_class, **members}
+
+
+def group(name: str, *children: object, **members: object) -> Object:
+    return {"name": name, "children": list(children), **members}
+
+
+def fields(*entries: object) -> Object:
+    return {"fields": list(entries)}
+
+
+def actions(*entries: object) -> Object:
+    return {"fields": [], "actions": list(entries)}
+
+
+def nested(levels: int) -> Object:
+    entry = leaf("leaf")
+    for level in range(levels - 1):
+        entry = group(f"g{level}", entry)
+    return entry
+
+
+def findings(document: object) -> list[tuple[str, str]]:
+    """What is wrong with a document; nothing when it is accepted."""
+    try:
+        Manifest.parse(document)
+    except ValidationFailed as refusal:
+        return [(finding.field, " and ".join(finding.messages)) for finding in refusal.findings]
+    return []
+
+
+# The document as a whole
+
+
+def test_the_example_of_the_specification() -> None:
+    manifest = Manifest.parse(DOCUMENT)
+    assert manifest == Manifest(
+        fields=(
+            Field("state", ValueClass.BOOLEAN, type="STATE", description="on or off"),
+            Field(
+                "intensity",
+                ValueClass.INTEGER,
+                unit="%",
+                metadata=(Metadata("MIN_VALUE_INTEGER", 0), Metadata("MAX_VALUE_INTEGER", 100)),
+            ),
+            Field(
+                "colorRGB",
+                None,
+                children=(
+                    Field("r", ValueClass.INTEGER, type="COLOR_RED_COMPONENT"),
+                    Field("g", ValueClass.INTEGER, type="COLOR_GREEN_COMPONENT"),
+                    Field("b", ValueClass.INTEGER, type="COLOR_BLUE_COMPONENT"),
+                ),
+            ),
+        ),
+        actions=(
+            Action("setOn", type="SET_ON", is_standard=True, description="Switch on"),
+            Action("setIntensity", description="Set brightness", parameters=(Field("intensity", ValueClass.INTEGER),)),
+        ),
+    )
+
+
+def deep_array(levels: int) -> object:
+    value: object = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        "function parse(data) {}",
+        7,
+        [],
+        [leaf()],
+        {},
+        {"script": "var x"},
+        {"fields": []},
+        {"fields": None, "actions": None},
+        {"fields": [], "actions": []},
+        fields(leaf(description="\ud800")),
+        fields(leaf(description=object())),
+        {"fields": [leaf()], "extra": deep_array(100_000)},
+    ],
+    ids=lambda document: type(document).__name__,
+)
+def test_what_is_no_manifest(document: object) -> None:
+    assert findings(document) == [("manifest", "manifest content invalid or empty")]
+
+
+def test_document_may_have_256_kib() -> None:
+    document: Object = {**fields(leaf()), "extra": ""}
+    room = 256 * 1024 - len(json.dumps(document, separators=(",", ":")))
+    assert findings({**document, "extra": "x" * room}) == []
+    assert findings({**document, "extra": "x" * (room + 1)}) == [("manifest", "Maximum length 262144")]
+    # The limit is in bytes.
+    assert findings({**document, "extra": "ü" * (room // 2 + 1)}) == [("manifest", "Maximum length 262144")]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        # fields
+        ({"fields": 7}, [("fields", "Invalid value")]),
+        ({"fields": {"name": "steps"}}, [("fields", "Invalid value")]),
+        (fields(leaf(), 7), [("fields.1", "Invalid value")]),
+        ({"actions": [{"name": "reset"}]}, [("fields", "Required parameter")]),
+        ({"fields": [], "actions": [{"name": "reset"}]}, []),
+        # actions
+        ({"fields": [leaf()], "actions": None}, []),
+        ({"fields": [leaf()], "actions": {}}, [("actions", "Invalid value")]),
+        (actions(None), [("actions.0", "Invalid value")]),
+        # messageFormat
+        ({"messageFormat": "json", "fields": [leaf()]}, []),
+        ({"messageFormat": None, "fields": [leaf()]}, []),
+        ({"messageFormat": "groovy", "fields": [leaf()]}, [("messageFormat", "Invalid value")]),
+        ({"messageFormat": "JSON", "fields": [leaf()]}, [("messageFormat", "Invalid value")]),
+        ({"messageFormat": 1, "fields": [leaf()]}, [("messageFormat", "Text field only")]),
+        # unknown members
+        ({"fields": [leaf(colour="red")], "version": 3}, []),
+    ],
+)
+def test_top_level(document: object, expected: list[tuple[str, str]]) -> None:
+    assert findings(document) == expected
+
+
+# Members that fields, parameters and Actions share
+
+
+def as_field(entry: Object) -> Object:
+    return fields(leaf("other"), entry)
+
+
+def as_child(entry: Object) -> Object:
+    return fields(group("g", leaf("other"), entry))
+
+
+def as_action(entry: Object) -> Object:
+    return actions({"name": "other"}, entry)
+
+
+def as_parameter(entry: Object) -> Object:
+    return actions({"name": "act", "parameters": [leaf("other"), entry]})
+
+
+PLACES = [
+    pytest.param(as_field, "fields.1", id="field"),
+    pytest.param(as_child, "fields.0.children.1", id="child"),
+    pytest.param(as_action, "actions.1", id="action"),
+    pytest.param(as_parameter, "actions.0.parameters.1", id="parameter"),
+]
+FIELD_PLACES = [PLACES[0], PLACES[1], PLACES[3]]
+
+Place = Callable[[Object], Object]
+
+
+@pytest.mark.parametrize(("place", "path"), PLACES)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a", None),
+        ("_", None),
+        ("class", None),
+        ("__init__", None),
+        ("a9_B", None),
+        ("a" * 64, None),
+        (None, "Required parameter"),
+        ("", "Minimum length 1"),
+        ("a" * 65, "Maximum length 64"),
+        (7, "Text field only"),
+        ("9a", "Invalid value"),
+        ("a-b", "Invalid value"),
+        ("a.b", "Invalid value"),
+        ("a ", "Invalid value"),
+        ("a\n", "Invalid value"),
+        ("größe", "Invalid value"),
+        ("other", "Invalid value"),
+    ],
+)
+def test_name(place: Place, path: str, name: object, message: str | None) -> None:
+    expected = [] if message is None else [(f"{path}.name", message)]
+    assert findings(place({"name": name, "valueClass": "Integer"})) == expected
+
+
+def test_names_are_unique_among_siblings_only() -> None:
+    assert findings({"fields": [leaf("a"), group("b", leaf("a"), leaf("b"))], "actions": [{"name": "a"}]}) == []
+
+
+@pytest.mark.parametrize(("place", "path"), PLACES)
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        (None, None),
+        ("CUSTOM", None),
+        ("COLOR_RED_COMPONENT", None),
+        ("ACCELERATION_3D", None),
+        ("", "Invalid value"),
+        ("custom", "Invalid value"),
+        ("HEART-RATE", "Invalid value"),
+        ("_X", "Invalid value"),
+        (1, "Text field only"),
+    ],
+)
+def test_type(place: Place, path: str, type_: object, message: str | None) -> None:
+    expected = [] if message is None else [(f"{path}.type", message)]
+    assert findings(place(leaf(type=type_))) == expected
+
+
+def test_type_is_custom_by_default() -> None:
+    manifest = Manifest.parse({"fields": [leaf()], "actions": [{"name": "reset"}]})
+    assert (manifest.fields[0].type, manifest.actions[0].type) == ("CUSTOM", "CUSTOM")
+
+
+@pytest.mark.parametrize(("place", "path"), PLACES)
+def test_description(place: Place, path: str) -> None:
+    maximum = 128 if place is as_action else 1_500
+    at = f"{path}.description"
+    assert findings(place(leaf(description=None))) == []
+    assert findings(place(leaf(description="ü" * maximum))) == []
+    assert findings(place(leaf(description="x" * (maximum + 1)))) == [(at, f"Maximum length {maximum}")]
+    assert findings(place(leaf(description=["x"]))) == [(at, "Text field only")]
+
+
+# Members of fields and parameters
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+@pytest.mark.parametrize(
+    ("value_class", "message"),
+    [
+        ("Boolean", None),
+        ("Double", None),
+        ("Float", None),
+        ("Integer", None),
+        ("Long", None),
+        ("String", None),
+        (None, "Required parameter"),
+        ("integer", "Invalid value"),
+        ("Date", "Invalid value"),
+        ("", "Invalid value"),
+        (1, "Text field only"),
+        ([], "Text field only"),
+    ],
+)
+def test_value_class(place: Place, path: str, value_class: object, message: str | None) -> None:
+    expected = [] if message is None else [(f"{path}.valueClass", message)]
+    assert findings(place(leaf(value_class=value_class))) == expected
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+def test_children(place: Place, path: str) -> None:
+    assert findings(place(group("g1", leaf()))) == []
+    assert findings(place(leaf(children=[]))) == []
+    assert findings(place(leaf(children=None))) == []
+    assert findings(place({"name": "g1", "children": []})) == [(f"{path}.valueClass", "Required parameter")]
+    assert findings(place({"name": "g1", "children": 7})) == [(f"{path}.children", "Invalid value")]
+    assert findings(place({"name": "g1", "children": [7]})) == [(f"{path}.children.0", "Invalid value")]
+    assert findings(place(group("g1", leaf(), valueClass="Integer"))) == [(f"{path}.valueClass", "Invalid value")]
+    assert findings(place(group("g1", leaf(), isCollection=True))) == [(f"{path}.isCollection", "Invalid value")]
+    assert findings(place(group("g1", leaf(), isCollection=False))) == []
+
+
+def test_at_most_five_levels() -> None:
+    assert findings(fields(nested(5))) == []
+    deepest = "fields.0" + ".children.0" * 4 + ".children"
+    assert findings(fields(nested(6))) == [(deepest, "Invalid value")]
+    assert findings(fields(nested(400))) == [(deepest, "Invalid value")]
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+@pytest.mark.parametrize("member", ["isCollection", "isSensitive"])
+def test_flags_of_a_field(place: Place, path: str, member: str) -> None:
+    for accepted in (True, False, None):
+        assert findings(place(leaf(**{member: accepted}))) == []
+    for refused in ("true", 1, "yes", 0.0):
+        assert findings(place(leaf(**{member: refused}))) == [(f"{path}.{member}", "Boolean field only")]
+
+
+def test_flags_of_a_field_are_kept() -> None:
+    field = Manifest.parse(fields(leaf(isCollection=True, isSensitive=True))).fields[0]
+    assert (field.is_collection, field.is_sensitive) == (True, True)
+    field = Manifest.parse(fields(leaf())).fields[0]
+    assert (field.is_collection, field.is_sensitive) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({}, None),
+        ({"unit": None, "unitSymbol": None}, None),
+        ({"unit": ""}, None),
+        ({"unit": "NONE"}, None),
+        ({"unit": "SI.CELSIUS"}, "°C"),
+        ({"unit": "SI.KILO(SI.METER)"}, "km"),
+        ({"unit": "smoots"}, "smoots"),
+        ({"unitSymbol": "l/min"}, "l/min"),
+        ({"unitSymbol": "SI.METER"}, "SI.METER"),
+        ({"unit": "SI.CELSIUS", "unitSymbol": "degrees"}, "degrees"),
+    ],
+)
+def test_unit(members: Object, text: str | None) -> None:
+    assert Manifest.parse(fields(leaf(**members))).fields[0].unit == text
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+@pytest.mark.parametrize("member", ["unit", "unitSymbol"])
+def test_unit_is_text(place: Place, path: str, member: str) -> None:
+    assert findings(place(leaf(**{member: 7}))) == [(f"{path}.{member}", "Text field only")]
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+def test_tags(place: Place, path: str) -> None:
+    assert findings(place(leaf(tags=["a", "b"]))) == []
+    assert findings(place(leaf(tags=None))) == []
+    assert findings(place(leaf(tags="a"))) == [(f"{path}.tags", "Invalid value")]
+    assert findings(place(leaf(tags=["a", 1]))) == [(f"{path}.tags.1", "Text field only")]
+    assert Manifest.parse(fields(leaf(tags=["a", "b"]))).fields[0].tags == ("a", "b")
+
+
+NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("SAMPLE_RATE", 50),
+        ("SAMPLE_RATE", "50 Hz"),
+        ("ENCODING", "UTF-8"),
+        ("BYTE_ORDER", "BIG_ENDIAN"),
+        *((f"{bound}_VALUE_{name}", -1.5) for bound in ("MIN", "MAX") for name in NUMERIC_CLASSES),
+        ("MIN_VALUE_STRICT", True),
+        ("MAX_VALUE_STRICT", False),
+        ("VALUES_BOOLEAN", [True, False]),
+        *((f"VALUES_{name}", [1, 2.5]) for name in NUMERIC_CLASSES),
+        ("VALUES_STRING", ["heat", "cool"]),
+    ],
+)
+def test_metadata(type_: str, value: object) -> None:
+    manifest = Manifest.parse(fields(leaf(metaData=[{"type": type_, "value": value}])))
+    assert manifest.fields[0].properties() == {
+        "type": "Integer",
+        "isCollection": False,
+        "description": "",
+        "metadata": {type_: value},
+    }
+
+
+@pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (None, []),
+        ([], []),
+        ({}, [("", "Invalid value")]),
+        ([7], [(".0", "Invalid value")]),
+        ([{"value": 1}], [(".0.type", "Required parameter")]),
+        ([{"type": "ENCODING"}], [(".0.value", "Required parameter")]),
+        ([{}], [(".0.value", "Required parameter"), (".0.type", "Required parameter")]),
+        ([{"type": 7, "value": 1}], [(".0.type", "Text field only")]),
+        ([{"type": "COLOUR", "value": 1}], [(".0.type", "Invalid value")]),
+        ([{"type": "MIN_VALUE_STRING", "value": "a"}], [(".0.type", "Invalid value")]),
+        ([{"type": "ENCODING", "value": "a"}, {"type": "ENCODING", "value": "b"}], [(".1.type", "Invalid value")]),
+        ([{"type": "ENCODING", "value": {}}], [(".0.value", "Invalid value")]),
+        ([{"type": "MIN_VALUE_DOUBLE", "value": "0"}], [(".0.value", "Numeric field only")]),
+        ([{"type": "MIN_VALUE_DOUBLE", "value": True}], [(".0.value", "Numeric field only")]),
+        ([{"type": "MAX_VALUE_DOUBLE", "value": float("inf")}], [(".0.value", "Numeric field only")]),
+        ([{"type": "MAX_VALUE_LONG", "value": 10**400}], []),
+        ([{"type": "MIN_VALUE_STRICT", "value": 1}], [(".0.value", "Boolean field only")]),
+        ([{"type": "VALUES_STRING", "value": "heat"}], [(".0.value", "Invalid value")]),
+        ([{"type": "VALUES_STRING", "value": ["heat", 1]}], [(".0.value.1", "Text field only")]),
+        ([{"type": "VALUES_BOOLEAN", "value": ["true"]}], [(".0.value.0", "Boolean field only")]),
+        ([{"type": "VALUES_LONG", "value": [1, None]}], [(".0.value.1", "Numeric field only")]),
+    ],
+)
+def test_metadata_rules(place: Place, path: str, metadata: object, expected: list[tuple[str, str]]) -> None:
+    assert findings(place(leaf(metaData=metadata))) == [(f"{path}.metaData{at}", message) for at, message in expected]
+
+
+# Actions
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({}, []),
+        ({"isStandard": None}, []),
+        ({"isStandard": False, "type": "SET_ON"}, []),
+        ({"isStandard": False, "type": "LAUNCH"}, []),
+        ({"isStandard": True, "type": "SET_ON"}, []),
+        ({"isStandard": True}, [("actions.0.type", "Required parameter")]),
+        ({"isStandard": True, "type": "CUSTOM"}, [("actions.0.type", "Invalid value")]),
+        ({"isStandard": True, "type": "LAUNCH"}, [("actions.0.type", "Invalid value")]),
+        ({"isStandard": True, "type": "set_on"}, [("actions.0.type", "Invalid value")]),
+        ({"isStandard": "yes", "type": "SET_ON"}, [("actions.0.isStandard", "Boolean field only")]),
+        ({"parameters": None}, []),
+        ({"parameters": {}}, [("actions.0.parameters", "Invalid value")]),
+        ({"parameters": ["level"]}, [("actions.0.parameters.0", "Invalid value")]),
+        ({"parameters": [group("colorRGB", leaf("r"), leaf("g"))]}, []),
+    ],
+)
+def test_action(members: Object, expected: list[tuple[str, str]]) -> None:
+    assert findings(actions({"name": "act", **members})) == expected
+
+
+# Limits
+
+
+def leaves(count: int, prefix: str = "f") -> list[object]:
+    return [leaf(f"{prefix}{index}") for index in range(count)]
+
+
+def test_at_most_500_fields() -> None:
+    assert findings(fields(*leaves(500))) == []
+    assert findings(fields(*leaves(501))) == [("fields", "Maximum length 500")]
+    assert findings(fields(*leaves(249), group("g", *leaves(250)))) == []
+    assert findings(fields(*leaves(250), group("g", *leaves(250)))) == [("fields", "Maximum length 500")]
+
+
+def test_at_most_100_actions() -> None:
+    assert findings(actions(*({"name": f"a{index}"} for index in range(100)))) == []
+    assert findings(actions(*({"name": f"a{index}"} for index in range(101)))) == [("actions", "Maximum length 100")]
+
+
+def test_at_most_50_parameters_per_action() -> None:
+    assert findings(actions(*({"name": f"a{index}", "parameters": leaves(50)} for index in range(2)))) == []
+    assert findings(actions({"name": "a"}, {"name": "b", "parameters": leaves(51)})) == [
+        ("actions.1.parameters", "Maximum length 50")
+    ]
+
+
+# Reporting
+
+
+def test_all_findings_are_reported_together() -> None:
+    document = {
+        "messageFormat": "xml",
+        "fields": [
+            leaf("ok"),
+            leaf("ok"),
+            group("g", {"name": "r", "isCollection": "no"}, leaf("1", "Colour", tags=[0])),
+        ],
+        "actions": [{"type": "SET_ON"}, {"name": "a", "parameters": [leaf(unit=1)]}],
+    }
+    assert sorted(findings(document)) == [
+        ("actions.0.name", "Required parameter"),
+        ("actions.1.parameters.0.unit", "Text field only"),
+        ("fields.1.name", "Invalid value"),
+        ("fields.2.children.0.isCollection", "Boolean field only"),
+        ("fields.2.children.0.valueClass", "Required parameter"),
+        ("fields.2.children.1.name", "Invalid value"),
+        ("fields.2.children.1.tags.0", "Text field only"),
+        ("fields.2.children.1.valueClass", "Invalid value"),
+        ("messageFormat", "Invalid value"),
+    ]
+
+
+def test_findings_about_noise_are_bounded() -> None:
+    assert len(findings(fields(leaf(tags=[0] * 100_000)))) == 1_000
+
+
+# Looking things up
+
+
+def test_leaf_fields_by_path() -> None:
+    manifest = Manifest.parse(DOCUMENT)
+    assert list(manifest.leaves) == ["state", "intensity", "colorRGB.r", "colorRGB.g", "colorRGB.b"]
+    found = manifest.field_at("colorRGB.r")
+    assert found is not None
+    assert (found.name, found.value_class) == ("r", ValueClass.INTEGER)
+    for path in ("colorRGB", "colorRGB.x", "r", "state.x", "", "."):
+        assert manifest.field_at(path) is None
+
+
+def test_actions_by_name() -> None:
+    manifest = Manifest.parse(DOCUMENT)
+    assert list(manifest.actions_by_name) == ["setOn", "setIntensity"]
+    assert manifest.actions_by_name["setOn"].is_standard
+
+
+def test_no_manifest_declares_nothing() -> None:
+    assert (dict(NO_MANIFEST.leaves), NO_MANIFEST.properties()) == ({}, {"fields": {}, "actions": {}})
+
+
+def test_properties() -> None:
+    integer = {"type": "Integer", "isCollection": False, "description": ""}
+    properties = Manifest.parse(DOCUMENT).properties()
+    assert properties == {
+        "fields": {
+            "state": {"type": "Boolean", "isCollection": False, "description": "on or off"},
+            "intensity": {
+                **integer,
+                "unit": "%",
+                "metadata": {"MIN_VALUE_INTEGER": 0, "MAX_VALUE_INTEGER": 100},
+            },
+            "colorRGB": {"r": integer, "g": integer, "b": integer},
+        },
+        "actions": {
+            "setOn": {"description": "Switch on", "isStandard": True, "parameters": {}},
+            "setIntensity": {
+                "description": "Set brightness",
+                "isStandard": False,
+                "parameters": {"intensity": integer},
+            },
+        },
+    }
+    assert json.loads(json.dumps(properties)) == properties

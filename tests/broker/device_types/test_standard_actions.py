@@ -1,0 +1,59 @@
+"""Section 8.3: the standard Actions and their parameters."""
+
+import pytest
+
+from broker.device_types.manifest import Manifest
+from broker.device_types.standard_actions import STANDARD_ACTIONS
+
+
+def _leaf(value_class: str) -> dict[str, object]:
+    return {"type": value_class, "isCollection": False, "description": ""}
+
+
+TABLE: list[tuple[str, str, dict[str, object]]] = [
+    ("SET_ON", "setOn", {}),
+    ("SET_OFF", "setOff", {}),
+    ("TOGGLE", "toggle", {}),
+    ("SET_LEVEL", "setLevel", {"level": _leaf("Integer")}),
+    ("SET_VALUE", "setValue", {"value": _leaf("Double")}),
+    ("SET_TEXT", "setText", {"text": _leaf("String")}),
+    ("SET_TEMPERATURE", "setTemperature", {"temperature": _leaf("Double")}),
+    (
+        "SET_COLOR_RGB",
+        "setColorRGB",
+        {"colorRGB": {"r": _leaf("Integer"), "g": _leaf("Integer"), "b": _leaf("Integer")}},
+    ),
+    ("LOCK", "lock", {}),
+    ("UNLOCK", "unlock", {}),
+]
+
+
+@pytest.mark.parametrize(("type_", "name", "parameters"), TABLE)
+def test_standard_action(type_: str, name: str, parameters: dict[str, object]) -> None:
+    assert STANDARD_ACTIONS[type_].name == name
+    action = {"name": name, "type": type_, "isStandard": True}
+    manifest = Manifest.parse({"fields": [], "actions": [action]})
+    assert manifest.actions_by_name[name].properties() == {
+        "description": "",
+        "isStandard": True,
+        "parameters": parameters,
+    }
+
+
+def test_no_other_standard_action() -> None:
+    assert list(STANDARD_ACTIONS) == [type_ for type_, _, _ in TABLE]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [(None, ["level"]), ([], []), ([{"name": "percent", "valueClass": "Double"}], ["percent"])],
+)
+def test_manifest_may_override_the_parameters(given: object, names: list[str]) -> None:
+    action = {"name": "setLevel", "type": "SET_LEVEL", "isStandard": True, "parameters": given}
+    manifest = Manifest.parse({"fields": [], "actions": [action]})
+    assert [parameter.name for parameter in manifest.actions_by_name["setLevel"].parameters] == names
+
+
+def test_custom_action_gets_no_parameters_from_the_table() -> None:
+    manifest = Manifest.parse({"fields": [], "actions": [{"name": "setLevel", "type": "SET_LEVEL"}]})
+    assert manifest.actions_by_name["setLevel"].parameters == ()
