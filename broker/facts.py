@@ -64,8 +64,17 @@ class DeviceChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class UserProfileUpdated(Fact):
+    """The user's profile changed."""
+
+    user: int
+    user_id: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRevoked(Fact):
-    """Connections that came with this token must end. `hash` is its SHA-256."""
+    """The token was revoked, or expired: connections that came with it must end. `hash` is its SHA-256."""
 
     hash: bytes
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from broker.accounts.permissions import Permissions
@@ -14,10 +15,14 @@ from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
 from broker.devices.registry import Devices
 from broker.facts import Router
+from broker.messages.analytics import Analytics
+from broker.messages.consumers import Folder
 from broker.messages.history import Cursors, History
 from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
+from broker.messages.rollups import Rollups
 from broker.messages.snapshots import Snapshots
+from broker.messages.status import Statuses
 from broker.provisioning import Provisioning
 from broker.routing.connections import Connections
 from broker.routing.feeds import Feeds
@@ -25,6 +30,9 @@ from broker.secrets import Passwords, Vault
 from config.settings import Settings
 from storage.database import Database
 from storage.journal import Journal
+from storage.sql import StoreError
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,10 @@ class Services:
     feeds: Feeds
     ingest: Ingest
     history: History
+    folder: Folder
     snapshots: Snapshots
+    analytics: Analytics
+    statuses: Statuses
     provisioning: Provisioning
     #: Set when the daemon begins to stop: whoever holds a connection open says goodbye now.
     stopping: trio.Event
@@ -69,13 +80,20 @@ async def open_services(
         services = await _build(settings, database, vault, clock)
         async with trio.open_nursery() as workers:
             await workers.start(services.presence.flush_forever)
-            await workers.start(services.snapshots.flush_forever)
+            await workers.start(services.folder.fold_forever)
             yield services
             workers.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
-            await services.presence.flush()
-            await services.snapshots.flush()
+            await _save_state(services)
         writer.cancel_scope.cancel()
+
+
+async def _save_state(services: Services) -> None:
+    try:
+        await services.presence.flush()
+        await services.folder.flush()
+    except StoreError as error:  # the log is the truth: the next start folds again what could not be saved
+        _log.warning("state_not_saved", reason=str(error))
 
 
 async def _build(settings: Settings, database: Database, vault: Vault, clock: Clock) -> Services:
@@ -89,12 +107,13 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
     device_types = DeviceTypes(database)
     devices = Devices(database, router, device_types, tokens)
     journal = Journal(database, head=head)
-    snapshots = Snapshots(database, router)
+    snapshots = Snapshots(database)
+    folder = Folder(database, router, (snapshots, Rollups()))
     presence = Presence(database, router, clock)
     ingest = Ingest(journal, mids, router, clock, future_grace_ms=settings.limits.future_grace_seconds * 1000)
     ingest.resume_after(last_cts)
     database.on_commit = ingest.committed
-    await snapshots.catch_up()
+    await folder.resume()
     passwords = Passwords()
     return Services(
         settings=settings,
@@ -113,7 +132,10 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         feeds=Feeds(router, ingest.sender),
         ingest=ingest,
         history=History(database, devices, mids, Cursors(mid_key)),
+        folder=folder,
         snapshots=snapshots,
+        analytics=Analytics(database, clock),
+        statuses=Statuses(database, presence, snapshots),
         provisioning=Provisioning(database, vault, passwords, clock, router, tokens, device_types, devices),
         stopping=trio.Event(),
     )

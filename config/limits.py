@@ -26,3 +26,20 @@ MQTT_PACKET_BYTES: Final = 64 * 1024
 
 USER_TOKEN_SECONDS: Final = 1_209_600
 APPLICATION_TOKEN_SECONDS: Final = 86_400
+REFRESH_WINDOW_DAYS: Final = 14
+OLD_TOKEN_SECONDS: Final = 300  # compatibility.md 4.3: how long an access token outlives its refresh
+AUTHORIZATION_CODE_SECONDS: Final = 60
+DEVICE_CODE_SECONDS: Final = 1_800
+DEVICE_POLL_SECONDS: Final = 5
+DEVICE_POLL_GROWTH_SECONDS: Final = 5  # RFC 8628, 3.5: what `slow_down` adds to the interval
+EXPIRY_SWEEP_SECONDS: Final = 2  # connections must end within 5 s after their token
+USER_CODE_MISSES: Final = 10  # wrong user codes from one address, or of one text, within the window
+USER_CODE_WINDOW_SECONDS: Final = 900
+APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
+
+FREE_MONTHLY_MESSAGES: Final = 100_000  # compatibility.md 24: what an organization has without a plan
+
+COAP_EXCHANGE_SECONDS: Final = 247  # compatibility.md 17: duplicates are known for as long
+COAP_SILENCE_SECONDS: Final = 300  # an observer is pinged after that
+COAP_IDLE_SECONDS: Final = 600  # a DTLS session without observation ends after that
+COAP_BODY_BYTES: Final = 2048  # assembled from blocks, or in one datagram

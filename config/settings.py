@@ -5,6 +5,7 @@ that names where it stands and what would be allowed.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from config.limits import (
+    APPLICATION_TOKEN_SECONDS,
+    DEVICE_CODE_SECONDS,
+    DEVICE_POLL_SECONDS,
+    REFRESH_WINDOW_DAYS,
+    USER_TOKEN_SECONDS,
+)
+
+from config.mail import Sender, SmtpServer
+
 PREFIX = "TRUNKLINE_"
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
+_UNKNOWN = re.compile(r"unknown field `(.+?)`")
+_MISSING = re.compile(r"missing required field `(.+?)`")
 
 
 class SettingsError(Exception):
@@ -30,10 +44,10 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        host, separator, port = text.rpartition(":")
-        if not separator or not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"expected host:port, got {text!r}")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match["port"]) > 65535:
+            raise ValueError(f"expected host:port or [IPv6]:port, got {text!r}")
+        return cls(match["ipv6"] or match["host"], int(match["port"]))
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +63,17 @@ class Http(_Table, frozen=True):
 
 class TlsListener(_Table, frozen=True):
     tls_bind: Address | None = None
+
+
+class Accounts(_Table, frozen=True):
+    """The accounts paths on a listener of their own, and how long tokens and codes live."""
+
+    tls_bind: Address | None = None
+    user_token_seconds: int = USER_TOKEN_SECONDS
+    application_token_seconds: int = APPLICATION_TOKEN_SECONDS
+    refresh_window_days: int = REFRESH_WINDOW_DAYS
+    device_code_seconds: int = DEVICE_CODE_SECONDS
+    device_poll_seconds: int = DEVICE_POLL_SECONDS
 
 
 class Mqtt(_Table, frozen=True):
@@ -94,6 +119,7 @@ class Outbound(_Table, frozen=True):
     allow_private_addresses: bool = False
     ca_file: str = ""
     smtp_url: str = ""
+    mail_from: str = ""
     stream_endpoint: str = ""
 
 
@@ -106,7 +132,7 @@ class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
     http: Http = Http()
-    accounts: TlsListener = TlsListener()
+    accounts: Accounts = Accounts()
     secure: TlsListener = TlsListener()
     mqtt: Mqtt = Mqtt()
     coap: Coap = Coap()
@@ -133,20 +159,18 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     where = str(path) if path is not None else "environment"
-    settings = _convert(document, where, strict=True) if path is not None and not _overrides(environ) else None
-    if settings is None:
-        for keys, text in _overrides(environ):
-            table = document
-            for key in keys[:-1]:
-                table = table.setdefault(key, {})
-                if not isinstance(table, dict):
-                    raise SettingsError(f"{where}: {key}: expected a table")
-            table[keys[-1]] = text
-        settings = _convert(document, where, strict=False)
-    return _checked(settings, where)
+    for (*tables, key), value in _overrides(environ):
+        table = document
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise SettingsError(f"{where}: {name}: expected a table")
+        table[key] = value
+    return _checked(_convert(document, where), where)
 
 
-def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], str]]:
+def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], object]]:
+    """The settings among the variables, each with its key and with its value as TOML would have given it."""
     known = _variables()
     found = []
     for name in sorted(environ):
@@ -155,8 +179,20 @@ def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], str]]:
             continue
         if name not in known:
             raise SettingsError(f"environment: {name}: unknown setting")
-        found.append((known[name], environ[name]))
+        found.append((known[name], _from_text(environ[name], known[name], f"environment: {name}")))
     return found
+
+
+def _from_text(text: str, keys: list[str], where: str) -> object:
+    if keys[-1].endswith("bind"):
+        _address(text, where)
+        return text
+    kind = _kind_of(keys)
+    try:
+        value = msgspec.convert(text, kind, strict=False, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {_lower(str(error))}{_allowed(kind)}") from error
+    return text if isinstance(value, Path) else value
 
 
 def _variables() -> dict[str, list[str]]:
@@ -171,23 +207,29 @@ def _variables() -> dict[str, list[str]]:
     return names
 
 
-def _decode(kind: type, value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, got {value!r}")
-    if kind is Path:
-        return Path(value)
-    return Address.parse(value)
+def _decode(_kind: type[Path], value: object) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected a path, got {value!r}")
+    return Path(value)
 
 
-def _convert(document: dict[str, Any], where: str, *, strict: bool) -> Settings:
+def _convert(document: dict[str, Any], where: str) -> Settings:
     prepared = _with_addresses(document, where)
     try:
-        return msgspec.convert(prepared, Settings, strict=strict, dec_hook=_decode)
+        return msgspec.convert(prepared, Settings, dec_hook=_decode)
     except msgspec.ValidationError as error:
         problem, _, location = str(error).partition(" - at `$")
-        key = location.rstrip("`").lstrip(".")
-        name = f"{key}: " if key else ""
-        raise SettingsError(f"{where}: {name}{problem[:1].lower()}{problem[1:]}{_allowed(key)}") from error
+        keys = location.rstrip("`").lstrip(".").split(".") if location else []
+        allowed = _allowed(_kind_of(keys))
+        if (unknown := _UNKNOWN.search(problem)) is not None:
+            keys, problem = [*keys, unknown[1]], "unknown setting"
+        elif (missing := _MISSING.search(problem)) is not None:
+            keys, problem, allowed = [*keys, missing[1]], "is required", ""
+        raise SettingsError(f"{where}: {'.'.join(keys)}: {_lower(problem)}{allowed}") from error
+
+
+def _lower(problem: str) -> str:
+    return problem[:1].lower() + problem[1:]
 
 
 def _with_addresses(document: dict[str, Any], where: str) -> dict[str, Any]:
@@ -198,21 +240,33 @@ def _with_addresses(document: dict[str, Any], where: str) -> dict[str, Any]:
         prepared[key] = dict(table)
         for inner, value in table.items():
             if inner.endswith("bind"):
-                try:
-                    address = Address.parse(value if isinstance(value, str) else repr(value))
-                except ValueError as error:
-                    raise SettingsError(f"{where}: {key}.{inner}: {error}") from error
+                address = _address(value if isinstance(value, str) else repr(value), f"{where}: {key}.{inner}")
                 prepared[key][inner] = {"host": address.host, "port": address.port}
     return prepared
 
 
-def _allowed(key: str) -> str:
+def _address(text: str, where: str) -> Address:
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def _kind_of(keys: list[str]) -> Any:
     kind: Any = Settings
-    for part in key.split("."):
-        kind = get_type_hints(kind).get(part) if isinstance(kind, type) else None
+    for key in keys:
+        kind = get_type_hints(kind).get(key) if isinstance(kind, type) else None
+    return kind
+
+
+def _allowed(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f" (allowed: {', '.join(get_args(kind))})"
-    return ""
+        names = get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, _Table):
+        names = kind.__struct_fields__
+    else:
+        return ""
+    return f" (allowed: {', '.join(names)})"
 
 
 def _checked(settings: Settings, where: str) -> Settings:
@@ -226,7 +280,25 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("storage.retention_days", settings.storage.retention_days, 0),
         ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
         ("grace_seconds", settings.grace_seconds, 0),
+        ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
+        ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
+        ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
+        ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
+        ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
     ):
-        if value < lowest:
+        if not value >= lowest:  # nan is neither
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
+    _check_mail(settings, where)
     return settings
+
+
+def _check_mail(settings: Settings, where: str) -> None:
+    key = "smtp_url"
+    try:
+        if settings.outbound.smtp_url:
+            SmtpServer.parse(settings.outbound.smtp_url)
+        key = "mail_from"
+        Sender.of(settings.outbound.mail_from, settings.public_url)
+    except ValueError as error:
+        # Without its cause, which could quote a password.
+        raise SettingsError(f"{where}: outbound.{key}: {error}") from None

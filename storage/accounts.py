@@ -14,6 +14,14 @@ class AccountStore:
 
     # Organizations
 
+    def organization_by_id(self, id_: str) -> OrganizationRecord | None:
+        row = self._db.execute("SELECT * FROM organization WHERE id = :id", {"id": id_}).one()
+        return OrganizationRecord(**dict(row)) if row else None
+
+    def organization(self, key: int) -> OrganizationRecord | None:
+        row = self._db.execute("SELECT * FROM organization WHERE key = :key", {"key": key}).one()
+        return OrganizationRecord(**dict(row)) if row else None
+
     def organization_named(self, name: str) -> OrganizationRecord | None:
         row = self._db.execute("SELECT * FROM organization WHERE name = :name", {"name": name}).one()
         return OrganizationRecord(**dict(row)) if row else None
@@ -25,10 +33,10 @@ class AccountStore:
         ).one()
         return OrganizationRecord(**dict(_sure(row)))
 
-    def set_monthly_messages(self, organization: int, monthly_messages: int) -> None:
+    def change_organization(self, organization: int, *, name: str, monthly_messages: int) -> None:
         self._db.execute(
-            "UPDATE organization SET monthly_messages = :monthly WHERE key = :key",
-            {"key": organization, "monthly": monthly_messages},
+            "UPDATE organization SET name = :name, monthly_messages = :monthly WHERE key = :key",
+            {"key": organization, "name": name, "monthly": monthly_messages},
         )
 
     def set_role(self, organization: int, user: int, role: str) -> None:
@@ -80,11 +88,11 @@ class AccountStore:
         ).one()
         return UserRecord(**dict(_sure(row)))
 
-    def change_user(self, user: int, *, full_name: str, password_hash: str | None, now_ms: int) -> None:
+    def change_user(self, user: int, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
         self._db.execute(
-            "UPDATE user SET full_name = :full_name, password_hash = :password_hash, modified_on = :now"
-            " WHERE key = :key",
-            {"key": user, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
+            "UPDATE user SET email = :email, full_name = :full_name, password_hash = :password_hash,"
+            " modified_on = :now WHERE key = :key",
+            {"key": user, "email": email, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
         )
 
     # Applications
@@ -96,6 +104,15 @@ class AccountStore:
     def application_by_id(self, id_: str) -> ApplicationRecord | None:
         row = self._db.execute("SELECT * FROM application WHERE id = :id", {"id": id_}).one()
         return _application(row) if row else None
+
+    def applications_named(self, name: str) -> list[ApplicationRecord]:
+        rows = self._db.execute("SELECT * FROM application WHERE name = :name ORDER BY key", {"name": name})
+        return [_application(row) for row in rows]
+
+    def redirect_uris(self) -> set[str]:
+        """Of every application."""
+        rows = self._db.execute("SELECT redirect_uris FROM application")
+        return {uri for row in rows for uri in json.loads(row["redirect_uris"])}
 
     def put_application(
         self,
@@ -132,20 +149,39 @@ class AccountStore:
         row = self._db.execute("SELECT * FROM token WHERE hash = :hash", {"hash": hash_}).one()
         return TokenRecord(**dict(row)) if row else None
 
+    def tokens_of(self, application: int, user: int | None) -> list[TokenRecord]:
+        """A user's tokens for an application, or, without a user, the application's own."""
+        rows = self._db.execute(
+            "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
+            {"application": application, "user": user},
+        )
+        return [TokenRecord(**dict(row)) for row in rows]
+
     def put_token(self, token: TokenRecord) -> None:
         self._db.execute(
-            "INSERT INTO token (hash, application, user, created_on, expires_on)"
-            " VALUES (:hash, :application, :user, :created_on, :expires_on)"
+            "INSERT INTO token (hash, application, user, created_on, expires_on, family)"
+            " VALUES (:hash, :application, :user, :created_on, :expires_on, :family)"
             " ON CONFLICT (hash) DO UPDATE SET application = excluded.application, user = excluded.user,"
-            " expires_on = excluded.expires_on",
+            " created_on = excluded.created_on, expires_on = excluded.expires_on, family = excluded.family",
             {
                 "hash": token.hash,
                 "application": token.application,
                 "user": token.user,
                 "created_on": token.created_on,
                 "expires_on": token.expires_on,
+                "family": token.family,
             },
         )
+
+    def remove_token(self, hash_: bytes) -> None:
+        self._db.execute("DELETE FROM token WHERE hash = :hash", {"hash": hash_})
+
+    def tokens_that_expired(self, *, after_ms: int, until_ms: int) -> list[bytes]:
+        rows = self._db.execute(
+            "SELECT hash FROM token WHERE expires_on > :after AND expires_on <= :until",
+            {"after": after_ms, "until": until_ms},
+        )
+        return [row["hash"] for row in rows]
 
     # Grants
 
@@ -176,6 +212,48 @@ class AccountStore:
                 "write": int(grant.write),
             },
         )
+
+    def add_grant(self, grant: GrantRecord) -> None:
+        """Like `put_grant`, but nothing that is allowed already is taken away."""
+        self._db.execute(
+            "INSERT INTO access_grant (user, application, device_type, can_read, can_write)"
+            " VALUES (:user, :application, :device_type, :read, :write)"
+            " ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET"
+            " can_read = CASE WHEN excluded.can_read = 1 THEN 1 ELSE access_grant.can_read END,"
+            " can_write = CASE WHEN excluded.can_write = 1 THEN 1 ELSE access_grant.can_write END",
+            {
+                "user": grant.user,
+                "application": grant.application,
+                "device_type": grant.device_type,
+                "read": int(grant.read),
+                "write": int(grant.write),
+            },
+        )
+
+    # User application properties
+
+    def properties(self, user: int, application: int) -> str | None:
+        row = self._db.execute(
+            "SELECT properties FROM application_properties WHERE user = :user AND application = :application",
+            {"user": user, "application": application},
+        ).one()
+        return str(row["properties"]) if row else None
+
+    def put_properties(self, user: int, application: int, properties: str) -> None:
+        self._db.execute(
+            "INSERT INTO application_properties (user, application, properties)"
+            " VALUES (:user, :application, :properties)"
+            " ON CONFLICT (user, application) DO UPDATE SET properties = excluded.properties",
+            {"user": user, "application": application, "properties": properties},
+        )
+
+    def remove_properties(self, user: int, application: int) -> bool:
+        """Whether there were any."""
+        row = self._db.execute(
+            "DELETE FROM application_properties WHERE user = :user AND application = :application RETURNING user",
+            {"user": user, "application": application},
+        ).one()
+        return row is not None
 
 
 def _application(row: Mapping[str, Any]) -> ApplicationRecord:

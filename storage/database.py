@@ -10,17 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import structlog
 import trio
 
 from storage.accounts import AccountStore
+from storage.authorizations import AuthorizationStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
+from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.rollups import RollupStore
 from storage.sql import Connection, StoreError
 
 T = TypeVar("T")
 _READERS = 4
+_log = structlog.get_logger(__name__)
 
 
 class RunSync(Protocol):
@@ -51,9 +56,12 @@ class Transaction:
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
         self.accounts = AccountStore(connection)
+        self.authorizations = AuthorizationStore(connection)
         self.device_types = DeviceTypeStore(connection)
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
+        self.mails = MailStore(connection)
+        self.rollups = RollupStore(connection)
 
 
 @dataclass(slots=True)
@@ -122,11 +130,16 @@ class Database:
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers."""
         async with self._read_limiter:
+            if not self._readers:
+                raise StoreError("the store is not open")
             transaction = self._readers.pop()
             try:
                 return await self._run_sync(lambda: _in_read(transaction, work))
             finally:
-                self._readers.append(transaction)
+                if self._closed:
+                    transaction.connection.close()
+                else:
+                    self._readers.append(transaction)
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
@@ -162,8 +175,14 @@ class Database:
             with trio.CancelScope(shield=True):
                 while self._wanted.is_set():
                     await self._commit_open_group()
-                self._closed = True
+                self._refuse_from_now_on()
                 await self._run_sync(self._close)
+
+    def _refuse_from_now_on(self) -> None:
+        self._closed = True
+        # Whoever still puts something into the open group must not wait for a commit that will never be.
+        self.open_group = Group(error=StoreError("the store is closed"))
+        self.open_group.ended.set()
 
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
@@ -174,12 +193,16 @@ class Database:
         except StoreError as error:
             group.error = error
             self._failures += 1
+        except Exception as error:  # noqa: BLE001 - a bug must not leave everyone without a writer
+            _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
+            group.error = StoreError(f"{type(error).__name__}: {error}")
+            self._failures += 1
         else:
             self._commits += 1
             self._rows += group.row_count
-            self.on_commit(group)
+            _isolated(self.on_commit, group)
         for callback in group.callbacks:
-            callback(group.error)
+            _isolated(callback, group.error)
         group.ended.set()
 
     def _commit(self, group: Group) -> None:
@@ -208,6 +231,14 @@ class Database:
         return DatabaseStatistics(
             self._commits, self._rows, self._failures, self.open_group.row_count, len(self.open_group.works)
         )
+
+
+def _isolated(callback: Callable[[T], None], argument: T) -> None:
+    """One who cannot bear the news does not keep it from the others, nor end the writer."""
+    try:
+        callback(argument)
+    except Exception:  # noqa: BLE001 - the boundary between the writer and those who wait for it
+        _log.exception("commit_callback_failed", callback=repr(callback))
 
 
 def _in_read(transaction: Transaction, work: Callable[[Transaction], T]) -> T:

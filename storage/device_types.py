@@ -21,7 +21,13 @@ class DeviceTypeStore:
 
     def by_id_or_name(self, text: str) -> DeviceTypeRecord | None:
         """compatibility.md 1.1: wherever a dtid is accepted, the unique name is, too."""
-        return self._one("t.id = :value", text) or self._one("t.unique_name = :value", text)
+        return self.by_id(text) or self.by_unique_name(text)
+
+    def by_id(self, id_: str) -> DeviceTypeRecord | None:
+        return self._one("t.id = :value", id_)
+
+    def by_unique_name(self, unique_name: str) -> DeviceTypeRecord | None:
+        return self._one("t.unique_name = :value", unique_name)
 
     def _one(self, condition: str, value: object) -> DeviceTypeRecord | None:
         row = self._db.execute(_SELECT + condition, {"value": value}).one()

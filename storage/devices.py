@@ -23,6 +23,13 @@ class DeviceStore:
         row = self._db.execute(_SELECT + condition, {"value": value}).one()
         return _device(row) if row else None
 
+    def named(self, owner: int, name: str) -> list[DeviceRecord]:
+        """Names need not be unique."""
+        rows = self._db.execute(
+            _SELECT + "d.owner = :owner AND d.name = :name ORDER BY d.key", {"owner": owner, "name": name}
+        )
+        return [_device(row) for row in rows]
+
     def keys_of_owner(self, owner: int) -> list[int]:
         return [row["key"] for row in self._db.execute("SELECT key FROM device WHERE owner = :owner", {"owner": owner})]
 

@@ -60,7 +60,11 @@ class Journal:
 
         Call it before the next `await`: between two of those, all rows stand in the same group.
         """
-        self._database.open_group.callbacks.append(callback)
+        group = self._database.open_group
+        if group.error is not None:  # the store is closed
+            callback(group.error)
+            return
+        group.callbacks.append(callback)
         self._database.request_commit()
 
     async def wait_committed(self) -> None:

@@ -54,11 +54,12 @@ class MessageStore:
         row = self._db.execute("SELECT value FROM secret WHERE name = 'mid'").one()
         return bytes(row["value"]) if row else b""
 
-    def after(self, position: int, *, limit: int) -> list[MessageRow]:
-        """The log from behind `position` on, in order: what a consumer reads after a restart."""
+    def after(self, position: int, *, limit: int = -1, device: int | None = None) -> list[MessageRow]:
+        """The log, or one device's part of it, from behind `position` on, in order; all of it with limit -1."""
+        condition = "position > :position" + (" AND device = :device" if device is not None else "")
         rows = self._db.execute(
-            "SELECT * FROM message WHERE position > :position ORDER BY position LIMIT :limit",
-            {"position": position, "limit": limit},
+            f"SELECT * FROM message WHERE {condition} ORDER BY position LIMIT :limit",  # noqa: S608 - ours
+            {"position": position, "limit": limit, "device": device},
         )
         return [_message(row) for row in rows]
 

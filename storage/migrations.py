@@ -17,6 +17,25 @@ def the_main_job(db: sqlite_utils.Database) -> None:
     db["secret"].insert({"name": "mid", "value": secrets.token_bytes(32)})  # type: ignore[union-attr]
 
 
+@migrations(name="0003_mail")
+def mail(db: sqlite_utils.Database) -> None:
+    for statement in _MAIL.split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+
+
+_MAIL = """
+CREATE TABLE mail (
+  key INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
+  recipient TEXT NOT NULL COLLATE NOCASE, cause TEXT NOT NULL, content BLOB, created_on INTEGER NOT NULL,
+  next_on INTEGER, attempts INTEGER NOT NULL, outcome TEXT, last_error TEXT
+);
+CREATE INDEX mail_waiting ON mail (next_on, key) WHERE next_on IS NOT NULL;
+CREATE INDEX mail_done ON mail (created_on) WHERE next_on IS NULL;
+CREATE INDEX mail_by_recipient ON mail (kind, recipient, created_on);
+CREATE INDEX mail_by_cause ON mail (kind, cause, created_on);
+"""
+
 _MAIN_JOB = """
 CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -88,3 +107,56 @@ CREATE TABLE failed_message (
 CREATE TABLE snapshot (device INTEGER PRIMARY KEY, fields TEXT NOT NULL);
 CREATE TABLE consumer (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
 """
+
+
+@migrations(name="0002_accounts")
+def accounts(db: sqlite_utils.Database) -> None:
+    for statement in _ACCOUNTS.split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+
+
+_ACCOUNTS = """
+CREATE TABLE token_family (
+  key INTEGER PRIMARY KEY, application INTEGER NOT NULL REFERENCES application, user INTEGER NOT NULL REFERENCES user,
+  method TEXT NOT NULL, created_on INTEGER NOT NULL, usable_until INTEGER NOT NULL
+);
+CREATE INDEX token_family_by_end ON token_family (usable_until);
+ALTER TABLE token ADD COLUMN family INTEGER REFERENCES token_family ON DELETE CASCADE;
+CREATE INDEX token_by_family ON token (family);
+CREATE INDEX token_by_expiry ON token (expires_on);
+CREATE TABLE refresh_token (
+  hash BLOB PRIMARY KEY, family INTEGER NOT NULL REFERENCES token_family ON DELETE CASCADE,
+  usable_until INTEGER NOT NULL, used_on INTEGER
+);
+CREATE INDEX refresh_token_by_family ON refresh_token (family);
+CREATE INDEX refresh_token_by_end ON refresh_token (usable_until);
+CREATE TABLE authorization_code (
+  hash BLOB PRIMARY KEY, application INTEGER NOT NULL REFERENCES application,
+  user INTEGER NOT NULL REFERENCES user, redirect_uri TEXT NOT NULL, code_challenge TEXT,
+  expires_on INTEGER NOT NULL, used_on INTEGER, family INTEGER REFERENCES token_family ON DELETE SET NULL
+);
+CREATE INDEX authorization_code_by_family ON authorization_code (family);
+CREATE INDEX authorization_code_by_expiry ON authorization_code (expires_on);
+CREATE TABLE device_code (
+  hash BLOB PRIMARY KEY, user_code TEXT NOT NULL UNIQUE, application INTEGER NOT NULL REFERENCES application,
+  interval_seconds INTEGER NOT NULL, expires_on INTEGER NOT NULL, state TEXT NOT NULL,
+  user INTEGER REFERENCES user, polled_on INTEGER
+);
+CREATE INDEX device_code_by_expiry ON device_code (expires_on);
+CREATE TABLE application_properties (
+  user INTEGER NOT NULL REFERENCES user, application INTEGER NOT NULL REFERENCES application,
+  properties TEXT NOT NULL, PRIMARY KEY (user, application)
+);
+"""
+
+
+@migrations(name="0004_rollups")
+def rollups(db: sqlite_utils.Database) -> None:
+    db.execute("CREATE TABLE field (key INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE)")
+    # Clustered by its key: a range of buckets is read in one run. Numbers keep the form they came in.
+    db.execute(
+        "CREATE TABLE rollup (device INTEGER NOT NULL, field INTEGER NOT NULL, level TEXT NOT NULL,"
+        " bucket INTEGER NOT NULL, count INTEGER NOT NULL, numbers INTEGER NOT NULL, min, max, sum,"
+        " mean_high REAL, mean_low REAL, m2 REAL, PRIMARY KEY (device, field, level, bucket)) WITHOUT ROWID"
+    )

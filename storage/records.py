@@ -52,6 +52,52 @@ class TokenRecord:
     user: int | None
     created_on: int
     expires_on: int
+    family: int | None = None  # None: provisioned, or an application's own
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshTokenRecord:
+    """A refresh token, kept as its SHA-256, with what its family says: whose it is and how they got it.
+
+    A family is everything that one authorization led to: refreshing goes on in it, and a replay ends all of it. A used
+    refresh token is kept, so that a replay is recognised.
+    """
+
+    hash: bytes
+    family: int
+    usable_until: int
+    used_on: int | None
+    application: int
+    user: int
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationCodeRecord:
+    """A code, kept as its SHA-256; a used one points to the family it led to."""
+
+    hash: bytes
+    application: int
+    user: int
+    redirect_uri: str
+    code_challenge: str | None
+    expires_on: int
+    used_on: int | None = None
+    family: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCodeRecord:
+    """A request of the limited-input flow. The device's code is kept as its SHA-256, the person's as it is shown."""
+
+    hash: bytes
+    user_code: str
+    application: int
+    interval_seconds: int
+    expires_on: int
+    state: str = "pending"  # pending | approved | denied | used
+    user: int | None = None
+    polled_on: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +168,22 @@ class PresenceRecord:
     last_seen_on: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class MailRecord:
+    """An outgoing mail. It waits while `next_on` is set; when it is done, its content is erased."""
+
+    message_id: str  # without angle brackets
+    kind: str
+    recipient: str
+    cause: str  # who or what made us send it: rates are counted by it
+    content: bytes | None  # sealed: its links carry one-time codes
+    created_on: int
+    next_on: int | None
+    attempts: int = 0
+    outcome: str | None = None  # sent | given up
+    last_error: str | None = None
+
+
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
     """One data message as the log keeps it. Array-like and untracked, because there are many of them."""
 
@@ -153,6 +215,28 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
     cts: int
     reason: str
     payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollupRow:
+    """One field of one device in one bucket of `level` minute, hour or day; `bucket` is where it starts (ms).
+
+    `count` is of messages with the field, `numbers` of those where it is a number; without any, the rest is None.
+    broker/messages/aggregates.py says what the rest means.
+    """
+
+    device: int
+    field: int
+    level: str
+    bucket: int
+    count: int
+    numbers: int = 0
+    min: int | float | None = None
+    max: int | float | None = None
+    sum: int | float | None = None
+    mean_high: float | None = None
+    mean_low: float | None = None
+    m2: float | None = None
 
 
 LogRow = MessageRow | ActionRow | FailedMessageRow

@@ -1,6 +1,7 @@
 """Fixtures everyone uses: a real store in a temporary folder, and the services on top of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def settings(tmp_path: Path) -> Settings:
 def engine(tmp_path: Path) -> SqliteEngine:
     # What a power cut would lose is tested by itself; everywhere else waiting for the disk only costs time.
     return SqliteEngine(tmp_path / "store.sqlite", synchronous="off")
+
+
+OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
+
+
+@pytest.fixture
+def open_again(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> OpenServices:
+    """Opens services on the same file as often as a test likes: every time but the first is a restart."""
+    vault = Vault(Vault.new_key())
+    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, Clock(fake_clock))
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device
 from broker.secrets import Vault, token_hash
 from storage.database import Database, Transaction
-from storage.records import DeviceTokenRecord, GrantRecord, ManifestRecord, TokenRecord
+from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, GrantRecord, ManifestRecord, TokenRecord
 
 NOW_MS = 1_760_000_000_000
 
@@ -32,6 +34,39 @@ KITCHEN, HALL, BOBS = "11" * 16, "12" * 16, "13" * 16
 KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN = "21" * 16, "22" * 16, "23" * 16
 DASHBOARD = "aa" * 16
 ADA_TOKEN, BOB_TOKEN, APPLICATION_TOKEN = "31" * 16, "32" * 16, "33" * 16
+
+
+def make_device(
+    key: int = 1, *, owner: int = 1, type_key: int = 1, organization: int = 1, enabled: bool = True
+) -> Device:
+    """A light that stands in no store."""
+    type_ = DeviceTypeRecord(
+        key=type_key,
+        id=f"dt{type_key:032x}",
+        unique_name=f"example.type_{type_key}",
+        name="Type",
+        organization=organization,
+        organization_id=f"{organization:032x}",
+        published=True,
+        protected=False,
+        rsp=False,
+        description=None,
+        tags=(),
+        created_on=1,
+    )
+    record = DeviceRecord(
+        key=key,
+        id=f"{key:032x}",
+        owner=owner,
+        owner_id=f"{owner:032x}",
+        device_type=type_key,
+        name="Light",
+        manifest_version=1,
+        manifest_version_policy="LATEST",
+        enabled=enabled,
+        created_on=1,
+    )
+    return Device(record, DeviceType(type_, [ManifestRecord(type_key, 1, json.dumps(LIGHT_MANIFEST), True, 1)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +144,5 @@ def _build(tx: Transaction, vault: Vault) -> World:
         )
         tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), application, 1))
         devices.append(key)
-    return World(ada, bob, light, *devices, application)
+    kitchen, hall, bobs = devices
+    return World(ada, bob, light, kitchen, hall, bobs, application)

@@ -1,9 +1,13 @@
 """Stand-ins for what tests must hold in their own hands: the time, and where blocking work runs."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import trio
+
+from storage.database import EngineConnection
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import Rows
 
 T = TypeVar("T")
 
@@ -25,3 +29,73 @@ async def run_inline(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimit
     """Blocking work on the loop: on a mock clock a task that waits for a thread counts as idle."""
     await trio.lowlevel.checkpoint()
     return sync_fn()
+
+
+class HeldRunner:
+    """Runs blocking work on the loop, and holds it for as long as a test wants.
+
+    A commit is held before it runs, a read after it ran: what it found may be old by the time it is looked at.
+    """
+
+    def __init__(self) -> None:
+        self.commits, self.reads = trio.Event(), trio.Event()
+        self.commits.set()
+        self.reads.set()
+
+    def hold_commits(self) -> None:
+        self.commits = trio.Event()
+
+    def hold_reads(self) -> None:
+        self.reads = trio.Event()
+
+    async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
+        await trio.lowlevel.checkpoint()
+        if limiter is not None:  # only the writer has one
+            await self.commits.wait()
+            return sync_fn()
+        result = sync_fn()
+        await self.reads.wait()
+        return result
+
+
+class BreakableEngine:
+    """SQLite whose commits fail while `error` is set, as they do on a full or broken disk."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self.error: Exception | None = None
+
+    def migrate(self) -> None:
+        self._engine.migrate()
+
+    def open(self, *, read_only: bool) -> EngineConnection:
+        return _BreakableConnection(self, self._engine.open(read_only=read_only))
+
+
+class _BreakableConnection:
+    def __init__(self, engine: BreakableEngine, connection: EngineConnection) -> None:
+        self._engine = engine
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        return self._connection.execute(sql, parameters)
+
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+        self._connection.insert_many(table, columns, rows)
+
+    def json_has(self, column: str, parameter: str) -> str:
+        return self._connection.json_has(column, parameter)
+
+    def begin(self, *, write: bool) -> None:
+        self._connection.begin(write=write)
+
+    def commit(self) -> None:
+        if self._engine.error is not None:
+            raise self._engine.error
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def close(self) -> None:
+        self._connection.close()

@@ -42,32 +42,42 @@ class Tokens:
         self._database = database
         self._clock = clock
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
+        self._changes = 0
         router.subscribe(TokenRevoked, self._forget)
         router.subscribe(DeviceChanged, self._forget_device)
 
     async def caller(self, token: str) -> Caller:
         """The caller behind a bearer token. Raises Unauthorized when it is unknown, expired or revoked."""
         hashed = token_hash(token)
-        caller = self._known.get(hashed)
-        if caller is None:
-            caller = await self._database.read(lambda tx: _resolve(tx, hashed))
-            if caller is None:
-                raise Unauthorized
-            self._known[hashed] = caller
-            if len(self._known) > _CACHED_TOKENS:
-                self._known.popitem(last=False)
+        caller = self._known.get(hashed) or await self._load(hashed)
         if caller.expires_on is not None and caller.expires_on <= self._clock.now_ms():
             raise Unauthorized
         return caller
 
+    async def _load(self, hashed: bytes) -> Caller:
+        while True:
+            changes = self._changes
+            caller = await self._database.read(lambda tx: _resolve(tx, hashed))
+            if changes == self._changes:  # otherwise it may have been revoked while we read
+                break
+        if caller is None:
+            raise Unauthorized
+        self._known[hashed] = caller
+        if len(self._known) > _CACHED_TOKENS:
+            self._known.popitem(last=False)
+        return caller
+
     def forget_all(self) -> None:
         """Ask the store again for every token: many may have changed at once."""
+        self._changes += 1
         self._known.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
+        self._changes += 1
         self._known.pop(fact.hash, None)
 
     def _forget_device(self, fact: DeviceChanged) -> None:
+        self._changes += 1
         for hashed in [hashed for hashed, caller in self._known.items() if caller.device == fact.device]:
             del self._known[hashed]
 

@@ -6,15 +6,18 @@ What changes is kept in memory and written in bulk every second; reads look thro
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import structlog
 import trio
 
 from broker.clock import Clock
 from broker.facts import DeviceWentOffline, DeviceWentOnline, MessagesStored, Router
 from storage.database import Database, Transaction
 from storage.records import PresenceRecord
+from storage.sql import StoreError
 
 FLUSH_SECONDS = 1.0
 V = TypeVar("V")
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,9 @@ class Presence:
     def _messages_stored(self, fact: MessagesStored) -> None:
         seen = self._seen
         for row in fact.rows:
-            seen[row.device] = row.cts
+            # A device may have gone, or sent a ping, between its message and the commit of it.
+            if row.cts > seen.get(row.device, 0):
+                seen[row.device] = row.cts
 
     def touch(self, device: int) -> None:
         """A sign of life that is no message: a protocol's ping."""
@@ -87,7 +92,10 @@ class Presence:
         task_status.started()
         while True:
             await trio.sleep(FLUSH_SECONDS)
-            await self.flush()
+            try:
+                await self.flush()
+            except StoreError as error:  # what was not written stays in memory, and in the next attempt
+                _log.warning("presence_not_saved", reason=str(error))
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(len(self._online), len(self._seen))

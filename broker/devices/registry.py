@@ -76,6 +76,7 @@ class Devices:
         self._live: WeakValueDictionary[int, Device] = WeakValueDictionary()
         self._keys: dict[str, int] = {}
         self._recent: OrderedDict[int, Device] = OrderedDict()
+        self._reloads = 0
 
     async def find(self, device_id: str) -> Device:
         """By id. Raises DeviceNotFound."""
@@ -99,8 +100,8 @@ class Devices:
         """A device by its id and its own token, as MQTT sends them.
 
         Raises:
-            Unauthorized: no such device, or a token that is not valid.
-            PermissionDenied: a valid token, but not this device's.
+            Unauthorized: no such device, a token that is not valid, or another device's.
+            PermissionDenied: a valid token, but not of a device.
             SourceDeviceDisabled: the owner switched the device off.
         """
         caller = await self._tokens.caller(token)
@@ -109,12 +110,14 @@ class Devices:
         if caller.device_id != device_id or caller.device is None:
             raise Unauthorized
         device = await self.get(caller.device)
+        await self._tokens.caller(token)  # it may have been revoked while the device was loaded
         if not device.enabled:
             raise SourceDeviceDisabled
         return device, caller
 
     async def reload(self) -> None:
         """Read every device that is in use again, and say which ones: many may have changed at once."""
+        self._reloads += 1
         for key, device in list(self._live.items()):
             record = await self._database.read(partial(_by_key, key))
             if record is not None and record != device.record:
@@ -122,10 +125,14 @@ class Devices:
                 self._router.publish(DeviceChanged(key))
 
     async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
-        record = await self._database.read(choose)
-        if record is None:
-            raise DeviceNotFound(device_id)
-        type_ = await self._types.get(record.device_type)
+        while True:
+            reloads = self._reloads
+            record = await self._database.read(choose)
+            if record is None:
+                raise DeviceNotFound(device_id)
+            type_ = await self._types.get(record.device_type)
+            if reloads == self._reloads:  # otherwise the record may be of before the change
+                break
         device = self._live.get(record.key)
         if device is None:
             device = self._live[record.key] = Device(record, type_)

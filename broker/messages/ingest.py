@@ -139,8 +139,13 @@ class Ingest:
             data=text,
         )
         fact = ActionStored(action, source.key, destination.key)
-        self._journal.after_commit(lambda error: self._router.publish(fact) if error is None else None)
+        self._journal.after_commit(lambda error: self._action_committed(fact, source) if error is None else None)
         return position
+
+    def _action_committed(self, fact: ActionStored, source: Device) -> None:
+        # The commit that brought it may have been the second one since, after which senders are let go.
+        self._earlier_senders[source.key] = source
+        self._router.publish(fact)
 
     def mid(self, position: int) -> str:
         return self._mids.mid(position)
@@ -173,7 +178,9 @@ class Ingest:
             self._earlier_senders, self._senders = self._senders, {}
 
     def _checked_ts(self, ts: object, now_ms: int) -> int:
-        if isinstance(ts, bool) or not isinstance(ts, int | float) or not math.isfinite(ts) or ts < 0:
+        if isinstance(ts, bool) or not isinstance(ts, int | float) or ts < 0:
+            raise InvalidTimestamp
+        if isinstance(ts, float) and not math.isfinite(ts):
             raise InvalidTimestamp
         value = int(ts)
         if value > now_ms + self._future_grace_ms:
@@ -184,7 +191,7 @@ class Ingest:
         # What counts is `data` as compact JSON, so blanks and escapes of the sender's are not held against it.
         try:
             compact = _encode(_decode(payload))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest from error
         if len(compact) > MAX_DATA_BYTES:
             raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
@@ -210,10 +217,11 @@ _decode_actions = msgspec.json.Decoder(_ActionData).decode
 def _checked_actions(data: bytes) -> str:
     """Actions as they are kept: known members only, compact. Names are not checked against the Manifest (9.1)."""
     try:
+        data.decode()  # msgspec does not look inside texts it skips
         parsed = _decode_actions(data)
     except msgspec.ValidationError as error:
         raise ValidationFailed((_finding(str(error)),)) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest from error
     if not parsed.actions:
         raise ValidationFailed.of("data.actions", "Required parameter")

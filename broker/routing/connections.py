@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
+import structlog
+
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import ActionStored, DeviceChanged, DeviceWentOffline, DeviceWentOnline, Router, TokenRevoked
+
+_log = structlog.get_logger(__name__)
 
 
 class CloseReason(Enum):
@@ -48,13 +52,20 @@ class Link:
 
     def offer(self, action: Action) -> bool:
         """Hand over an Action. A device too slow to take it loses its own Actions; it never slows the router."""
-        if self._deliver(action):
-            return True
-        self.dropped += 1
-        return False
+        try:
+            taken = self._deliver(action)
+        except Exception:  # noqa: BLE001 - the boundary between the router and one connection
+            _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
+            taken = False
+        if not taken:
+            self.dropped += 1
+        return taken
 
     def close(self, reason: CloseReason) -> None:
-        self._close(reason)
+        try:
+            self._close(reason)
+        except Exception:  # noqa: BLE001 - one that cannot be closed must not keep the others open
+            _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +113,18 @@ class Connections:
         """
         link = Link(device, protocol, token, deliver, close)
         incumbent = self._exclusive.get(device.key) if exclusive else None
-        links = self._links.setdefault(device.key, [])
-        links.append(link)
+        was_online = self.is_online(device.key)
+        self._links.setdefault(device.key, []).append(link)
         if exclusive:
             self._exclusive[device.key] = link
-        if incumbent is not None:
-            self._takeovers += 1
-            incumbent.close(CloseReason.REPLACED)
-        if len(links) == 1:
-            self._router.publish(DeviceWentOnline(device.key, protocol, self._clock.now_ms()))
         try:
+            if incumbent is not None:
+                self._takeovers += 1
+                # However long it takes to leave: from now on it gets no Actions and does not count as a connection.
+                self._remove(incumbent)
+                incumbent.close(CloseReason.REPLACED)
+            if not was_online:
+                self._router.publish(DeviceWentOnline(device.key, protocol, self._clock.now_ms()))
             yield link
         finally:
             self._remove(link)
@@ -120,7 +133,9 @@ class Connections:
         key = link.device.key
         if self._exclusive.get(key) is link:  # a newer connection may own the place by now
             del self._exclusive[key]
-        links = self._links[key]
+        links = self._links.get(key, [])
+        if link not in links:  # it was replaced, and leaves late
+            return
         links.remove(link)
         self._dropped += link.dropped
         if not links:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import structlog
+
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router
 from storage.records import MessageRow
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +84,19 @@ class Feeds:
                 if (joined := frames.get(encoding)) is None:
                     encode = encoding.message
                     joined = frames[encoding] = b"".join([encode(row, device) for row, device in pairs])
-                subscriber.offer(joined, len(pairs))
+                _offer(subscriber, joined, len(pairs))
                 self._offered += len(pairs)
 
     def _action_stored(self, fact: ActionStored) -> None:
         """Actions whose source is watched are shown, too (compatibility.md 19.2)."""
         if not self._subscribers or (device := self._sender(fact.source)) is None:
             return
+        frames: dict[Encoding, bytes] = {}
         for subscriber in self._interested_in(device):
-            subscriber.offer(subscriber.encoding.action(fact.action), 1)
+            encoding = subscriber.encoding
+            if (frame := frames.get(encoding)) is None:
+                frame = frames[encoding] = encoding.action(fact.action)
+            _offer(subscriber, frame, 1)
 
     def _interested_in(self, device: Device) -> tuple[Subscriber, ...]:
         interested = self._interested.get(device.key)
@@ -102,3 +110,10 @@ class Feeds:
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(len(self._subscribers), self._offered)
+
+
+def _offer(subscriber: Subscriber, frames: bytes, count: int) -> None:
+    try:
+        subscriber.offer(frames, count)
+    except Exception:  # noqa: BLE001 - one who cannot take it must not keep it from the others
+        _log.exception("feed_subscriber_failed", subscriber=repr(subscriber))

@@ -24,10 +24,14 @@ class SqliteRows:
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self._cursor)
+        while (row := self.one()) is not None:
+            yield row
 
     def one(self) -> Mapping[str, Any] | None:
-        row: Mapping[str, Any] | None = self._cursor.fetchone()
+        try:
+            row: Mapping[str, Any] | None = self._cursor.fetchone()
+        except sqlite3.Error as error:
+            raise _store_error(error) from error
         return row
 
 
@@ -43,7 +47,7 @@ class SqliteConnection:
         try:
             return SqliteRows(self._connection.execute(sql, parameters or {}))
         except sqlite3.Error as error:
-            raise StoreError(f"{type(error).__name__}: {error}") from error
+            raise _store_error(error) from error
 
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         if (sql := self._inserts.get(table)) is None:
@@ -54,7 +58,9 @@ class SqliteConnection:
         self.execute(sql, {"rows": self._encode(rows).decode()})
 
     def json_has(self, column: str, parameter: str) -> str:
-        return f"json_type({column}, '$.' || :{parameter}) IS NOT NULL"
+        # Every name is quoted, so that `a[0]` is the name of a field and not a path. No field has a quote in its name.
+        path = f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
+        return f"""CASE WHEN instr(:{parameter}, '"') = 0 THEN json_type({column}, {path}) IS NOT NULL END"""
 
     def begin(self, *, write: bool) -> None:
         self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -64,10 +70,14 @@ class SqliteConnection:
 
     def rollback(self) -> None:
         if self._connection.in_transaction:
-            self._connection.rollback()
+            self.execute("ROLLBACK")
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _store_error(error: sqlite3.Error) -> StoreError:
+    return StoreError(f"{type(error).__name__}: {error}")
 
 
 class SqliteEngine:

@@ -1,0 +1,156 @@
+"""Consumers of the message log: whoever keeps something that can be worked out from it.
+
+A consumer's cursor is saved in the same transaction as what it kept, so after a crash it resumes there: nothing is
+lost and nothing counts twice. All folds share one cursor, one read and one decoding of each row.
+
+What was committed lately is at hand in memory. When a consumer falls behind so far that this would be too much, the
+rows are let go and read from the log again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from broker.facts import MessagesStored, Router
+from storage.database import Database, Transaction
+from storage.records import MessageRow
+from storage.sql import StoreError
+
+FLUSH_SECONDS = 1.0
+_STEP_ROWS = 5_000  # one step of work, so that nobody waits long for the writer
+_HELD_ROWS = 50_000
+_CONSUMER = "folds"
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_log = structlog.get_logger(__name__)
+
+Decoded = Sequence[tuple[MessageRow, Mapping[str, Any]]]
+Save = Callable[[Transaction], None]
+
+
+class Fold(Protocol):
+    """Something kept per device that each message changes."""
+
+    def fold(self, tx: Transaction, rows: Decoded) -> Save:
+        """Work out beside the writer what these rows change; the answer writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStatistics:
+    position: int
+    held_rows: int
+
+
+class Folder:
+    """Drives the folds along the log."""
+
+    def __init__(self, database: Database, router: Router, folds: Sequence[Fold]) -> None:
+        self._database = database
+        self._folds = folds
+        self._position = 0
+        self._held: list[Sequence[MessageRow]] = []
+        self._held_rows = 0
+        self._follows = False  # the held rows go on where the cursor stands, without a gap
+        self._full = trio.Event()
+        router.subscribe(MessagesStored, self._messages_stored)
+
+    @property
+    def position(self) -> int:
+        """Everything up to here is folded."""
+        return self._position
+
+    def _messages_stored(self, fact: MessagesStored) -> None:
+        self._held.append(fact.rows)
+        self._held_rows += len(fact.rows)
+        if self._held_rows >= _HELD_ROWS // 2:
+            self._full.set()
+        if self._held_rows > _HELD_ROWS:
+            self._held, self._held_rows, self._follows = [], 0, False
+
+    async def resume(self) -> None:
+        """Stand where the last run stood. What it did not get to fold is folded beside everything else."""
+        self._position = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
+
+    async def flush(self) -> None:
+        """Fold everything that is durable now."""
+        if not self._follows:
+            await self._read_on()
+            return
+        while self._held and self._follows:
+            rows = self._take_held()
+            try:
+                await self._step(rows)
+            except BaseException:
+                self._follows = False  # they are read from the log next time
+                raise
+
+    def _take_held(self) -> Sequence[MessageRow]:
+        rows = self._held.pop(0)
+        if len(rows) > _STEP_ROWS:
+            self._held.insert(0, rows[_STEP_ROWS:])
+            rows = rows[:_STEP_ROWS]
+        self._held_rows -= len(rows)
+        return rows
+
+    async def _read_on(self) -> None:
+        # From here on every commit is held again; what is both held and read is folded once, because `_step` looks.
+        self._held, self._held_rows, self._follows = [], 0, True
+        while rows := await self._database.read(partial(_after, self._position)):
+            try:
+                await self._step(rows)
+            except BaseException:
+                self._follows = False
+                raise
+
+    async def _step(self, rows: Sequence[MessageRow]) -> None:
+        position = self._position
+        fresh = [row for row in rows if row.position > position]
+        if not fresh:
+            return
+        saves = await self._database.read(partial(_fold, self._folds, fresh))
+        last = fresh[-1].position
+        await self._database.write(partial(_save, saves, last))
+        self._position = last
+
+    async def fold_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            with trio.move_on_after(FLUSH_SECONDS):
+                await self._full.wait()
+            self._full = trio.Event()
+            try:
+                await self.flush()
+            except StoreError as error:  # the log is the truth: the next attempt folds it again
+                _log.warning("folds_not_saved", reason=str(error))
+
+    def statistics(self) -> FolderStatistics:
+        return FolderStatistics(self._position, self._held_rows)
+
+
+def decoded(rows: Sequence[MessageRow]) -> Decoded:
+    return [(row, _decode(row.data)) for row in rows]
+
+
+def unfolded(tx: Transaction, device: int) -> Decoded:
+    """The device's rows that no fold has seen in this transaction: lay them on top of what is kept."""
+    position = tx.messages.consumer_position(_CONSUMER)
+    return decoded(tx.messages.after(position, device=device))
+
+
+def _after(position: int, tx: Transaction) -> list[MessageRow]:
+    return tx.messages.after(position, limit=_STEP_ROWS)
+
+
+def _fold(folds: Sequence[Fold], rows: Sequence[MessageRow], tx: Transaction) -> list[Save]:
+    pairs = decoded(rows)
+    return [one.fold(tx, pairs) for one in folds]
+
+
+def _save(saves: Sequence[Save], position: int, tx: Transaction) -> None:
+    for save in saves:
+        save(tx)
+    tx.messages.set_consumer_position(_CONSUMER, position)

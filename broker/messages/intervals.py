@@ -1,0 +1,70 @@
+"""Buckets of time from the minute to the year, in UTC, and how long a range each allows (specification, Endpoints)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import pairwise
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 366 * DAY_MS
+
+
+class Interval(StrEnum):
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+    YEAR = "year"
+
+    def start_of(self, ts: int) -> int:
+        """The beginning of the bucket that `ts` (ms) falls into."""
+        if (width := _FIXED.get(self)) is not None:
+            return ts - ts % width
+        moment = datetime.fromtimestamp(ts // 1000, UTC)
+        month = moment.month if self is Interval.MONTH else 1
+        return int(datetime(moment.year, month, 1, tzinfo=UTC).timestamp()) * 1000
+
+
+_FIXED = {Interval.MINUTE: MINUTE_MS, Interval.HOUR: HOUR_MS, Interval.DAY: DAY_MS}
+
+#: The longest range of a histogram and of a presence search, in ms.
+HISTOGRAM_RANGE_MS = {
+    Interval.MINUTE: HOUR_MS,
+    Interval.HOUR: DAY_MS,
+    Interval.DAY: 31 * DAY_MS,
+    Interval.MONTH: YEAR_MS,
+    Interval.YEAR: YEAR_MS,
+}
+PRESENCE_RANGE_MS = HISTOGRAM_RANGE_MS | {Interval.YEAR: 10 * YEAR_MS}
+AGGREGATES_RANGE_MS = 31 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of whole buckets of one rollup level: `start_ms` and up to, not including, `end_ms`."""
+
+    level: Interval
+    start_ms: int
+    end_ms: int
+
+
+def spans(start_ms: int, end_ms: int, coarsest: Interval = Interval.DAY) -> Iterator[Span]:
+    """Cover whole minutes with as few rollup rows as possible: days in the middle, hours and minutes at the edges.
+
+    No row is wider than `coarsest`, a month or a year being made of days.
+    """
+    levels = [level for level, width in _FIXED.items() if width <= _FIXED.get(coarsest, DAY_MS)]
+    for level, wider in pairwise(levels):
+        width = _FIXED[wider]
+        edge = min(-(-start_ms // width) * width, level.start_of(end_ms))
+        if start_ms < edge:
+            yield Span(level, start_ms, edge)
+            start_ms = edge
+    for level in reversed(levels):
+        edge = level.start_of(end_ms)
+        if start_ms < edge:
+            yield Span(level, start_ms, edge)
+            start_ms = edge

@@ -1,0 +1,213 @@
+"""The tables of the provision file that accounts keep: organizations, users, applications, tokens and grants."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cryptography.fernet import InvalidToken
+
+from broker.ids import new_id
+from broker.provisioning.document import EVERY_TYPE, Application, Grant, Organization, Token, User
+from broker.provisioning.run import Place, Run, given, identify
+from broker.secrets import token_hash
+from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, USER_TOKEN_SECONDS
+from storage.records import ApplicationRecord, GrantRecord, TokenRecord
+
+_MIN_USER_NAME, _MAX_USER_NAME = 5, 36  # compatibility.md 5.1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPassword:
+    """Hashed before the transaction, because that takes long. `generated` is set when the file gave none."""
+
+    hashed: str
+    generated: str | None = None
+
+
+class AccountTables:
+    """`passwords` are by index of the user's entry; a password that the user has already is not among them."""
+
+    def __init__(self, run: Run, passwords: Mapping[int, PreparedPassword]) -> None:
+        self._run = run
+        self._passwords = passwords
+
+    def put_organization(self, at: Place, entry: Organization) -> None:
+        accounts = self._run.tx.accounts
+        known = identify(
+            at, entry.id, accounts.organization_by_id, "name", entry.name, accounts.organization_named(entry.name)
+        )
+        if known is None:
+            id_ = entry.id or self._run.generate(at, entry.name, "id", new_id())
+            monthly = FREE_MONTHLY_MESSAGES if entry.monthly_messages is None else entry.monthly_messages
+            key = accounts.add_organization(id_, entry.name, monthly).key
+            return self._run.created(at, key)
+        wanted = replace(known, **given(entry, "name", "monthly_messages"))
+        if wanted != known:
+            accounts.change_organization(known.key, name=wanted.name, monthly_messages=wanted.monthly_messages)
+        return self._run.found(at, known.key, changed=wanted != known)
+
+    def put_user(self, at: Place, entry: User) -> None:
+        accounts = self._run.tx.accounts
+        if entry.role is not None and entry.organization is None:
+            raise at.refusal("organization", "required with a role")
+        known = identify(at, entry.id, accounts.user_by_id, "email", entry.email, accounts.user_by_email(entry.email))
+        password = self._passwords.get(at.index)
+        if known is None:
+            key = self._new_user(at, entry, password)
+            self._join(at, entry, key)
+            return self._run.created(at, key)
+        wanted = replace(known, **given(entry, "full_name"))
+        if entry.email.lower() != known.email.lower():  # case alone makes no other address
+            wanted = replace(wanted, email=entry.email)
+        if password is not None and password.generated is None:
+            wanted = replace(wanted, password_hash=password.hashed)
+        if wanted != known:
+            accounts.change_user(
+                known.key,
+                email=wanted.email,
+                full_name=wanted.full_name,
+                password_hash=wanted.password_hash,
+                now_ms=self._run.now_ms,
+            )
+        joined = self._join(at, entry, known.key)
+        return self._run.found(at, known.key, changed=joined or wanted != known)
+
+    def _new_user(self, at: Place, entry: User, password: PreparedPassword | None) -> int:
+        id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
+        if password is not None and password.generated is not None:
+            self._run.generate(at, entry.email, "password", password.generated)
+        name = self._free_user_name(entry.email)
+        return self._run.tx.accounts.add_user(
+            id_,
+            email=entry.email,
+            name=name,
+            full_name=entry.full_name or name,
+            password_hash=None if password is None else password.hashed,
+            now_ms=self._run.now_ms,
+        ).key
+
+    def _free_user_name(self, email: str) -> str:
+        """The e-mail's local part, made unique, and long enough, with a number (compatibility.md 5.1)."""
+        stem = re.sub(r"[^a-z0-9_.-]", "_", email.partition("@")[0].lower())
+        name, number = stem[:_MAX_USER_NAME], 0
+        while len(name) < _MIN_USER_NAME or self._run.tx.accounts.user_named(name) is not None:
+            number += 1
+            digits = str(number).zfill(_MIN_USER_NAME - len(stem))
+            name = stem[: _MAX_USER_NAME - len(digits)] + digits
+        return name
+
+    def _join(self, at: Place, entry: User, user: int) -> bool:
+        if entry.organization is None:
+            return False
+        organization = self._run.organization_named(at, entry.organization).key
+        known = self._run.tx.accounts.role_of(organization, user)
+        wanted = entry.role or known or "developer"
+        if wanted != known:
+            self._run.tx.accounts.set_role(organization, user, wanted)
+        return wanted != known
+
+    def put_application(self, at: Place, entry: Application) -> None:
+        accounts = self._run.tx.accounts
+        organization = self._run.organization_named(at, entry.organization)
+        if entry.id is not None:
+            known = accounts.application_by_id(entry.id)
+        else:
+            homonyms = accounts.applications_named(entry.name)
+            known = self._run.only(at, [one for one in homonyms if one.organization == organization.key])
+        base = known or ApplicationRecord(
+            key=0,
+            id=entry.id or self._run.generate(at, entry.name, "id", new_id()),
+            organization=organization.key,
+            name=entry.name,
+            secret=self._run.vault.seal(entry.secret or self._run.generate(at, entry.name, "secret", new_id())),
+            methods=(),
+            redirect_uris=(),
+            permissions=(),
+        )
+        wanted = replace(base, organization=organization.key, **given(entry, "name", "methods"))
+        if entry.redirect_uri is not None and base.redirect_uris[:1] != (entry.redirect_uri,):
+            wanted = replace(wanted, redirect_uris=(entry.redirect_uri,))
+        if entry.permissions is not None:
+            wanted = replace(wanted, permissions=self._requests(at, entry))
+        if entry.secret is not None and self._opened(at, base.secret) != entry.secret:
+            wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
+        key = base.key
+        if wanted != known:
+            key = accounts.put_application(
+                wanted.id,
+                organization=wanted.organization,
+                name=wanted.name,
+                secret=wanted.secret,
+                methods=wanted.methods,
+                redirect_uris=wanted.redirect_uris,
+                permissions=wanted.permissions,
+            ).key
+        if known is None:
+            return self._run.created(at, key)
+        return self._run.found(at, key, changed=wanted != known)
+
+    def _requests(self, at: Place, entry: Application) -> tuple[Mapping[str, object], ...]:
+        """What the application asks for, by the types' ids, because their unique names may change."""
+        return tuple(
+            {
+                "device_type": EVERY_TYPE
+                if request.device_type == EVERY_TYPE
+                else self._run.type_of(at, f"permissions[{index}].device_type", request.device_type).id,
+                "permissions": list(request.permissions),
+            }
+            for index, request in enumerate(entry.permissions or ())
+        )
+
+    def _opened(self, at: Place, sealed: bytes) -> str:
+        try:
+            return self._run.vault.open(sealed)
+        except InvalidToken as error:
+            raise at.refusal("secret", "the stored secret was sealed with another key than this daemon has") from error
+
+    def put_token(self, at: Place, entry: Token) -> None:
+        accounts = self._run.tx.accounts
+        application = self._run.application_of(at, entry.application)
+        user = None if entry.user is None else self._run.user_of(at, "user", entry.user)
+        user_key = None if user is None else user.key
+        if entry.value is not None:
+            known = accounts.token(token_hash(entry.value))
+        else:
+            valid = [one for one in accounts.tokens_of(application.key, user_key) if one.expires_on > self._run.now_ms]
+            known = max(valid, key=lambda one: one.expires_on, default=None)
+        if known is not None and entry.value is None:
+            return self._run.found(at, known.hash, changed=False)
+        seconds = entry.expires_in or (APPLICATION_TOKEN_SECONDS if user is None else USER_TOKEN_SECONDS)
+        fresh = known is None or known.expires_on <= self._run.now_ms
+        created_on = self._run.now_ms if known is None or fresh else known.created_on
+        holder = f"{application.name} for {'itself' if user is None else user.email}"
+        hashed = token_hash(entry.value or self._run.generate(at, holder, "value", new_id()))
+        if self._run.tx.devices.token_by_hash(hashed) is not None:
+            raise at.refusal("value", "a device has this token")
+        wanted = TokenRecord(hashed, application.key, user_key, created_on, created_on + seconds * 1000)
+        if wanted != known:
+            accounts.put_token(wanted)
+        if known is None:
+            return self._run.created(at, hashed)
+        if (known.application, known.user) != (wanted.application, wanted.user):
+            self._run.revoked.append(hashed)
+        return self._run.found(at, hashed, changed=wanted != known)
+
+    def put_grant(self, at: Place, entry: Grant) -> None:
+        accounts = self._run.tx.accounts
+        wanted = GrantRecord(
+            user=self._run.user_of(at, "user", entry.user).key,
+            application=self._run.application_of(at, entry.application).key,
+            device_type=None
+            if entry.device_type == EVERY_TYPE
+            else self._run.type_of(at, "device_type", entry.device_type).key,
+            read="READ" in entry.permissions,
+            write="WRITE" in entry.permissions,
+        )
+        identity = (wanted.user, wanted.application, wanted.device_type)
+        grants = accounts.grants(wanted.application, wanted.user)
+        known = next((grant for grant in grants if grant.device_type == wanted.device_type), None)
+        if wanted != known:
+            accounts.put_grant(wanted)
+        if known is None:
+            return self._run.created(at, identity)
+        return self._run.found(at, identity, changed=wanted != known)

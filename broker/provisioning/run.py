@@ -1,0 +1,132 @@
+"""One provisioning run inside one transaction: what its tables share, and the report that grows on the way.
+
+An entry is the existing object with its id; without an id, the one with its natural key (an organization's name, a
+user's e-mail address, an application's name within its organization, a device type's unique name, a device's name and
+owner, a token's application and user). Otherwise it is a new object.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from broker.errors import ValidationFailed
+from broker.provisioning.report import Generated, ProvisionReport
+from broker.secrets import Vault
+from storage.database import Transaction
+from storage.records import ApplicationRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
+
+
+class Kept(Protocol):
+    """Anything with a key and an id in the store."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+
+
+R = TypeVar("R", bound=Kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the file an entry stands."""
+
+    table: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.table}[{self.index}]"
+
+    def refusal(self, key: str, problem: str) -> ValidationFailed:
+        return ValidationFailed.of(f"{self}.{key}", problem)
+
+
+class Run:
+    """`report` says what happened, `revoked` which token hashes are no longer what they were."""
+
+    def __init__(self, tx: Transaction, vault: Vault, now_ms: int, *, dry_run: bool) -> None:
+        self.tx = tx
+        self.vault = vault
+        self.now_ms = now_ms
+        self.report = ProvisionReport(dry_run=dry_run)
+        self.revoked: list[bytes] = []
+        self._seen: dict[object, Place] = {}
+
+    # What entries refer to
+
+    def organization_named(self, at: Place, name: str) -> OrganizationRecord:
+        found = self.tx.accounts.organization_named(name)
+        if found is None:
+            raise at.refusal("organization", f"there is no organization {name!r}")
+        return found
+
+    def user_of(self, at: Place, key: str, text: str) -> UserRecord:
+        found = self.tx.accounts.user_by_email(text) or self.tx.accounts.user_by_id(text)
+        if found is None:
+            raise at.refusal(key, f"there is no user {text!r}")
+        return found
+
+    def type_of(self, at: Place, key: str, text: str) -> DeviceTypeRecord:
+        found = self.tx.device_types.by_id_or_name(text)
+        if found is None:
+            raise at.refusal(key, f"there is no device type {text!r}")
+        return found
+
+    def application_of(self, at: Place, text: str) -> ApplicationRecord:
+        if (found := self.tx.accounts.application_by_id(text)) is not None:
+            return found
+        homonyms = self.tx.accounts.applications_named(text)
+        if len(homonyms) != 1:
+            many = "several applications have the name" if homonyms else "there is no application"
+            raise at.refusal("application", f"{many} {text!r}")
+        return homonyms[0]
+
+    # Book-keeping
+
+    def only(self, at: Place, found: Sequence[R]) -> R | None:
+        if len(found) > 1:
+            raise at.refusal("id", f"required: {len(found)} {at.table} fit this entry")
+        return found[0] if found else None
+
+    def generate(self, at: Place, name: str, key: str, value: str) -> str:
+        shown = None if self.report.dry_run else value
+        self.report.generated.append(Generated(at.table, name, key, shown))
+        return value
+
+    def created(self, at: Place, identity: object) -> None:
+        self._see(at, identity)
+        self.report.tables[at.table].created += 1
+
+    def found(self, at: Place, identity: object, *, changed: bool) -> None:
+        self._see(at, identity)
+        counts = self.report.tables[at.table]
+        if changed:
+            counts.changed += 1
+        else:
+            counts.unchanged += 1
+
+    def _see(self, at: Place, identity: object) -> None:
+        """Two entries for one object would undo each other on every run."""
+        first = self._seen.setdefault((at.table, identity), at)
+        if first is not at:
+            raise ValidationFailed.of(str(at), f"the same as {first}")
+
+
+def identify(
+    at: Place, id_: str | None, by_id: Callable[[str], R | None], natural_key: str, text: str, namesake: R | None
+) -> R | None:
+    """The existing object of an entry whose natural key no two objects may share."""
+    if id_ is None:
+        return namesake
+    known = by_id(id_)
+    if namesake is not None and (known is None or known.key != namesake.key):
+        raise at.refusal(natural_key, f"{text!r} has another id: {namesake.id}")
+    return known
+
+
+def given(entry: msgspec.Struct, *keys: str) -> dict[str, Any]:
+    """What the file says about these keys; what it leaves out stays as it is."""
+    return {key: value for key in keys if (value := getattr(entry, key)) is not None}

@@ -1,0 +1,122 @@
+"""Applies provision files to the store, all or nothing, and tells the rest of the broker (design/interfaces.md)."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from broker.accounts.tokens import Tokens
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.registry import Devices
+from broker.facts import Router, TokenRevoked
+from broker.provisioning.account_tables import AccountTables, PreparedPassword
+from broker.provisioning.device_tables import DeviceTables
+from broker.provisioning.document import Document, User, read_document
+from broker.provisioning.report import Counts, ProvisionReport
+from broker.provisioning.run import Place, Run
+from broker.secrets import Passwords, Vault
+from storage.database import Database, Transaction
+from storage.records import UserRecord
+
+
+class _DryRunDoneError(Exception):
+    """Undoes the transaction of a dry run; carries what it would have done."""
+
+    def __init__(self, report: ProvisionReport) -> None:
+        self.report = report
+
+
+class Provisioning:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        passwords: Passwords,
+        clock: Clock,
+        router: Router,
+        tokens: Tokens,
+        device_types: DeviceTypes,
+        devices: Devices,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._passwords = passwords
+        self._clock = clock
+        self._router = router
+        self._tokens = tokens
+        self._types = device_types
+        self._devices = devices
+
+    async def apply(self, document: Mapping[str, Any], *, dry_run: bool = False) -> ProvisionReport:
+        """Create or update what a parsed provision file describes. Manifests stand in it as tables.
+
+        Raises:
+            ValidationFailed: the finding's field is table, index and key; nothing was changed.
+        """
+        wanted = read_document(document)
+        passwords = await self._prepare_passwords(wanted)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> Run:
+            run = Run(tx, self._vault, now_ms, dry_run=dry_run)
+            _put_all(run, wanted, passwords)
+            if dry_run:
+                raise _DryRunDoneError(run.report)
+            return run
+
+        try:
+            run = await self._database.write(work)
+        except _DryRunDoneError as done:
+            return done.report
+        for hashed in run.revoked:
+            self._router.publish(TokenRevoked(hashed))
+        self._tokens.forget_all()
+        await self._types.reload()
+        await self._devices.reload()
+        return run.report
+
+    async def _prepare_passwords(self, document: Document) -> dict[int, PreparedPassword]:
+        """By index of the user: hashes of the passwords that are new. One that still fits is not hashed again."""
+        known = await self._database.read(lambda tx: [_known(tx, entry) for entry in document.users])
+        prepared = {}
+        for index, (entry, user) in enumerate(zip(document.users, known, strict=True)):
+            password = await trio.to_thread.run_sync(self._prepare, entry, user)
+            if password is not None:
+                prepared[index] = password
+        return prepared
+
+    def _prepare(self, entry: User, known: UserRecord | None) -> PreparedPassword | None:
+        if entry.password is None:
+            if known is not None:
+                return None
+            generated = secrets.token_urlsafe(12)
+            return PreparedPassword(self._passwords.hash(generated), generated)
+        stored = known.password_hash if known is not None else None
+        if stored is not None and self._passwords.matches(stored, entry.password):
+            return None
+        return PreparedPassword(self._passwords.hash(entry.password))
+
+
+def _known(tx: Transaction, entry: User) -> UserRecord | None:
+    return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
+
+
+def _put_all(run: Run, document: Document, passwords: Mapping[int, PreparedPassword]) -> None:
+    accounts, devices = AccountTables(run, passwords), DeviceTables(run)
+    # Each table refers only to those before it.
+    tables: Sequence[tuple[str, Sequence[Any], Callable[[Place, Any], None]]] = (
+        ("organizations", document.organizations, accounts.put_organization),
+        ("users", document.users, accounts.put_user),
+        ("device_types", document.device_types, devices.put_device_type),
+        ("applications", document.applications, accounts.put_application),
+        ("devices", document.devices, devices.put_device),
+        ("tokens", document.tokens, accounts.put_token),
+        ("grants", document.grants, accounts.put_grant),
+    )
+    for table, entries, put in tables:
+        if entries:
+            run.report.tables[table] = Counts()
+        for index, entry in enumerate(entries):
+            put(Place(table, index), entry)

@@ -1,0 +1,163 @@
+"""Addresses and the mail server's URL, read and checked.
+
+`outbound.smtp_url` is one of
+
+- `smtp://` (port 587): STARTTLS, with the certificate checked. A server on this machine's loopback may do without it,
+  and if it offers it, its certificate is not checked: a plain connection would have been good enough.
+- `smtp+starttls://` (port 587): STARTTLS with the certificate checked, on loopback as well.
+- `smtps://` (port 465): TLS from the first byte, with the certificate checked.
+
+User and password are percent-decoded. No error text repeats the URL, because there may be a password in it.
+"""
+
+import re
+from dataclasses import dataclass, field
+from email.headerregistry import Address
+from enum import Enum
+from ipaddress import ip_address
+from urllib.parse import SplitResult, unquote, urlsplit
+
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
+_LOCAL_PART = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
+
+
+def mail_address(text: str) -> str:
+    """The address as an envelope takes it: the domain in lower-case ASCII.
+
+    Quoted local parts and address literals are refused; nothing that passes can end a header line or an SMTP command.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    local, at, domain = text.rpartition("@")
+    try:
+        domain = domain.encode("idna").decode("ascii").lower()
+    except UnicodeError:
+        domain = ""
+    if (
+        not at
+        or not text.isprintable()
+        or not _LOCAL_PART.fullmatch(local)
+        or not _DOMAIN.fullmatch(domain)
+        or len(local.encode()) > 64  # RFC 5321 section 4.5.3.1
+        or len(domain) > 253
+    ):
+        raise ValueError("not a mail address")
+    return f"{local}@{domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who our mails are from. `domain` may be an address literal."""
+
+    name: str
+    local_part: str
+    domain: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.local_part}@{self.domain}"
+
+    @property
+    def header(self) -> Address:
+        return Address(self.name, self.local_part, self.domain)
+
+    @classmethod
+    def of(cls, mail_from: str, public_url: str) -> "Sender":
+        """`outbound.mail_from`, an address or `Name <address>`; empty: trunkline at the public URL's host.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if not mail_from:
+            return cls("Trunkline", "trunkline", _domain_of(public_url))
+        named = _NAMED.fullmatch(mail_from)
+        name, text = (named["name"].strip(), named["address"]) if named else ("", mail_from)
+        if not name.isprintable():
+            raise ValueError("not a mail address")
+        local_part, _, domain = mail_address(text).rpartition("@")
+        if not local_part.isascii():
+            raise ValueError("not an ASCII mail address")
+        return cls(name, local_part, domain)
+
+
+def _domain_of(public_url: str) -> str:
+    try:
+        host = urlsplit(public_url).hostname or "localhost"
+    except ValueError:
+        return "localhost"
+    try:
+        literal = ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return f"[{literal}]" if literal.version == 4 else f"[IPv6:{literal}]"
+    try:
+        return mail_address(f"trunkline@{host}").rpartition("@")[2]
+    except ValueError:
+        return "localhost"
+
+
+class MailSecurity(Enum):
+    """What a connection to the mail server must be before anything is said on it."""
+
+    STARTTLS_IF_OFFERED = "STARTTLS if offered"
+    STARTTLS = "STARTTLS"
+    TLS = "TLS"
+
+
+_SCHEMES = {
+    "smtp": (MailSecurity.STARTTLS, 587),
+    "smtp+starttls": (MailSecurity.STARTTLS, 587),
+    "smtps": (MailSecurity.TLS, 465),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpServer:
+    host: str
+    port: int
+    security: MailSecurity
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> "SmtpServer":
+        """Read `outbound.smtp_url`.
+
+        Raises:
+            ValueError: with what is expected; never with the URL.
+        """
+        parts, port = _split(url)
+        if parts is None or parts.scheme not in _SCHEMES or not parts.hostname:
+            raise ValueError(f"expected scheme://user:password@host:port (allowed schemes: {', '.join(_SCHEMES)})")
+        if parts.path not in {"", "/"} or parts.query or parts.fragment:
+            raise ValueError("nothing may follow host:port; percent-encode / ? # @ : in user and password")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        if not (user + password).isascii():
+            raise ValueError("user and password must be ASCII")  # smtplib can send no other
+        if password and not user:
+            raise ValueError("a password needs a user")
+        security, default_port = _SCHEMES[parts.scheme]
+        if parts.scheme == "smtp" and _is_loopback(parts.hostname):
+            security = MailSecurity.STARTTLS_IF_OFFERED
+        return cls(parts.hostname, default_port if port is None else port, security, user, password)
+
+
+def _split(url: str) -> tuple[SplitResult | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts, parts.port
+    except ValueError:  # its text quotes what may be a piece of the password
+        return None, None
+
+
+def _is_loopback(host: str) -> bool:
+    """By what is written, not by what a name server says."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,98 @@
+"""The JSON forms that REST and WebSocket share (compatibility.md 6.4, 9.2, 19.2 and 19.3).
+
+Stored `data` is compact JSON already and is spliced in, never decoded and encoded again. The other texts are ids, whose
+alphabets (compatibility.md 1.1) need no escaping. `boid` stands in frames and is absent from searches.
+
+The `_object` forms are the same members as a mapping, for MessagePack.
+"""
+
+from typing import Any
+
+import msgspec
+
+from broker.devices.registry import Device
+from broker.envelope import Action, Message
+from broker.messages.snapshots import Fields
+from storage.records import MessageRow
+
+_decode = msgspec.json.Decoder().decode
+
+
+def message_frame(row: MessageRow, device: Device, mid: str) -> bytes:
+    """A live frame, straight from what was stored: once for each message and all who watch it."""
+    owned, typed = device.record, device.type.record
+    return (
+        f'{{"mid":"{mid}","data":{row.data},"ts":{row.ts},"sdtid":"{typed.id}","cts":{row.cts},'
+        f'"uid":"{owned.owner_id}","mv":{row.mv},"sdid":"{owned.id}","boid":"{typed.organization_id}"}}'
+    ).encode()
+
+
+def message_entry(message: Message) -> bytes:
+    """An entry of a search."""
+    return (
+        f'{{"mid":"{message.mid}","data":{message.data},"ts":{message.ts},"sdtid":"{message.sdtid}",'
+        f'"cts":{message.cts},"uid":"{message.uid}","mv":{message.mv},"sdid":"{message.sdid}"}}'
+    ).encode()
+
+
+def action_frame(action: Action) -> bytes:
+    """A frame for the destination's channel, and for those who watch the source."""
+    return (_action_members(action) + f',"boid":"{action.boid}"}}').encode()
+
+
+def action_entry(action: Action) -> bytes:
+    """An entry of a search."""
+    return (_action_members(action) + "}").encode()
+
+
+def _action_members(action: Action) -> str:
+    return (
+        f'{{"type":"action","cts":{action.cts},"ts":{action.ts},"mid":"{action.mid}","sdid":"{action.sdid}",'
+        f'"ddid":"{action.ddid}","data":{action.data},"ddtid":"{action.ddtid}","uid":"{action.uid}","mv":{action.mv}'
+    )
+
+
+def message_object(row: MessageRow, device: Device, mid: str) -> dict[str, Any]:
+    """What `message_frame` says."""
+    return {
+        "mid": mid,
+        "data": _decode(row.data),
+        "ts": row.ts,
+        "sdtid": device.type.id,
+        "cts": row.cts,
+        "uid": device.owner_id,
+        "mv": row.mv,
+        "sdid": device.id,
+        "boid": device.type.record.organization_id,
+    }
+
+
+def action_object(action: Action) -> dict[str, Any]:
+    """What `action_frame` says."""
+    return {
+        "type": "action",
+        "cts": action.cts,
+        "ts": action.ts,
+        "mid": action.mid,
+        "sdid": action.sdid,
+        "ddid": action.ddid,
+        "data": _decode(action.data),
+        "ddtid": action.ddtid,
+        "uid": action.uid,
+        "mv": action.mv,
+        "boid": action.boid,
+    }
+
+
+def snapshot_object(fields: Fields, *, with_ts: bool = True) -> dict[str, Any]:
+    """Dotted paths as nested groups whose leaves are `{"value":…,"ts":…}`."""
+    snapshot: dict[str, Any] = {}
+    for path, (ts, _position, value) in fields.items():
+        node = snapshot
+        for name in path.split("."):
+            node = node.setdefault(name, {})
+        # A field that became a group in a later Manifest keeps its last value beside the members of the group.
+        node["value"] = value
+        if with_ts:
+            node["ts"] = ts
+    return snapshot

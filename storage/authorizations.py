@@ -1,0 +1,152 @@
+"""What users authorized: families of tokens, their refresh tokens, and the codes that lead to them.
+
+The caller holds the transaction. Access tokens themselves stand in storage/accounts.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
+from storage.sql import Connection
+
+_KEPT_DEVICE_CODE_MS = 86_400_000  # so long is an old one called expired, and not unknown
+
+
+class AuthorizationStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    # Families and refresh tokens
+
+    def add_family(self, *, application: int, user: int, method: str, now_ms: int) -> int:
+        row = self._db.execute(
+            "INSERT INTO token_family (application, user, method, created_on, usable_until)"
+            " VALUES (:application, :user, :method, :now, :now) RETURNING key",
+            {"application": application, "user": user, "method": method, "now": now_ms},
+        ).one()
+        return int(row["key"]) if row else 0
+
+    def end_family(self, family: int) -> list[bytes]:
+        """The family, its refresh tokens and its access tokens are gone; gives the hashes of the last."""
+        rows = self._db.execute("SELECT hash FROM token WHERE family = :family", {"family": family})
+        hashes = [row["hash"] for row in rows]
+        self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
+        return hashes
+
+    def shorten_tokens(self, family: int, *, but: bytes, until_ms: int) -> list[bytes]:
+        """Access tokens of the family other than `but` that would live longer end then; gives their hashes."""
+        rows = self._db.execute(
+            "UPDATE token SET expires_on = :until WHERE family = :family AND hash <> :but AND expires_on > :until"
+            " RETURNING hash",
+            {"family": family, "but": but, "until": until_ms},
+        )
+        return [row["hash"] for row in rows]
+
+    def add_refresh_token(self, hash_: bytes, family: int, *, usable_until: int) -> None:
+        self._db.execute(
+            "INSERT INTO refresh_token (hash, family, usable_until) VALUES (:hash, :family, :until)",
+            {"hash": hash_, "family": family, "until": usable_until},
+        )
+        self._db.execute(
+            "UPDATE token_family SET usable_until = :until WHERE key = :family",
+            {"family": family, "until": usable_until},
+        )
+
+    def refresh_token(self, hash_: bytes) -> RefreshTokenRecord | None:
+        row = self._db.execute(
+            "SELECT r.*, f.application, f.user, f.method FROM refresh_token AS r"
+            " JOIN token_family AS f ON f.key = r.family WHERE r.hash = :hash",
+            {"hash": hash_},
+        ).one()
+        return RefreshTokenRecord(**dict(row)) if row else None
+
+    def use_refresh_token(self, hash_: bytes, *, now_ms: int) -> None:
+        self._db.execute("UPDATE refresh_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
+
+    # Authorization codes
+
+    def add_code(self, code: AuthorizationCodeRecord) -> None:
+        self._db.execute(
+            "INSERT INTO authorization_code (hash, application, user, redirect_uri, code_challenge, expires_on)"
+            " VALUES (:hash, :application, :user, :redirect_uri, :code_challenge, :expires_on)",
+            {
+                "hash": code.hash,
+                "application": code.application,
+                "user": code.user,
+                "redirect_uri": code.redirect_uri,
+                "code_challenge": code.code_challenge,
+                "expires_on": code.expires_on,
+            },
+        )
+
+    def code(self, hash_: bytes) -> AuthorizationCodeRecord | None:
+        row = self._db.execute("SELECT * FROM authorization_code WHERE hash = :hash", {"hash": hash_}).one()
+        return AuthorizationCodeRecord(**dict(row)) if row else None
+
+    def use_code(self, hash_: bytes, *, family: int, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE authorization_code SET used_on = :now, family = :family WHERE hash = :hash",
+            {"hash": hash_, "family": family, "now": now_ms},
+        )
+
+    # Device codes
+
+    def add_device_code(self, code: DeviceCodeRecord) -> None:
+        self._db.execute(
+            "INSERT INTO device_code (hash, user_code, application, interval_seconds, expires_on, state)"
+            " VALUES (:hash, :user_code, :application, :interval_seconds, :expires_on, :state)",
+            {
+                "hash": code.hash,
+                "user_code": code.user_code,
+                "application": code.application,
+                "interval_seconds": code.interval_seconds,
+                "expires_on": code.expires_on,
+                "state": code.state,
+            },
+        )
+
+    def device_code(self, hash_: bytes) -> DeviceCodeRecord | None:
+        row = self._db.execute("SELECT * FROM device_code WHERE hash = :hash", {"hash": hash_}).one()
+        return _device_code(row) if row else None
+
+    def device_code_shown_as(self, user_code: str) -> DeviceCodeRecord | None:
+        row = self._db.execute("SELECT * FROM device_code WHERE user_code = :code", {"code": user_code}).one()
+        return _device_code(row) if row else None
+
+    def decide_device_code(self, hash_: bytes, *, state: str, user: int | None) -> None:
+        self._db.execute(
+            "UPDATE device_code SET state = :state, user = :user WHERE hash = :hash",
+            {"hash": hash_, "state": state, "user": user},
+        )
+
+    def poll_device_code(self, hash_: bytes, *, interval_seconds: int, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE device_code SET interval_seconds = :interval, polled_on = :now WHERE hash = :hash",
+            {"hash": hash_, "interval": interval_seconds, "now": now_ms},
+        )
+
+    # What is over
+
+    def purge(self, *, now_ms: int, refresh_window_ms: int, limit: int) -> None:
+        """Remove what can neither be used nor refreshed, nor recognised as replayed, any more: `limit` of each kind."""
+        ends = {
+            "token": ("hash", "expires_on <= :token_end"),
+            "refresh_token": ("hash", "usable_until <= :now"),
+            "token_family": ("key", "usable_until <= :now"),
+            # A used code is kept for as long as a replay of it has something to revoke.
+            "authorization_code": ("hash", "expires_on <= :now AND family IS NULL"),
+            "device_code": ("hash", "expires_on <= :device_code_end"),
+        }
+        parameters = {
+            "now": now_ms,
+            "token_end": now_ms - refresh_window_ms,
+            "device_code_end": now_ms - _KEPT_DEVICE_CODE_MS,
+            "limit": limit,
+        }
+        for table, (key, over) in ends.items():
+            chosen = f"SELECT {key} FROM {table} WHERE {over} LIMIT :limit"  # noqa: S608 - ours
+            self._db.execute(f"DELETE FROM {table} WHERE {key} IN ({chosen})", parameters)  # noqa: S608 - ours
+
+
+def _device_code(row: Mapping[str, Any]) -> DeviceCodeRecord:
+    return DeviceCodeRecord(**dict(row))

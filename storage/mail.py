@@ -1,0 +1,83 @@
+"""Outgoing mails: those that wait, and for two days those that are done, by which rates are counted."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from storage.records import MailRecord
+from storage.sql import Connection
+
+
+class MailStore:
+    """The caller holds the transaction. Services add mails through `broker.mail.Mails.add`, which keeps the rates."""
+
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    def add(self, mail: MailRecord) -> None:
+        self._db.execute(
+            "INSERT INTO mail (message_id, kind, recipient, cause, content, created_on, next_on, attempts, outcome,"
+            " last_error) VALUES (:message_id, :kind, :recipient, :cause, :content, :created_on, :next_on, :attempts,"
+            " :outcome, :last_error)",
+            {name: getattr(mail, name) for name in MailRecord.__slots__},
+        )
+
+    def mail(self, message_id: str) -> MailRecord | None:
+        row = self._db.execute("SELECT * FROM mail WHERE message_id = :id", {"id": message_id}).one()
+        return _record(row) if row else None
+
+    def waiting(self) -> list[MailRecord]:
+        """What is not done yet, the next one first."""
+        return [
+            _record(row) for row in self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key")
+        ]
+
+    def count_waiting(self) -> int:
+        row = self._db.execute("SELECT count(*) AS count FROM mail WHERE next_on IS NOT NULL").one()
+        return int(row["count"]) if row else 0
+
+    def next(self) -> MailRecord | None:
+        """The waiting mail that is due first, whether it is due already or not."""
+        row = self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key LIMIT 1").one()
+        return _record(row) if row else None
+
+    def count_since(
+        self, kind: str, column: Literal["recipient", "cause"], value: str, *, minute_ms: int, day_ms: int
+    ) -> tuple[int, int]:
+        """How many mails of this kind were added after `minute_ms`, and from `day_ms` on."""
+        row = self._db.execute(
+            "SELECT count(CASE WHEN created_on > :minute THEN 1 END) AS minute,"  # noqa: S608 - the column is ours
+            " count(CASE WHEN created_on >= :day THEN 1 END) AS day"
+            f" FROM mail WHERE kind = :kind AND {column} = :value AND created_on >= :since",
+            {"kind": kind, "value": value, "minute": minute_ms, "day": day_ms, "since": min(minute_ms, day_ms)},
+        ).one()
+        return (int(row["minute"]), int(row["day"])) if row else (0, 0)
+
+    def defer(self, message_id: str, *, next_on: int, attempts: int, last_error: str) -> None:
+        self._db.execute(
+            "UPDATE mail SET next_on = :next_on, attempts = :attempts, last_error = :error WHERE message_id = :id",
+            {"id": message_id, "next_on": next_on, "attempts": attempts, "error": last_error},
+        )
+
+    def finish(self, message_id: str, outcome: Literal["sent", "given up"], *, last_error: str | None = None) -> None:
+        """Nothing more will be done about it; its content is erased."""
+        self._db.execute(
+            "UPDATE mail SET next_on = NULL, content = NULL, outcome = :outcome,"
+            " last_error = coalesce(:error, last_error) WHERE message_id = :id",
+            {"id": message_id, "outcome": outcome, "error": last_error},
+        )
+
+    def give_up_older(self, until_ms: int, *, last_error: str) -> list[MailRecord]:
+        """Give up what waits since `until_ms` or longer, and return it as it is now."""
+        rows = self._db.execute(
+            "UPDATE mail SET next_on = NULL, content = NULL, outcome = 'given up', last_error = :error"
+            " WHERE next_on IS NOT NULL AND created_on <= :until RETURNING *",
+            {"until": until_ms, "error": last_error},
+        )
+        return [_record(row) for row in rows]
+
+    def forget_done(self, before_ms: int) -> None:
+        self._db.execute("DELETE FROM mail WHERE next_on IS NULL AND created_on < :before", {"before": before_ms})
+
+
+def _record(row: Mapping[str, Any]) -> MailRecord:
+    return MailRecord(**{name: row[name] for name in MailRecord.__slots__})

@@ -1,0 +1,135 @@
+"""Who may READ and WRITE what (specification, Permissions), as one table."""
+
+import pytest
+
+from broker.accounts.permissions import Permission, Reach
+from broker.accounts.tokens import Caller, TokenKind
+from broker.devices.registry import Device
+from broker.errors import PermissionDenied
+from broker.services import Services
+from storage.records import GrantRecord
+from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, HALL, KITCHEN_TOKEN, World, make_device
+
+READ, WRITE = Permission.READ, Permission.WRITE
+ADA, BOB = 1, 2
+LIGHT, LOCK = 1, 2
+OURS, THEIRS = 1, 2
+DASHBOARD = 1
+
+device = Caller(kind=TokenKind.DEVICE, token=b"", expires_on=None, device=10)
+ada = Caller(
+    kind=TokenKind.USER, token=b"", expires_on=1, user=ADA, application=DASHBOARD, application_organization=OURS
+)
+application = Caller(
+    kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=DASHBOARD, application_organization=OURS
+)
+
+adas_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
+adas_other_light = make_device(11, owner=ADA, type_key=LIGHT, organization=THEIRS)
+adas_lock = make_device(12, owner=ADA, type_key=LOCK, organization=THEIRS)
+adas_own_brand = make_device(13, owner=ADA, type_key=3, organization=OURS)
+bobs_light = make_device(20, owner=BOB, type_key=LIGHT, organization=THEIRS)
+bobs_own_brand = make_device(21, owner=BOB, type_key=3, organization=OURS)
+
+
+def grant(type_key: int | None, *, read: bool = True, write: bool = True, user: int = ADA) -> GrantRecord:
+    return GrantRecord(user, DASHBOARD, type_key, read, write)
+
+
+@pytest.mark.parametrize(
+    ("caller", "grants", "target", "reads", "writes"),
+    [
+        (device, [], adas_light, True, True),
+        (device, [], adas_other_light, False, False),
+        (device, [], bobs_light, False, False),
+        (ada, [], adas_light, True, True),
+        (ada, [], adas_lock, True, True),
+        (ada, [], bobs_light, False, False),
+        (application, [], adas_light, False, False),
+        (application, [grant(LIGHT)], adas_light, True, True),
+        (application, [grant(LIGHT)], adas_lock, False, False),
+        (application, [grant(LIGHT)], bobs_light, False, False),
+        (application, [grant(LIGHT, write=False)], adas_light, True, False),
+        (application, [grant(LIGHT, read=False)], adas_light, False, True),
+        (application, [grant(LIGHT, read=False, write=False)], adas_light, False, False),
+        (application, [grant(None)], adas_light, True, True),
+        (application, [grant(None)], adas_lock, True, True),
+        (application, [grant(None, write=False)], adas_lock, True, False),
+        (application, [grant(None)], bobs_light, False, False),
+        (application, [grant(LIGHT, write=False), grant(None, read=False)], adas_light, True, True),
+        (application, [grant(LIGHT, write=False), grant(LOCK)], adas_light, True, False),
+        # Any grant covers the types of the application's own organization, of this user only.
+        (application, [], adas_own_brand, False, False),
+        (application, [grant(LIGHT, write=False)], adas_own_brand, True, True),
+        (application, [grant(LIGHT)], bobs_own_brand, False, False),
+        (application, [grant(LIGHT, user=BOB)], bobs_own_brand, True, True),
+    ],
+)
+def test_what_a_caller_may_do_with_a_device(
+    caller: Caller, grants: list[GrantRecord], target: Device, reads: bool, writes: bool
+) -> None:
+    reach = Reach(caller, grants)
+    assert (reach.allows(target, READ), reach.allows(target, WRITE)) == (reads, writes)
+
+
+def test_an_application_without_organization_of_its_own_has_no_own_types() -> None:
+    stranger = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=7)
+    assert not Reach(stranger, [grant(LOCK)]).allows(adas_own_brand, READ)
+
+
+@pytest.mark.parametrize(
+    ("caller", "grants", "user", "covered"),
+    [
+        (ada, [], ADA, True),
+        (ada, [], BOB, False),
+        (application, [], ADA, False),
+        (application, [grant(LIGHT)], ADA, True),
+        (application, [grant(LIGHT)], BOB, False),
+        (device, [], ADA, False),
+    ],
+)
+def test_for_whom_a_caller_acts(caller: Caller, grants: list[GrantRecord], user: int, covered: bool) -> None:
+    assert Reach(caller, grants).covers_user(user) is covered
+
+
+async def test_the_grants_come_from_the_store(services: Services, world: World) -> None:
+    kitchen, bobs = await services.devices.get(world.kitchen), await services.devices.get(world.bobs)
+    caller = await services.tokens.caller(APPLICATION_TOKEN)
+    reach = await services.permissions.reach(caller)
+    assert reach.allows(kitchen, WRITE)
+    assert not reach.allows(bobs, READ)
+    await services.permissions.require(caller, kitchen, WRITE)
+    with pytest.raises(PermissionDenied, match=f"READ on device {bobs.id}"):
+        await services.permissions.require(caller, bobs, READ)
+    await services.permissions.require_user(caller, world.ada)
+    with pytest.raises(PermissionDenied):
+        await services.permissions.require_user(caller, world.bob)
+
+
+async def test_a_grant_is_seen_at_once_and_only_replaced_by_one_for_the_same_type(
+    services: Services, world: World
+) -> None:
+    caller = await services.tokens.caller(APPLICATION_TOKEN)
+    bobs = await services.devices.get(world.bobs)
+    for type_key in (None, None, world.light_type, world.light_type):
+        record = GrantRecord(world.bob, world.application, type_key, True, False)
+        await services.database.write(lambda tx, g=record: tx.accounts.put_grant(g))  # type: ignore[misc]
+    assert len(await services.database.read(lambda tx: tx.accounts.grants(world.application, world.bob))) == 2
+    assert (await services.permissions.reach(caller)).allows(bobs, READ)
+
+
+async def test_users_and_devices_reach_their_own(services: Services, world: World) -> None:
+    kitchen, bobs = await services.devices.get(world.kitchen), await services.devices.get(world.bobs)
+    hall = await services.devices.find(HALL)
+    ada_caller, bob_caller = await services.tokens.caller(ADA_TOKEN), await services.tokens.caller(BOB_TOKEN)
+    light = await services.tokens.caller(KITCHEN_TOKEN)
+    await services.permissions.require(ada_caller, kitchen, WRITE)
+    await services.permissions.require(bob_caller, bobs, WRITE)
+    await services.permissions.require(light, kitchen, WRITE)
+    await services.permissions.require_user(ada_caller, world.ada)
+    for caller, target in ((ada_caller, bobs), (bob_caller, kitchen), (light, hall)):
+        with pytest.raises(PermissionDenied):
+            await services.permissions.require(caller, target, READ)
+    for caller, user in ((ada_caller, world.bob), (light, world.ada)):
+        with pytest.raises(PermissionDenied):
+            await services.permissions.require_user(caller, user)

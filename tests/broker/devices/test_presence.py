@@ -1,0 +1,212 @@
+"""Who is online and when a device was last seen (compatibility.md 6.4): memory and store give one answer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from broker.clock import Clock
+from broker.devices.presence import Presence
+from broker.facts import DeviceWentOffline, DeviceWentOnline, MessagesStored
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.records import MessageRow, PresenceRecord
+from tests.conftest import OpenServices
+from tests.factories import NOW_MS, World, build_world
+from tests.fakes import FakeClock, HeldRunner
+
+
+@contextmanager
+def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[None]:
+    device = services.devices.get_nowait(key)
+    assert device is not None
+    with services.connections.connect(
+        device,
+        protocol=protocol,
+        token=b"t" * 32,
+        exclusive=True,
+        deliver=lambda _action: True,
+        close=lambda _reason: None,
+    ):
+        yield
+
+
+@pytest.fixture
+async def light(services: Services, world: World) -> int:
+    """The key of a device that somebody holds."""
+    return (await services.devices.get(world.kitchen)).key
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_before_anything_happened_it_is_unknown(services: Services, light: int, flush: bool) -> None:
+    if flush:
+        await services.presence.flush()
+    assert await services.presence.of(light) == PresenceRecord(light, "unknown", None, None, None)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_online_while_connected_and_offline_from_the_end_of_it(
+    services: Services, light: int, fake_clock: FakeClock, flush: bool
+) -> None:
+    async def presence() -> PresenceRecord:
+        if flush:
+            await services.presence.flush()
+        return await services.presence.of(light)
+
+    with connected(services, light, "WEBSOCKET"):
+        assert await presence() == PresenceRecord(light, "online", NOW_MS, "WEBSOCKET", NOW_MS)
+        fake_clock.advance(10)
+        # The last time online is now, for as long as it is online.
+        assert await presence() == PresenceRecord(light, "online", NOW_MS + 10, "WEBSOCKET", NOW_MS)
+        fake_clock.advance(10)
+    fake_clock.advance(10)
+    # The protocol is that of the last connection.
+    expected = PresenceRecord(light, "offline", NOW_MS + 20, "WEBSOCKET", NOW_MS + 20)
+    assert await presence() == expected
+    assert await presence() == expected
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_a_message_alone_is_a_sign_of_life_but_no_connection(services: Services, light: int, flush: bool) -> None:
+    device = services.devices.get_nowait(light)
+    assert device is not None
+    services.ingest.submit(device, b'{"state":true}', 5)
+    await services.ingest.wait_committed()
+    if flush:
+        await services.presence.flush()
+    assert await services.presence.of(light) == PresenceRecord(light, "unknown", None, None, NOW_MS)
+
+
+async def test_a_ping_is_a_sign_of_life(services: Services, light: int, fake_clock: FakeClock) -> None:
+    with connected(services, light):
+        fake_clock.advance(30)
+        services.presence.touch(light)
+        assert (await services.presence.of(light)).last_seen_on == NOW_MS + 30
+
+
+async def test_a_commit_that_comes_after_the_end_does_not_set_the_last_sign_of_life_back(
+    services: Services, light: int
+) -> None:
+    services.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
+    services.router.publish(DeviceWentOffline(light, NOW_MS + 20))
+    services.router.publish(MessagesStored([MessageRow(1, light, 1, NOW_MS + 10, 1, "{}")]))
+    assert (await services.presence.of(light)).last_seen_on == NOW_MS + 20
+
+
+async def test_a_hand_over_does_not_flap(services: Services, light: int, fake_clock: FakeClock) -> None:
+    facts: list[object] = []
+    services.router.subscribe(DeviceWentOnline, facts.append)
+    services.router.subscribe(DeviceWentOffline, facts.append)
+    with connected(services, light):
+        fake_clock.advance(500)
+        with connected(services, light):
+            assert (await services.presence.of(light)).availability == "online"
+            assert len(facts) == 1
+    assert len(facts) == 2
+
+
+async def test_it_is_written_every_second_and_counted(
+    services: Services, light: int, autojump_clock: MockClock
+) -> None:
+    with connected(services, light):
+        assert services.presence.statistics().unwritten == 1
+        await trio.sleep(1.5)
+        assert services.presence.statistics().unwritten == 0
+        assert services.presence.statistics().online == 1
+        stored = await services.database.read(lambda tx: tx.devices.presence(light))
+        assert stored == PresenceRecord(light, "online", NOW_MS, "MQTT", NOW_MS)
+
+
+async def test_a_graceful_stop_writes_what_is_in_memory(open_again: OpenServices, fake_clock: FakeClock) -> None:
+    async with open_again() as services:
+        key = (await build_world(services.database, services.vault)).kitchen
+        await services.devices.find("11" * 16)
+        with connected(services, key):
+            fake_clock.advance(7)
+    async with open_again() as services:
+        assert await services.presence.of(key) == PresenceRecord(key, "offline", NOW_MS + 7, "MQTT", NOW_MS + 7)
+
+
+async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_last_seen(
+    open_again: OpenServices, fake_clock: FakeClock
+) -> None:
+    async with open_again() as services:
+        world = await build_world(services.database, services.vault)
+        await services.database.write(
+            lambda tx: tx.devices.put_presence(
+                [
+                    PresenceRecord(world.kitchen, "online", NOW_MS + 50, "MQTT", NOW_MS + 40),
+                    PresenceRecord(world.hall, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 9),
+                    PresenceRecord(world.bobs, "unknown", None, None, NOW_MS + 3),
+                ]
+            )
+        )
+    fake_clock.advance(1000)
+    async with open_again() as services:
+        kept = [await services.presence.of(key) for key in (world.kitchen, world.hall, world.bobs)]
+    assert kept == [
+        PresenceRecord(world.kitchen, "offline", NOW_MS + 40, "MQTT", NOW_MS + 40),
+        PresenceRecord(world.hall, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 9),
+        PresenceRecord(world.bobs, "unknown", None, None, NOW_MS + 3),
+    ]
+
+
+@pytest.mark.parametrize("ends_online", [False, True])
+async def test_what_changes_during_a_flush_is_not_lost(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, ends_online: bool
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        key = (await build_world(services.database, services.vault)).kitchen
+        publish = services.router.publish
+        publish(DeviceWentOnline(key, "WEBSOCKET", NOW_MS))
+        if ends_online:
+            publish(DeviceWentOffline(key, NOW_MS + 1))
+        runner.hold_commits()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.presence.flush)
+            await wait_all_tasks_blocked()
+            if ends_online:
+                publish(DeviceWentOnline(key, "MQTT", NOW_MS + 5))
+            else:
+                publish(DeviceWentOffline(key, NOW_MS + 5))
+            runner.commits.set()
+        fake_clock.advance(9)
+        expected = (
+            PresenceRecord(key, "online", NOW_MS + 9, "MQTT", NOW_MS + 5)
+            if ends_online
+            else PresenceRecord(key, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 5)
+        )
+        assert await services.presence.of(key) == expected
+        await services.presence.flush()
+        assert await services.presence.of(key) == expected
+        assert await services.database.read(lambda tx: tx.devices.presence(key)) == expected
+
+
+async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        key = (await build_world(services.database, services.vault)).kitchen
+        services.router.publish(DeviceWentOnline(key, "MQTT", NOW_MS))
+        services.router.publish(DeviceWentOffline(key, NOW_MS))
+        seen: list[PresenceRecord] = []
+
+        async def read(presence: Presence) -> None:
+            seen.append(await presence.of(key))
+
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, services.presence)
+            await wait_all_tasks_blocked()  # the store was read before the flush, and said nothing
+            await services.presence.flush()
+            runner.reads.set()
+        assert seen == [PresenceRecord(key, "offline", NOW_MS, "MQTT", NOW_MS)]

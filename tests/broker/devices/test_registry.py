@@ -1,0 +1,233 @@
+"""Devices as everybody sees them: one object each, found by id, changed in place, and proven by their token."""
+
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.clock import Clock
+from broker.devices import registry
+from broker.devices.registry import Device
+from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
+from broker.facts import DeviceChanged, TokenRevoked
+from broker.secrets import Vault, token_hash
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.records import ManifestRecord
+from tests.factories import (
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOBS,
+    HALL,
+    HALL_TOKEN,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_MANIFEST,
+    World,
+    build_world,
+)
+from tests.fakes import FakeClock, HeldRunner
+
+
+def change(world: World, **values: Any) -> Callable[[Transaction], None]:
+    """A device's record changes in the store, as provisioning does it."""
+    kept = {
+        "owner": world.ada,
+        "device_type": world.light_type,
+        "name": "Kitchen light",
+        "manifest_version": 1,
+        "manifest_version_policy": "LATEST",
+        "enabled": True,
+        "now_ms": 1,
+    }
+
+    def work(tx: Transaction) -> None:
+        tx.devices.put_device(KITCHEN, **{**kept, **values})
+
+    return work
+
+
+async def test_a_device_is_one_object_however_it_is_found(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    assert (device.id, device.key, device.owner, device.type_key) == (
+        KITCHEN,
+        world.kitchen,
+        world.ada,
+        world.light_type,
+    )
+    assert await services.devices.find(KITCHEN) is device
+    assert await services.devices.get(world.kitchen) is device
+    assert services.devices.get_nowait(world.kitchen) is device
+    assert device in await services.devices.owned_by(world.ada)
+
+
+async def test_a_device_that_many_look_for_at_once_is_one_object(services: Services, world: World) -> None:
+    found: list[Device] = []
+
+    async def find() -> None:
+        found.append(await services.devices.find(KITCHEN))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(find)
+    assert len(set(map(id, found))) == 1
+
+
+@pytest.mark.parametrize("device_id", ["", "00" * 16, KITCHEN[:-1], f" {KITCHEN}", f"{KITCHEN} ", "1", "'"])
+async def test_ids_are_compared_exactly(services: Services, world: World, device_id: str) -> None:
+    with pytest.raises(DeviceNotFound) as caught:
+        await services.devices.find(device_id)
+    assert caught.value.device_id == device_id
+
+
+async def test_a_key_that_is_unknown_is_not_found(services: Services, world: World) -> None:
+    assert services.devices.get_nowait(999) is None
+    with pytest.raises(DeviceNotFound):
+        await services.devices.get(999)
+
+
+async def test_the_devices_of_an_owner(services: Services, world: World) -> None:
+    assert {device.id for device in await services.devices.owned_by(world.ada)} == {KITCHEN, HALL}
+    assert {device.id for device in await services.devices.owned_by(world.bob)} == {BOBS}
+    assert await services.devices.owned_by(999) == []
+
+
+async def test_devices_that_nobody_holds_are_let_go_after_a_while(
+    services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_RECENT", 1)
+    held = await services.devices.find(KITCHEN)
+    await services.devices.find(HALL)
+    await services.devices.find(BOBS)
+    gc.collect()
+    assert services.devices.get_nowait(world.kitchen) is held
+    assert services.devices.get_nowait(world.hall) is None
+    assert await services.devices.find(KITCHEN) is held
+    assert (await services.devices.find(HALL)).id == HALL
+
+
+async def test_a_change_reaches_everyone_who_holds_the_device_and_is_told_once(
+    services: Services, world: World
+) -> None:
+    facts: list[DeviceChanged] = []
+    services.router.subscribe(DeviceChanged, facts.append)
+    device = await services.devices.find(KITCHEN)
+    await services.devices.find(HALL)
+    await services.database.write(change(world, enabled=False, name="Dark"))
+    assert device.enabled
+    await services.devices.reload()
+    assert not device.enabled
+    assert device.record.name == "Dark"
+    assert facts == [DeviceChanged(world.kitchen)]
+    await services.devices.reload()
+    assert len(facts) == 1
+
+
+async def test_a_device_that_is_loaded_while_it_changes_is_not_remembered_as_it_was(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        world = await build_world(services.database, services.vault)
+        found: list[Device] = []
+
+        async def find() -> None:
+            found.append(await services.devices.find(KITCHEN))
+
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(find)
+            await wait_all_tasks_blocked()  # the record was read, and is about to become old
+            await services.database.write(change(world, enabled=False))
+            await services.devices.reload()
+            runner.reads.set()
+        assert not found[0].enabled
+
+
+# The Manifest that its messages are normalised with
+
+
+async def test_a_device_follows_the_latest_approved_manifest_or_stays_with_its_own(
+    services: Services, world: World
+) -> None:
+    def add(version: int, *, approved: bool) -> Callable[[Transaction], None]:
+        document = json.dumps(LIGHT_MANIFEST)
+        return lambda tx: tx.device_types.add_manifest(ManifestRecord(world.light_type, version, document, approved, 1))
+
+    device = await services.devices.find(KITCHEN)
+    assert device.manifest.version == 1
+    await services.database.write(add(3, approved=True))
+    await services.database.write(add(4, approved=False))
+    await services.device_types.reload()
+    assert device.manifest.version == 3
+
+    for pinned, used in ((1, 1), (3, 3), (4, 3), (2, 3)):
+        await services.database.write(change(world, manifest_version=pinned, manifest_version_policy="DEVICE"))
+        await services.devices.reload()
+        assert device.manifest.version == used
+
+
+# Authentication
+
+
+async def test_a_device_proves_itself_with_its_own_token(services: Services, world: World) -> None:
+    device, caller = await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    assert device is await services.devices.find(KITCHEN)
+    assert (caller.device, caller.device_id, caller.token) == (world.kitchen, KITCHEN, token_hash(KITCHEN_TOKEN))
+    assert caller.expires_on is None
+
+
+@pytest.mark.parametrize(
+    ("device_id", "token", "refusal"),
+    [
+        (KITCHEN, HALL_TOKEN, Unauthorized),
+        (KITCHEN, "", Unauthorized),
+        (KITCHEN, "ff" * 16, Unauthorized),
+        (KITCHEN, KITCHEN_TOKEN.upper().replace("1", "A"), Unauthorized),
+        ("ff" * 16, KITCHEN_TOKEN, Unauthorized),
+        ("", KITCHEN_TOKEN, Unauthorized),
+        # A valid token of another kind is another answer (compatibility.md 16.2).
+        (KITCHEN, ADA_TOKEN, PermissionDenied),
+        (KITCHEN, APPLICATION_TOKEN, PermissionDenied),
+    ],
+)
+async def test_credentials_that_are_refused(
+    services: Services, world: World, device_id: str, token: str, refusal: type[Exception]
+) -> None:
+    with pytest.raises(refusal):
+        await services.devices.authenticate(device_id, token)
+
+
+async def test_a_disabled_device_is_not_let_in(services: Services, world: World) -> None:
+    await services.database.write(change(world, enabled=False))
+    with pytest.raises(SourceDeviceDisabled):
+        await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+
+
+async def test_a_token_that_is_revoked_while_the_device_is_loaded_is_refused(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        await build_world(services.database, services.vault)
+        await services.tokens.caller(KITCHEN_TOKEN)
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+
+            async def authenticate() -> None:
+                with pytest.raises(Unauthorized):
+                    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+
+            nursery.start_soon(authenticate)
+            await wait_all_tasks_blocked()
+            await services.database.write(lambda tx: tx.connection.execute("DELETE FROM device_token"))
+            services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+            runner.reads.set()

@@ -1,0 +1,209 @@
+"""The last value of every field (compatibility.md 9.4), in whatever order, and however often flushed or restarted."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.facts import Router
+from broker.messages.consumers import Folder
+from broker.messages.snapshots import Fields
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from tests.conftest import OpenServices
+from tests.factories import NOW_MS, build_world
+from tests.fakes import FakeClock, HeldRunner, run_inline
+
+VAULT = Vault(Vault.new_key())
+
+
+async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
+    position = services.ingest.submit(device, json.dumps(data).encode(), ts)
+    await services.ingest.wait_committed()
+    return position
+
+
+async def test_a_device_without_messages_has_no_fields(services: Services, kitchen: Device) -> None:
+    assert await services.snapshots.of(kitchen.key) == {}
+
+
+async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(services: Services, kitchen: Device) -> None:
+    position = await send(services, kitchen, {"intensity": 7}, 5)
+    assert services.folder.statistics().held_rows == 1
+    assert await services.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
+    await services.folder.flush()
+    assert services.folder.statistics().held_rows == 0
+    assert services.folder.statistics().position == position
+    assert await services.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
+
+
+async def test_a_late_message_fills_gaps_and_overwrites_nothing_newer(services: Services, kitchen: Device) -> None:
+    newer = await send(services, kitchen, {"intensity": 7}, 100)
+    late = await send(services, kitchen, {"intensity": 1, "state": True}, 50)
+    assert await services.snapshots.of(kitchen.key) == {"intensity": (100, newer, 7), "state": (50, late, True)}
+
+
+async def test_of_equal_ts_the_last_received_counts(services: Services, kitchen: Device) -> None:
+    await send(services, kitchen, {"intensity": 1}, 100)
+    await services.folder.flush()
+    last = await send(services, kitchen, {"intensity": 2}, 100)
+    assert await services.snapshots.of(kitchen.key) == {"intensity": (100, last, 2)}
+
+
+async def test_groups_are_folded_field_by_field_and_collections_as_a_whole(services: Services, kitchen: Device) -> None:
+    first = await send(services, kitchen, {"colorRGB": {"r": 1, "g": 2}, "samples": [1, 2]}, 1)
+    second = await send(services, kitchen, {"colorRGB": {"g": 3}, "samples": []}, 2)
+    expected = {"colorRGB.r": (1, first, 1), "colorRGB.g": (2, second, 3), "samples": (2, second, [])}
+    assert await services.snapshots.of(kitchen.key) == expected
+    await services.folder.flush()
+    assert await services.snapshots.of(kitchen.key) == expected
+
+
+async def test_a_failed_message_leaves_no_trace(services: Services, kitchen: Device) -> None:
+    await send(services, kitchen, {"unknown": 1})
+    assert await services.snapshots.of(kitchen.key) == {}
+
+
+async def test_devices_do_not_mix(services: Services, kitchen: Device, hall: Device) -> None:
+    await send(services, kitchen, {"intensity": 1})
+    assert await services.snapshots.of(hall.key) == {}
+
+
+async def test_it_is_flushed_every_second(services: Services, kitchen: Device, autojump_clock: MockClock) -> None:
+    await send(services, kitchen, {"intensity": 1})
+    await trio.sleep(1.5)
+    assert services.folder.statistics().held_rows == 0
+
+
+async def test_what_comes_during_a_flush_is_kept_for_the_next(engine: SqliteEngine) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(
+        Settings(state_dir=engine.path.parent), database, VAULT, Clock(FakeClock(NOW_MS))
+    ) as services:
+        world = await build_world(services.database, services.vault)
+        kitchen = await services.devices.get(world.kitchen)
+        await send(services, kitchen, {"intensity": 1})
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.folder.flush)
+            last = await send(services, kitchen, {"intensity": 2})
+            runner.reads.set()
+        assert services.folder.statistics().held_rows == 1
+        assert await services.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
+        await services.folder.flush()
+        assert await services.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
+
+
+async def test_what_was_not_folded_when_the_machine_went_down_is_folded_at_the_next_start(
+    open_again: OpenServices,
+) -> None:
+    async with open_again() as services:
+        world = await build_world(services.database, services.vault)
+        kitchen = await services.devices.get(world.kitchen)
+        positions = [await send(services, kitchen, {"intensity": number}, number) for number in range(5)]
+        await services.folder.flush()
+
+        def go_back(tx: Transaction) -> None:
+            tx.messages.set_consumer_position("folds", positions[1])
+
+        await services.database.write(go_back)
+        behind = Folder(services.database, Router(), (services.snapshots,))
+        await behind.resume()
+        assert behind.statistics().position == positions[1]
+        await behind.flush()
+        assert behind.statistics().position == positions[-1]
+        assert await services.snapshots.of(kitchen.key) == {"intensity": (4, positions[-1], 4)}
+
+
+@dataclass(frozen=True)
+class Send:
+    device: int
+    ts: int
+    data: Mapping[str, object]
+
+
+data = st.dictionaries(st.sampled_from(["state", "intensity"]), st.integers(0, 1)).flatmap(
+    lambda flat: st.one_of(
+        st.just({**flat, "text": "x"}),
+        st.lists(st.integers(0, 3), max_size=2).map(lambda items: {**flat, "samples": items}),
+        st.dictionaries(st.sampled_from("rgb"), st.integers(0, 3), min_size=1).map(
+            lambda group: {**flat, "colorRGB": group}
+        ),
+    )
+)
+steps = st.lists(
+    st.one_of(
+        st.builds(Send, st.integers(0, 1), st.integers(0, 4), data),
+        st.builds(Send, st.integers(0, 1), st.integers(0, 4), data),
+        st.builds(Send, st.integers(0, 1), st.integers(0, 4), data),
+        st.sampled_from(["flush", "restart", "restart and fold everything again"]),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_it_is_always_what_a_plain_recomputation_gives(steps: list[Send | str]) -> None:
+    trio.run(_compare_with_recomputation, steps)
+
+
+async def _compare_with_recomputation(steps: list[Send | str]) -> None:
+    expected: list[Fields] = [{}, {}]
+    keys: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+
+            async def start() -> Services:
+                await stack.aclose()
+                engine = SqliteEngine(Path(folder) / "store", synchronous="off")
+                return await stack.enter_async_context(
+                    open_services(
+                        Settings(state_dir=Path(folder)),
+                        Database(engine, run_sync=run_inline),
+                        VAULT,
+                        Clock(FakeClock(NOW_MS)),
+                    )
+                )
+
+            services = await start()
+            world = await build_world(services.database, services.vault)
+            keys = [world.kitchen, world.hall]
+            for step in steps:
+                if isinstance(step, Send):
+                    device = await services.devices.get(keys[step.device])
+                    position = await send(services, device, step.data, step.ts)
+                    row = await services.database.read(lambda tx, p=position: tx.messages.message(p))  # type: ignore[misc]
+                    assert row is not None
+                    for path, value in _leaves(json.loads(row.data)):
+                        known = expected[step.device].get(path)
+                        if known is None or (step.ts, position) > known[:2]:
+                            expected[step.device][path] = (step.ts, position, value)
+                elif step == "flush":
+                    await services.folder.flush()
+                else:
+                    if step != "restart":
+                        await services.database.write(lambda tx: tx.messages.set_consumer_position("folds", 0))
+                    services = await start()
+                assert [await services.snapshots.of(key) for key in keys] == expected
+
+
+def _leaves(group: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for name, value in group.items():
+        leaves += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return leaves

@@ -1,0 +1,188 @@
+"""The firehose: each message reaches who watches its device, encoded once for all of them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router
+from broker.routing.feeds import Encoding, Feeds, FeedStatistics, Subscriber
+from storage.records import MessageRow
+from tests.factories import make_device
+
+
+class Codec:
+    """An encoding that remembers what it was asked to encode."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.encoded: list[int] = []
+        self.mark = mark
+        self.encoding = Encoding(message=self.message, action=self.action)
+
+    def message(self, row: MessageRow, device: Device) -> bytes:
+        self.encoded.append(row.position)
+        return f"{self.mark}{device.key}:{row.position};".encode()
+
+    def action(self, action: Action) -> bytes:
+        self.encoded.append(action.position)
+        return f"{self.mark}action {action.position};".encode()
+
+
+class Watcher:
+    def __init__(self, codec: Codec, watches: Callable[[Device], bool] = lambda _device: True) -> None:
+        self.asked: list[int] = []
+        self.got: list[tuple[bytes, int]] = []
+        self._watches = watches
+        self.subscriber = Subscriber(watches=self.watches, offer=self.offer, encoding=codec.encoding)
+
+    def watches(self, device: Device) -> bool:
+        self.asked.append(device.key)
+        return self._watches(device)
+
+    def offer(self, frames: bytes, count: int) -> None:
+        self.got.append((frames, count))
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router()
+
+
+@pytest.fixture
+def devices() -> dict[int, Device]:
+    return {key: make_device(key, owner=key) for key in (1, 2, 3)}
+
+
+@pytest.fixture
+def feeds(router: Router, devices: dict[int, Device]) -> Feeds:
+    return Feeds(router, devices.get)
+
+
+@pytest.fixture
+def codec() -> Codec:
+    return Codec()
+
+
+def stored(*rows: tuple[int, int]) -> MessagesStored:
+    return MessagesStored([MessageRow(position, device, 1, 1, 1, "{}") for position, device in rows])
+
+
+def action_stored(source: int, destination: int, position: int = 9) -> ActionStored:
+    action = Action(
+        position=position, mid="", sdid="", ddid="", ddtid="", uid="", boid="", ts=1, cts=1, mv=1, data="{}"
+    )
+    return ActionStored(action, source, destination)
+
+
+def test_a_batch_becomes_one_run_of_frames_of_what_is_watched(router: Router, feeds: Feeds, codec: Codec) -> None:
+    odd = Watcher(codec, lambda device: device.key != 2)
+    with feeds.subscribe(odd.subscriber):
+        router.publish(stored((1, 1), (2, 2), (3, 3), (4, 1)))
+    assert odd.got == [(b"1:1;3:3;1:4;", 3)]
+    assert feeds.statistics() == FeedStatistics(0, 3)
+
+
+def test_who_watches_nothing_of_a_batch_hears_nothing(router: Router, feeds: Feeds, codec: Codec) -> None:
+    nobody = Watcher(codec, lambda _device: False)
+    with feeds.subscribe(nobody.subscriber):
+        router.publish(stored((1, 1)))
+    assert nobody.got == []
+    assert codec.encoded == []
+
+
+def test_a_message_is_encoded_once_for_all_who_want_it_in_this_form(router: Router, feeds: Feeds) -> None:
+    json, pack = Codec("j"), Codec("p")
+    watchers = [Watcher(json) for _ in range(5)] + [Watcher(pack) for _ in range(5)]
+    with ExitStack() as stack:
+        for watcher in watchers:
+            stack.enter_context(feeds.subscribe(watcher.subscriber))
+        router.publish(stored((1, 1), (2, 2)))
+        router.publish(action_stored(1, 2))
+    assert json.encoded == pack.encoded == [1, 2, 9]
+    assert [watcher.got for watcher in watchers] == [[(b"j1:1;j2:2;", 2), (b"jaction 9;", 1)]] * 5 + [
+        [(b"p1:1;p2:2;", 2), (b"paction 9;", 1)]
+    ] * 5
+
+
+def test_subscribers_with_different_interests_each_get_theirs_in_order(
+    router: Router, feeds: Feeds, codec: Codec
+) -> None:
+    everything, first_only = Watcher(codec), Watcher(codec, lambda device: device.key == 1)
+    with feeds.subscribe(everything.subscriber), feeds.subscribe(first_only.subscriber):
+        router.publish(stored((1, 2), (2, 1), (3, 2), (4, 1)))
+    assert b"".join(frames for frames, _ in first_only.got) == b"1:2;1:4;"
+    assert sum(count for _, count in everything.got) == 4
+    of_each = b"".join(frames for frames, _ in everything.got).split(b";")
+    for device in (b"1", b"2"):
+        assert [frame for frame in of_each if frame.startswith(device)] == sorted(
+            frame for frame in of_each if frame.startswith(device)
+        )
+
+
+def test_actions_are_shown_to_who_watches_their_source(router: Router, feeds: Feeds, codec: Codec) -> None:
+    of_source, of_destination = (
+        Watcher(codec, lambda device: device.key == 1),
+        Watcher(codec, lambda device: device.key == 2),
+    )
+    with feeds.subscribe(of_source.subscriber), feeds.subscribe(of_destination.subscriber):
+        router.publish(action_stored(1, 2))
+    assert of_source.got == [(b"action 9;", 1)]
+    assert of_destination.got == []
+
+
+def test_without_subscribers_nothing_is_encoded(router: Router, feeds: Feeds, codec: Codec) -> None:
+    with feeds.subscribe(Watcher(codec).subscriber):
+        pass
+    router.publish(stored((1, 1)))
+    router.publish(action_stored(1, 1))
+    assert codec.encoded == []
+
+
+def test_who_joins_later_gets_what_comes_later(router: Router, feeds: Feeds, codec: Codec) -> None:
+    early, late = Watcher(codec), Watcher(codec)
+    with feeds.subscribe(early.subscriber):
+        router.publish(stored((1, 1)))
+        with feeds.subscribe(late.subscriber):
+            assert feeds.statistics().subscribers == 2
+            router.publish(stored((2, 1)))
+        router.publish(stored((3, 1)))
+    assert early.got == [(b"1:1;", 1), (b"1:2;", 1), (b"1:3;", 1)]
+    assert late.got == [(b"1:2;", 1)]
+
+
+def test_the_decision_about_a_device_is_remembered_until_the_device_changes(
+    router: Router, feeds: Feeds, codec: Codec
+) -> None:
+    allowed = {1}
+    watcher = Watcher(codec, lambda device: device.key in allowed)
+    with feeds.subscribe(watcher.subscriber):
+        router.publish(stored((1, 1)))
+        router.publish(stored((2, 1), (3, 2)))
+        assert watcher.asked == [1, 2]
+        allowed.clear()
+        router.publish(DeviceChanged(1))
+        router.publish(stored((4, 1)))
+        assert watcher.asked == [1, 2, 1]
+    assert watcher.got == [(b"1:1;", 1), (b"1:2;", 1)]
+
+
+def test_a_row_whose_device_is_not_at_hand_is_left_out(router: Router, feeds: Feeds, codec: Codec) -> None:
+    watcher = Watcher(codec)
+    with feeds.subscribe(watcher.subscriber):
+        router.publish(stored((1, 99), (2, 1)))
+        router.publish(action_stored(99, 1))
+    assert watcher.got == [(b"1:2;", 1)]
+
+
+def test_a_subscriber_that_raises_costs_the_others_nothing(router: Router, feeds: Feeds, codec: Codec) -> None:
+    def fail(_frames: bytes, _count: int) -> None:
+        raise ZeroDivisionError
+
+    broken = Subscriber(watches=lambda _device: True, offer=fail, encoding=codec.encoding)
+    watcher = Watcher(codec)
+    with feeds.subscribe(broken), feeds.subscribe(watcher.subscriber):
+        router.publish(stored((1, 1)))
+        router.publish(action_stored(1, 1))
+    assert watcher.got == [(b"1:1;", 1), (b"action 9;", 1)]

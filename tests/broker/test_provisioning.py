@@ -1,0 +1,649 @@
+"""The provision file: what it creates, what a second run leaves alone, and what it refuses (design/interfaces.md)."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from argon2 import PasswordHasher
+
+from broker.accounts.permissions import Permission
+from broker.accounts.tokens import TokenKind
+from broker.errors import Unauthorized, ValidationFailed
+from broker.facts import DeviceChanged, TokenRevoked
+from broker.provisioning import Generated, Provisioning, ProvisionReport
+from broker.secrets import Passwords, token_hash
+from broker.services import Services
+from storage.database import Transaction
+from storage.records import ManifestRecord
+from tests.factories import LIGHT_MANIFEST
+from tests.fakes import FakeClock
+
+ACME, ADA, BOB = "0a" * 16, "ada0" * 8, "b0b0" * 8
+DASHBOARD, LIGHT, KITCHEN = "aa" * 16, "dt" + "1e" * 16, "11" * 16
+KITCHEN_TOKEN, ADA_TOKEN, APPLICATION_TOKEN = "22" * 16, "33" * 16, "34" * 16
+PASSWORD = "correct horse battery staple"
+
+GIVEN: dict[str, Any] = {
+    "organizations": [{"id": ACME, "name": "Acme", "monthly_messages": -1}],
+    "users": [
+        {
+            "id": ADA,
+            "email": "ada@example.org",
+            "full_name": "Ada",
+            "password": PASSWORD,
+            "organization": "Acme",
+            "role": "administrator",
+        },
+        {"id": BOB, "email": "bob@example.org", "password": PASSWORD},
+    ],
+    "applications": [
+        {
+            "id": DASHBOARD,
+            "name": "Dashboard",
+            "organization": "Acme",
+            "secret": "s3cret",
+            "redirect_uri": "https://app.example.org/callback",
+            "methods": ["authorization_code", "client_credentials"],
+            "permissions": [
+                {"device_type": "example.smart_light", "permissions": ["READ", "WRITE"]},
+                {"device_type": "*", "permissions": ["READ"]},
+            ],
+        }
+    ],
+    "device_types": [
+        {
+            "id": LIGHT,
+            "unique_name": "example.smart_light",
+            "name": "Smart light",
+            "organization": "Acme",
+            "published": True,
+            "tags": ["home"],
+            "rsp": False,
+            "manifest": dict(LIGHT_MANIFEST),
+        }
+    ],
+    "devices": [
+        {
+            "id": KITCHEN,
+            "owner": "ada@example.org",
+            "type": "example.smart_light",
+            "name": "Kitchen light",
+            "token": KITCHEN_TOKEN,
+        }
+    ],
+    "tokens": [
+        {"value": ADA_TOKEN, "application": DASHBOARD, "user": "ada@example.org", "expires_in": 86400},
+        {"value": APPLICATION_TOKEN, "application": DASHBOARD},
+    ],
+    "grants": [
+        {
+            "user": "ada@example.org",
+            "application": DASHBOARD,
+            "device_type": "example.smart_light",
+            "permissions": ["READ", "WRITE"],
+        }
+    ],
+}
+
+BARE: dict[str, Any] = {
+    "organizations": [{"name": "Acme"}],
+    "users": [{"email": "ada@example.org"}],
+    "device_types": [{"unique_name": "example.smart_light", "organization": "Acme", "manifest": dict(LIGHT_MANIFEST)}],
+    "applications": [{"name": "Dashboard", "organization": "Acme"}],
+    "devices": [{"owner": "ada@example.org", "type": "example.smart_light", "name": "Kitchen light"}],
+    "tokens": [{"application": "Dashboard", "user": "ada@example.org"}, {"application": "Dashboard"}],
+    "grants": [
+        {"user": "ada@example.org", "application": "Dashboard", "device_type": "*", "permissions": ["READ"]},
+    ],
+}
+
+
+class QuickPasswords(Passwords):
+    """Argon2 at its cheapest: what it costs is not what is tested here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+
+
+@pytest.fixture
+def services(services: Services) -> Services:
+    quick = QuickPasswords()
+    provisioning = Provisioning(
+        services.database,
+        services.vault,
+        quick,
+        services.clock,
+        services.router,
+        services.tokens,
+        services.device_types,
+        services.devices,
+    )
+    return replace(services, passwords=quick, provisioning=provisioning)
+
+
+def given(table: str, index: int = 0, /, **changes: Any) -> dict[str, Any]:
+    """The full document with some keys of one entry replaced; None takes a key away."""
+    document = copy.deepcopy(GIVEN)
+    entry = document[table][index]
+    for key, value in changes.items():
+        if value is None:
+            entry.pop(key, None)
+        else:
+            entry[key] = value
+    return document
+
+
+def counts(report: ProvisionReport) -> dict[str, tuple[int, int, int]]:
+    return {table: (one.created, one.changed, one.unchanged) for table, one in report.tables.items()}
+
+
+async def everything(services: Services) -> dict[str, list[dict[str, Any]]]:
+    """All rows of all tables."""
+
+    def work(tx: Transaction) -> dict[str, list[dict[str, Any]]]:
+        names = [row["name"] for row in tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: [dict(row) for row in tx.connection.execute(f"SELECT * FROM {name}")] for name in names}  # noqa: S608
+
+    return await services.database.read(work)
+
+
+async def refusal(services: Services, document: dict[str, Any]) -> tuple[str, str]:
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply(document)
+    (finding,) = caught.value.findings
+    return finding.field, finding.messages[0]
+
+
+async def test_creates_everything_that_the_file_describes(services: Services) -> None:
+    report = await services.provisioning.apply(GIVEN)
+    assert counts(report) == {
+        "organizations": (1, 0, 0),
+        "users": (2, 0, 0),
+        "device_types": (1, 0, 0),
+        "applications": (1, 0, 0),
+        "devices": (1, 0, 0),
+        "tokens": (2, 0, 0),
+        "grants": (1, 0, 0),
+    }
+    assert report.generated == []
+
+    device, as_device = await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    assert (device.record.name, device.owner_id, device.enabled) == ("Kitchen light", ADA, True)
+    assert (device.type.id, device.manifest.version, as_device.device_id) == (LIGHT, 1, KITCHEN)
+
+    as_ada = await services.tokens.caller(ADA_TOKEN)
+    assert (as_ada.kind, as_ada.user_id, as_ada.application_id) == (TokenKind.USER, ADA, DASHBOARD)
+    assert as_ada.expires_on == services.clock.now_ms() + 86_400_000
+    as_application = await services.tokens.caller(APPLICATION_TOKEN)
+    assert as_application.kind is TokenKind.APPLICATION
+    assert as_application.expires_on == services.clock.now_ms() + 86_400_000  # an application token's default
+    await services.permissions.require(as_application, device, Permission.WRITE)
+
+    ada = await services.users.find(ADA)
+    assert (ada.email, ada.name, ada.full_name, ada.account_type) == ("ada@example.org", "ada01", "Ada", "LOCAL")
+    assert services.passwords.matches(ada.password_hash or "", PASSWORD)
+
+    def details(tx: Transaction) -> tuple[object, ...]:
+        organization, application = tx.accounts.organization_named("Acme"), tx.accounts.application_by_id(DASHBOARD)
+        assert organization is not None
+        assert application is not None
+        return (
+            organization.monthly_messages,
+            tx.accounts.role_of(organization.key, ada.key),
+            services.vault.open(application.secret),
+            application.methods,
+            application.redirect_uris,
+            application.permissions,
+        )
+
+    assert await services.database.read(details) == (
+        -1,
+        "administrator",
+        "s3cret",
+        ("authorization_code", "client_credentials"),
+        ("https://app.example.org/callback",),
+        (
+            {"device_type": LIGHT, "permissions": ["READ", "WRITE"]},
+            {"device_type": "*", "permissions": ["READ"]},
+        ),
+    )
+
+
+@pytest.mark.parametrize("document", [GIVEN, BARE], ids=["everything given", "nothing given"])
+async def test_second_run_changes_nothing(services: Services, fake_clock: FakeClock, document: dict[str, Any]) -> None:
+    await services.provisioning.apply(document)
+    before = await everything(services)
+    fake_clock.advance(60_000)
+    report = await services.provisioning.apply(document)
+    assert {table: (0, 0, len(document[table])) for table in report.tables} == counts(report)
+    assert report.generated == []
+    assert await everything(services) == before
+
+
+async def test_what_is_not_given_is_generated_and_reported(services: Services) -> None:
+    report = await services.provisioning.apply(BARE)
+    values = {(one.table, one.key): one.value or "" for one in report.generated}
+    hexadecimal = "[0-9a-f]{32}"
+    forms = {
+        ("organizations", "id"): hexadecimal,
+        ("users", "id"): hexadecimal,
+        ("users", "password"): ".{12,}",
+        ("device_types", "id"): f"dt{hexadecimal}",
+        ("applications", "id"): hexadecimal,
+        ("applications", "secret"): hexadecimal,
+        ("devices", "id"): hexadecimal,
+        ("devices", "token"): hexadecimal,
+        ("tokens", "value"): hexadecimal,
+    }
+    assert {key: bool(re.fullmatch(form, values[key])) for key, form in forms.items()} == dict.fromkeys(forms, True)
+    assert values.keys() == forms.keys()
+
+    device, _ = await services.devices.authenticate(values["devices", "id"], values["devices", "token"])
+    assert device.type.id == values["device_types", "id"]
+    ada = await services.users.find(values["users", "id"])
+    assert services.passwords.matches(ada.password_hash or "", values["users", "password"])
+    kinds = {(await services.tokens.caller(one.value or "")).kind for one in report.generated if one.table == "tokens"}
+    assert kinds == {TokenKind.USER, TokenKind.APPLICATION}
+
+
+async def test_generated_token_that_expired_is_replaced(services: Services, fake_clock: FakeClock) -> None:
+    await services.provisioning.apply(BARE)
+    fake_clock.advance(86_400_000)  # the application token's life; the user token lives longer
+    report = await services.provisioning.apply(BARE)
+    assert counts(report)["tokens"] == (1, 0, 1)
+    assert [(one.table, one.name) for one in report.generated] == [("tokens", "Dashboard for itself")]
+
+
+async def test_given_token_that_expired_is_valid_again(services: Services, fake_clock: FakeClock) -> None:
+    await services.provisioning.apply(GIVEN)
+    fake_clock.advance(86_400_000)
+    with pytest.raises(Unauthorized):
+        await services.tokens.caller(ADA_TOKEN)
+    report = await services.provisioning.apply(GIVEN)
+    assert counts(report)["tokens"] == (0, 2, 0)
+    assert (await services.tokens.caller(ADA_TOKEN)).user_id == ADA
+
+
+CHANGES: Sequence[tuple[str, dict[str, Any]]] = [
+    ("organizations", {"name": "Acme Ltd"}),
+    ("organizations", {"monthly_messages": 5}),
+    ("users", {"email": "ada@example.net"}),
+    ("users", {"full_name": "Ada O'Lovelace"}),
+    ("users", {"password": "another good password"}),
+    ("users", {"role": "developer"}),
+    ("applications", {"name": "Board"}),
+    ("applications", {"secret": "other"}),
+    ("applications", {"redirect_uri": "myapp://done"}),
+    ("applications", {"methods": ["pkce"]}),
+    ("applications", {"permissions": []}),
+    ("device_types", {"unique_name": "example.other"}),
+    ("device_types", {"name": "Light"}),
+    ("device_types", {"published": False}),
+    ("device_types", {"protected": True}),
+    ("device_types", {"description": "bright"}),
+    ("device_types", {"tags": ["home", "light"]}),
+    ("devices", {"name": "Lamp"}),
+    ("devices", {"token": "44" * 16}),
+    ("tokens", {"expires_in": 5}),
+    ("tokens", {"user": "bob@example.org"}),
+    ("grants", {"permissions": ["READ"]}),
+]
+
+
+@pytest.mark.parametrize(("table", "change"), CHANGES)
+async def test_change_is_applied_once_and_touches_nothing_else(
+    services: Services, table: str, change: dict[str, Any]
+) -> None:
+    await services.provisioning.apply(GIVEN)
+    before = await everything(services)
+    # Only the entry itself: others may refer to it by the name that changes.
+    document = {table: [given(table, **change)[table][0]]}
+    report = await services.provisioning.apply(document)
+    assert counts(report) == {table: (0, 1, 0)}
+    assert report.generated == []
+    after = await everything(services)
+    assert len([name for name in after if after[name] != before[name]]) == 1
+    assert counts(await services.provisioning.apply(document)) == {table: (0, 0, 1)}
+    assert await everything(services) == after
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("organizations", "monthly_messages"),
+        ("users", "full_name"),
+        ("users", "password"),
+        ("users", "role"),
+        ("users", "id"),
+        ("applications", "secret"),
+        ("applications", "methods"),
+        ("applications", "permissions"),
+        ("applications", "id"),
+        ("device_types", "published"),
+        ("device_types", "manifest"),
+        ("device_types", "tags"),
+        ("device_types", "id"),
+        ("devices", "id"),
+        ("devices", "token"),
+        ("devices", "name"),
+    ],
+)
+async def test_what_a_later_file_leaves_out_stays(services: Services, table: str, key: str) -> None:
+    await services.provisioning.apply(GIVEN)
+    before = await everything(services)
+    document = {table: [given(table, 0, **{key: None})[table][0]]}
+    report = await services.provisioning.apply(document)
+    assert counts(report) == {table: (0, 0, 1)}
+    assert report.generated == []
+    assert await everything(services) == before
+
+
+async def test_manifest_that_differs_is_a_new_version(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    device = await services.devices.find(KITCHEN)
+    reordered = {"actions": LIGHT_MANIFEST["actions"], "fields": LIGHT_MANIFEST["fields"]}
+    assert counts(await services.provisioning.apply(given("device_types", manifest=reordered)))["device_types"] == (
+        0,
+        0,
+        1,
+    )
+    assert device.manifest.version == 1
+    other = {"fields": [{"name": "level", "valueClass": "Integer"}]}
+    report = await services.provisioning.apply(given("device_types", manifest=other))
+    assert counts(report)["device_types"] == (0, 1, 0)
+    assert device.manifest.version == 2  # seen at once by whoever holds the device
+    versions = await services.database.read(lambda tx: tx.device_types.manifests(device.type_key))
+    assert [(one.version, json.loads(one.document)) for one in versions] == [(1, dict(LIGHT_MANIFEST)), (2, other)]
+    assert isinstance(versions[0], ManifestRecord)
+
+
+async def test_replaced_device_token_is_revoked(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    revoked: list[TokenRevoked] = []
+    services.router.subscribe(TokenRevoked, revoked.append)
+    await services.provisioning.apply(given("devices", token="44" * 16))
+    assert revoked == [TokenRevoked(token_hash(KITCHEN_TOKEN))]
+    with pytest.raises(Unauthorized):
+        await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    await services.devices.authenticate(KITCHEN, "44" * 16)
+
+
+async def test_changed_device_is_announced(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    device = await services.devices.find(KITCHEN)
+    changed: list[DeviceChanged] = []
+    services.router.subscribe(DeviceChanged, changed.append)
+    await services.provisioning.apply(given("devices", name="Lamp"))
+    assert changed == [DeviceChanged(device.key)]
+    assert device.record.name == "Lamp"
+
+
+async def test_token_that_changes_hands_ends_its_connections(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    revoked: list[TokenRevoked] = []
+    services.router.subscribe(TokenRevoked, revoked.append)
+    await services.provisioning.apply(given("tokens", user="bob@example.org"))
+    assert revoked == [TokenRevoked(token_hash(ADA_TOKEN))]
+
+
+async def test_dry_run_reports_and_changes_nothing(services: Services) -> None:
+    before = await everything(services)
+    report = await services.provisioning.apply(BARE, dry_run=True)
+    assert report.dry_run
+    assert counts(report)["devices"] == (1, 0, 0)
+    assert Generated("devices", "Kitchen light", "token", None) in report.generated
+    assert {one.value for one in report.generated} == {None}
+    assert await everything(services) == before
+
+
+async def test_dry_run_of_a_new_token_revokes_nothing(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    revoked: list[TokenRevoked] = []
+    services.router.subscribe(TokenRevoked, revoked.append)
+    report = await services.provisioning.apply(given("devices", token="44" * 16), dry_run=True)
+    assert counts(report)["devices"] == (0, 1, 0)
+    assert revoked == []
+    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+
+
+async def test_error_in_the_last_entry_undoes_all_of_them(services: Services) -> None:
+    before = await everything(services)
+    place, _ = await refusal(services, given("grants", user="nobody@example.org"))
+    assert place == "grants[0].user"
+    assert await everything(services) == before
+
+
+@pytest.mark.parametrize(
+    ("email", "names"),
+    [
+        ("ada@example.org", ["ada01", "ada02", "ada03"]),
+        ("Grace.Hopper+navy@example.org", ["grace.hopper_navy", "grace.hopper_navy1", "grace.hopper_navy2"]),
+        ("a@example.org", ["a0001", "a0002", "a0003"]),
+        ("x" * 40 + "@example.org", ["x" * 36, "x" * 35 + "1", "x" * 35 + "2"]),
+        ("é@example.org", ["_0001", "_0002", "_0003"]),
+    ],
+)
+async def test_user_name_is_the_local_part_made_unique(services: Services, email: str, names: list[str]) -> None:
+    emails = [email, email.replace(".org", ".net"), email.replace(".org", ".com")]
+    await services.provisioning.apply({"users": [{"email": one} for one in emails]})
+    users = await services.database.read(lambda tx: [tx.accounts.user_by_email(one) for one in emails])
+    assert [user.name for user in users if user is not None] == names
+
+
+async def test_address_in_other_case_is_the_same_user(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    report = await services.provisioning.apply({"users": [{"email": "ADA@example.org"}]})
+    assert counts(report) == {"users": (0, 0, 1)}
+
+
+async def test_password_that_fits_is_not_hashed_again(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    before = (await services.users.find(ADA)).password_hash
+    await services.provisioning.apply(given("users", full_name="Ada L"))
+    assert (await services.users.find(ADA)).password_hash == before
+
+
+REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
+    # What an entry says by itself
+    (lambda: {"gadgets": []}, "gadgets", "unknown key"),
+    (lambda: {"users": {}}, "users", "expected array, got object"),
+    (lambda: given("users", nickname="x"), "users[0].nickname", "unknown key"),
+    (lambda: given("users", 1, email=None), "users[1].email", "required"),
+    (lambda: given("users", full_name=5), "users[0].full_name", "expected str | null, got int"),
+    (lambda: given("users", role="owner"), "users[0].role", "invalid enum value 'owner'"),
+    (lambda: given("users", id="ABC"), "users[0].id", "must be 32 lower-case hexadecimal characters"),
+    (lambda: given("users", email="ada"), "users[0].email", "must be an e-mail address"),
+    (lambda: given("users", password="7 chars"), "users[0].password", "must have 8 to 1024 characters"),
+    (lambda: given("users", full_name=""), "users[0].full_name", "must have 1 to 64 characters"),
+    (lambda: given("organizations", name="A&B"), "organizations[0].name", "must not contain any of \" & ' < >"),
+    (lambda: given("organizations", name="x" * 65), "organizations[0].name", "must have 1 to 64 characters"),
+    (
+        lambda: given("organizations", monthly_messages=-2),
+        "organizations[0].monthly_messages",
+        "must be -1 (unlimited) to 1000000000000000",
+    ),
+    (lambda: given("applications", methods=["magic"]), "applications[0].methods[0]", "invalid enum value 'magic'"),
+    (lambda: given("applications", redirect_uri="/x"), "applications[0].redirect_uri", "must be an absolute URI"),
+    (lambda: given("applications", secret="x" * 129), "applications[0].secret", "must be 1 to 128 characters"),
+    (
+        lambda: given("applications", permissions=[{"device_type": "*", "permissions": ["ALL"]}]),
+        "applications[0].permissions[0].permissions[0]",
+        "invalid enum value 'ALL'",
+    ),
+    (
+        lambda: given("applications", permissions=[{"device_type": "*", "permissions": []}]),
+        "applications[0].permissions",
+        "must have READ, WRITE or both",
+    ),
+    (lambda: given("device_types", id="a b"), "device_types[0].id", "must be 1 to 64 characters of A-Z a-z 0-9 _ . -"),
+    (
+        lambda: given("device_types", unique_name="Light"),
+        "device_types[0].unique_name",
+        "must be a lower-case dotted name such as example.smart_light",
+    ),
+    (
+        lambda: given("device_types", manifest="light.json"),
+        "device_types[0].manifest",
+        "expected object | null, got str",
+    ),
+    (
+        lambda: given("device_types", manifest={"fields": [{"name": "x"}]}),
+        "device_types[0].manifest: fields.0.valueClass",
+        "Required parameter",
+    ),
+    (
+        lambda: given("device_types", manifest={}),
+        "device_types[0].manifest: manifest",
+        "manifest content invalid or empty",
+    ),
+    (lambda: given("devices", name="<b>"), "devices[0].name", "must not contain any of \" & ' < >"),
+    (
+        lambda: given("devices", token="2222222222222222222222222222222G"),
+        "devices[0].token",
+        "must be 32 lower-case hexadecimal characters",
+    ),
+    (
+        lambda: given("devices", token="AA" * 16),
+        "devices[0].token",
+        "must be 32 lower-case hexadecimal characters",
+    ),
+    (lambda: given("devices", token="22" * 15), "devices[0].token", "must be 32 lower-case hexadecimal characters"),
+    (lambda: given("tokens", value="short"), "tokens[0].value", "must be 32 lower-case hexadecimal characters"),
+    (lambda: given("tokens", expires_in=0), "tokens[0].expires_in", "must be 1 to 10000000000 seconds"),
+    (lambda: given("grants", permissions=[]), "grants[0].permissions", "must have READ, WRITE or both"),
+    # What this version does not have
+    (
+        lambda: given("device_types", rsp=True),
+        "device_types[0].rsp",
+        "this version of trunkline does not have secure registration yet",
+    ),
+    (
+        lambda: given("device_types", ca="ca.pem"),
+        "device_types[0].ca",
+        "this version of trunkline does not have secure registration yet",
+    ),
+    (lambda: {"shares": [{"device": KITCHEN}]}, "shares", "this version of trunkline does not have shares yet"),
+    (lambda: {"firmware": [{}]}, "firmware", "this version of trunkline does not have firmware yet"),
+    (lambda: {"plans": [{}]}, "plans", "this version of trunkline does not have plans yet"),
+    # What it refers to
+    (lambda: given("users", organization="Nope"), "users[0].organization", "there is no organization 'Nope'"),
+    (lambda: given("users", 1, role="viewer"), "users[1].organization", "required with a role"),
+    (
+        lambda: given("applications", organization="Nope"),
+        "applications[0].organization",
+        "there is no organization 'Nope'",
+    ),
+    (
+        lambda: given("device_types", organization="Nope"),
+        "device_types[0].organization",
+        "there is no organization 'Nope'",
+    ),
+    (
+        lambda: given("applications", permissions=[{"device_type": "no.type", "permissions": ["READ"]}]),
+        "applications[0].permissions[0].device_type",
+        "there is no device type 'no.type'",
+    ),
+    (lambda: given("devices", owner="x@example.org"), "devices[0].owner", "there is no user 'x@example.org'"),
+    (lambda: given("devices", type="no.type"), "devices[0].type", "there is no device type 'no.type'"),
+    (lambda: given("tokens", application="Nope"), "tokens[0].application", "there is no application 'Nope'"),
+    (lambda: given("tokens", user="x@example.org"), "tokens[0].user", "there is no user 'x@example.org'"),
+    (lambda: given("grants", application="Nope"), "grants[0].application", "there is no application 'Nope'"),
+    (lambda: given("grants", device_type="no.type"), "grants[0].device_type", "there is no device type 'no.type'"),
+    # Two for one
+    (lambda: given("tokens", value=KITCHEN_TOKEN), "tokens[0].value", "a device has this token"),
+    (lambda: given("tokens", 1, value=ADA_TOKEN), "tokens[1]", "the same as tokens[0]"),
+    (lambda: given("users", 1, id=ADA), "users[1].email", "'bob@example.org' has another id: " + BOB),
+]
+
+
+@pytest.mark.parametrize(("document", "place", "problem"), REFUSALS, ids=[place for _, place, _ in REFUSALS])
+async def test_refusal_names_table_index_and_key(
+    services: Services, document: Callable[[], dict[str, Any]], place: str, problem: str
+) -> None:
+    await services.provisioning.apply({"users": [{"id": BOB, "email": "bob@example.org"}]})
+    before = await everything(services)
+    assert await refusal(services, document()) == (place, problem)
+    assert await everything(services) == before
+
+
+HALL = {"id": "12" * 16, "owner": "ada@example.org", "type": "example.smart_light", "name": "Hall"}
+
+
+@pytest.mark.parametrize(
+    ("document", "place", "problem"),
+    [
+        (
+            {"devices": [{**HALL, "token": KITCHEN_TOKEN}]},
+            "devices[0].token",
+            "somebody else has this token",
+        ),
+        ({"devices": [{**HALL, "token": ADA_TOKEN}]}, "devices[0].token", "somebody else has this token"),
+        (
+            {"devices": [{**GIVEN["devices"][0], "owner": "bob@example.org"}]},
+            "devices[0].owner",
+            f"the device {KITCHEN} belongs to somebody else",
+        ),
+        (
+            {
+                "device_types": [{"unique_name": "example.other", "organization": "Acme"}],
+                "devices": [{**GIVEN["devices"][0], "type": "example.other"}],
+            },
+            "devices[0].type",
+            f"the device {KITCHEN} has another type, and keeps it",
+        ),
+        (
+            {
+                "devices": [{**HALL, "id": one, "name": "Twin"} for one in ("13" * 16, "14" * 16)]
+                + [{"owner": "ada@example.org", "type": "example.smart_light", "name": "Twin"}]
+            },
+            "devices[2].id",
+            "required: 2 devices fit this entry",
+        ),
+        (
+            {"devices": [GIVEN["devices"][0]] * 2},
+            "devices[1]",
+            "the same as devices[0]",
+        ),
+        (
+            {"organizations": [{"id": "0b" * 16, "name": "Acme"}]},
+            "organizations[0].name",
+            f"'Acme' has another id: {ACME}",
+        ),
+        (
+            {"device_types": [{"id": "other", "unique_name": "example.smart_light", "organization": "Acme"}]},
+            "device_types[0].unique_name",
+            f"'example.smart_light' has another id: {LIGHT}",
+        ),
+        (
+            {
+                "applications": [{"id": "ab" * 16, "name": "Dashboard", "organization": "Acme"}],
+                "tokens": [{"application": "Dashboard"}],
+            },
+            "tokens[0].application",
+            "several applications have the name 'Dashboard'",
+        ),
+    ],
+)
+async def test_refusal_of_what_clashes_with_the_store(
+    services: Services, document: dict[str, Any], place: str, problem: str
+) -> None:
+    await services.provisioning.apply(GIVEN)
+    before = await everything(services)
+    assert await refusal(services, document) == (place, problem)
+    assert await everything(services) == before
+
+
+async def test_every_finding_of_a_manifest_is_named(services: Services) -> None:
+    broken = {"fields": [{"name": "a"}, {"name": "b", "valueClass": "Colour"}]}
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply(given("device_types", manifest=broken))
+    assert [finding.field for finding in caught.value.findings] == [
+        "device_types[0].manifest: fields.0.valueClass",
+        "device_types[0].manifest: fields.1.valueClass",
+    ]

@@ -1,0 +1,241 @@
+"""One TOML file and the environment become frozen settings, or one clear line for the operator."""
+
+from pathlib import Path
+
+import pytest
+
+from config.settings import Address, Settings, SettingsError, load_settings
+
+STATE = 'state_dir = "/var/lib/trunkline"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trunkline.toml"
+
+
+def refusal(path: Path | None, environ: dict[str, str]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path, environ)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_only_the_state_directory_is_required(file: Path) -> None:
+    file.write_text(STATE)
+    settings = load_settings(file, {})
+    assert settings == Settings(state_dir=Path("/var/lib/trunkline"))
+    assert settings.http.bind is None
+    assert settings.limits.future_grace_seconds == 60
+    assert settings.storage.synchronous == "full"
+
+
+def test_the_file_of_the_interfaces_page_is_accepted(file: Path) -> None:
+    file.write_text(_WHOLE_FILE)
+    settings = load_settings(file, {})
+    assert settings.http.bind == Address("127.0.0.1", 8080)
+    assert settings.lwm2m.tcp_bind == Address("127.0.0.1", 5688)
+    assert settings.tls.key == Path("/etc/trunkline/key.pem")
+    assert settings.subscriptions.batch_seconds == 0
+
+
+_VARIABLES = [
+    ("STATE_DIR", "/srv/state", "state_dir", Path("/srv/state")),
+    ("PUBLIC_URL", "https://x.example", "public_url", "https://x.example"),
+    ("GRACE_SECONDS", "1.5", "grace_seconds", 1.5),
+    ("HTTP_BIND", "127.0.0.1:8080", "http.bind", Address("127.0.0.1", 8080)),
+    ("HTTP_TLS_BIND", "[::]:8443", "http.tls_bind", Address("::", 8443)),
+    ("ACCOUNTS_TLS_BIND", "h:1", "accounts.tls_bind", Address("h", 1)),
+    ("SECURE_TLS_BIND", "h:2", "secure.tls_bind", Address("h", 2)),
+    ("MQTT_BIND", "h:3", "mqtt.bind", Address("h", 3)),
+    ("MQTT_TLS_BIND", "h:4", "mqtt.tls_bind", Address("h", 4)),
+    ("MQTT_ACTION_PAYLOAD", "array", "mqtt.action_payload", "array"),
+    ("COAP_BIND", "h:5", "coap.bind", Address("h", 5)),
+    ("COAP_DTLS_BIND", "h:6", "coap.dtls_bind", Address("h", 6)),
+    ("LWM2M_DTLS_BIND", "h:7", "lwm2m.dtls_bind", Address("h", 7)),
+    ("LWM2M_TCP_BIND", "h:8", "lwm2m.tcp_bind", Address("h", 8)),
+    ("LWM2M_TLS_BIND", "h:9", "lwm2m.tls_bind", Address("h", 9)),
+    ("TLS_CERTIFICATE", "/c.pem", "tls.certificate", Path("/c.pem")),
+    ("TLS_KEY", "/k.pem", "tls.key", Path("/k.pem")),
+    ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
+    ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
+    ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
+    ("STORAGE_URL", "postgresql://db", "storage.url", "postgresql://db"),
+    ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
+    ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),
+    ("SUBSCRIPTIONS_PAYLOAD", "notification", "subscriptions.payload", "notification"),
+    ("SUBSCRIPTIONS_BATCH_SECONDS", "2", "subscriptions.batch_seconds", 2),
+    ("OUTBOUND_ALLOW_PRIVATE_ADDRESSES", "true", "outbound.allow_private_addresses", True),
+    ("OUTBOUND_CA_FILE", "/ca.pem", "outbound.ca_file", "/ca.pem"),
+    ("OUTBOUND_SMTP_URL", "smtp://m", "outbound.smtp_url", "smtp://m"),
+    ("OUTBOUND_STREAM_ENDPOINT", "https://s", "outbound.stream_endpoint", "https://s"),
+    ("LOG_LEVEL", "debug", "log.level", "debug"),
+    ("LOG_FORMAT", "json", "log.format", "json"),
+]
+_TLS = {"TRUNKLINE_TLS_CERTIFICATE": "/c.pem", "TRUNKLINE_TLS_KEY": "/k.pem"}
+
+
+@pytest.mark.parametrize(("variable", "text", "key", "value"), _VARIABLES)
+def test_every_key_is_also_a_variable(variable: str, text: str, key: str, value: object) -> None:
+    settings: object = load_settings(None, {"TRUNKLINE_STATE_DIR": "/s", **_TLS, f"TRUNKLINE_{variable}": text})
+    for part in key.split("."):
+        settings = getattr(settings, part)
+    assert settings == value
+
+
+def test_the_table_of_variables_is_complete() -> None:
+    keys = set()
+    for name in Settings.__struct_fields__:
+        inner = getattr(getattr(Settings(state_dir=Path()), name), "__struct_fields__", None)
+        keys |= {name} if inner is None else {f"{name}.{field}" for field in inner}
+    assert keys == {key for _, _, key, _ in _VARIABLES}
+
+
+def test_a_variable_goes_over_the_file(file: Path) -> None:
+    file.write_text(STATE + '[mqtt]\nbind = "127.0.0.1:1"\naction_payload = "array"\n')
+    settings = load_settings(file, {"TRUNKLINE_MQTT_BIND": "127.0.0.1:2"})
+    assert settings.mqtt.bind == Address("127.0.0.1", 2)
+    assert settings.mqtt.action_payload == "array"
+
+
+def test_other_variables_are_not_ours(file: Path) -> None:
+    file.write_text(STATE)
+    # The second one feeds the command line's clients.
+    load_settings(file, {"HOME": "/root", "TRUNKLINE_TOKEN": "x"})
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ("", "state_dir: is required"),
+        ("state_dir = 3", "state_dir: expected a path, got 3"),
+        ('state_dir = ""', "state_dir: expected a path, got ''"),
+        (STATE + "colour = 1", "colour: unknown setting (allowed: state_dir, public_url, http,"),
+        (STATE + "[htpp]\nport = 1", "htpp: unknown setting (allowed: state_dir, public_url, http,"),
+        (STATE + "[http]\nport = 1", "http.port: unknown setting (allowed: bind, tls_bind)"),
+        (STATE + "http = 1", "http: expected `object`, got `int`"),
+        (
+            STATE + '[mqtt]\naction_payload = "x"',
+            "mqtt.action_payload: invalid enum value 'x' (allowed: object, array)",
+        ),
+        (STATE + "[limits]\nquotas = true", "limits.quotas: expected `str`, got `bool` (allowed: on, off)"),
+        (STATE + '[limits]\nfuture_grace_seconds = "60"', "limits.future_grace_seconds: expected `int`, got `str`"),
+        (STATE + "[limits]\nfuture_grace_seconds = 1.5", "limits.future_grace_seconds: expected `int`, got `float`"),
+        (STATE + "[limits]\nfuture_grace_seconds = -1", "limits.future_grace_seconds: must be at least 0"),
+        (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
+        (STATE + "[subscriptions]\nbatch_seconds = -1", "subscriptions.batch_seconds: must be at least 0"),
+        ("grace_seconds = -0.1\n" + STATE, "grace_seconds: must be at least 0"),
+        ("grace_seconds = nan\n" + STATE, "grace_seconds: must be at least 0"),
+        (
+            STATE + "[outbound]\nallow_private_addresses = 1",
+            "outbound.allow_private_addresses: expected `bool`, got `i",
+        ),
+        (STATE + "[http]\nbind = 8080", "http.bind: expected host:port or [IPv6]:port, got '8080'"),
+        (STATE + '[http]\ntls_bind = "h:1"', "http.tls_bind: needs tls.certificate and tls.key"),
+        (STATE + '[lwm2m]\ntls_bind = "h:1"\n[tls]\nkey = "k"', "lwm2m.tls_bind: needs tls.certificate and tls.key"),
+        ("state_dir = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_file_key_and_allowed_values(file: Path, toml: str, problem: str) -> None:
+    file.write_text(toml)
+    assert refusal(file, {}).startswith(f"{file}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("TRUNKLINE_HTTP_PORT", "1", "unknown setting"),
+        ("TRUNKLINE_MQTT_ACTION_PAYLOAD", "x", "invalid enum value 'x' (allowed: object, array)"),
+        ("TRUNKLINE_LIMITS_FUTURE_GRACE_SECONDS", "soon", "expected `int`, got `str`"),
+        ("TRUNKLINE_OUTBOUND_ALLOW_PRIVATE_ADDRESSES", "perhaps", "expected `bool`, got `str`"),
+        ("TRUNKLINE_HTTP_BIND", "8080", "expected host:port or [IPv6]:port, got '8080'"),
+        ("TRUNKLINE_STATE_DIR", "", "expected a path, got ''"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_its_own_name(file: Path, variable: str, text: str, problem: str) -> None:
+    file.write_text(STATE)
+    assert refusal(file, {variable: text}) == f"environment: {variable}: {problem}"
+
+
+def test_a_variable_does_not_make_the_file_lenient(file: Path) -> None:
+    file.write_text(STATE + '[limits]\nfuture_grace_seconds = "60"\n')
+    assert refusal(file, {"TRUNKLINE_LOG_LEVEL": "info"}).startswith(f"{file}: limits.future_grace_seconds:")
+
+
+def test_a_variable_for_a_table_that_the_file_made_a_value(file: Path) -> None:
+    file.write_text(STATE + "http = 1\n")
+    assert refusal(file, {"TRUNKLINE_HTTP_BIND": "h:1"}) == f"{file}: http: expected a table"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.toml", {}) == f"{tmp_path / 'none.toml'}: No such file or directory"
+    (tmp_path / "latin.toml").write_bytes(b'state_dir = "\xe9"')
+    assert refusal(tmp_path / "latin.toml", {}).startswith(f"{tmp_path / 'latin.toml'}: not valid TOML")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("localhost:65535", "localhost", 65535),
+        ("[::1]:8080", "::1", 8080),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0", 80),
+    ],
+)
+def test_an_address_reads_and_writes_the_same(text: str, host: str, port: int) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port) == (host, port)
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":80", "h", "h:", "h:x", "h:-1", "h:65536", "h:٣", "::1", "::1:80", "[]:80", "[::1]", "[::1:80", "a b:1"],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port"):
+        Address.parse(text)
+
+
+_WHOLE_FILE = """
+state_dir = "/var/lib/trunkline"
+public_url = "https://gateway.example.org:8080"
+[http]
+bind = "127.0.0.1:8080"
+tls_bind = "0.0.0.0:8443"
+[accounts]
+tls_bind = "0.0.0.0:9443"
+[secure]
+tls_bind = "0.0.0.0:8444"
+[mqtt]
+bind = "127.0.0.1:1883"
+tls_bind = "0.0.0.0:8883"
+action_payload = "object"
+[coap]
+bind = "127.0.0.1:5683"
+dtls_bind = "0.0.0.0:5684"
+[lwm2m]
+dtls_bind = "0.0.0.0:5686"
+tcp_bind = "127.0.0.1:5688"
+tls_bind = "0.0.0.0:5689"
+[tls]
+certificate = "/etc/trunkline/cert.pem"
+key = "/etc/trunkline/key.pem"
+[limits]
+rate_limits = "on"
+quotas = "on"
+future_grace_seconds = 60
+[storage]
+url = "sqlite"
+synchronous = "full"
+retention_days = 0
+[subscriptions]
+payload = "messages"
+batch_seconds = 0
+[outbound]
+allow_private_addresses = false
+ca_file = ""
+smtp_url = ""
+stream_endpoint = ""
+"""

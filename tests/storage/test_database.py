@@ -1,0 +1,489 @@
+"""One writer with group commit: what commits together, what fails alone, and who hears of it."""
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from storage import journal as journal_module
+from storage.database import Database, Group, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.journal import Journal
+from storage.records import MessageRow
+from storage.sql import StoreError
+from tests.fakes import BreakableEngine, HeldRunner, run_inline
+
+
+@asynccontextmanager
+async def running(database: Database) -> AsyncIterator[Database]:
+    await database.open()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.commit_forever)
+        yield database
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def runner() -> HeldRunner:
+    return HeldRunner()
+
+
+@pytest.fixture
+def breakable(engine: SqliteEngine) -> BreakableEngine:
+    return BreakableEngine(engine)
+
+
+@pytest.fixture
+async def database(breakable: BreakableEngine, runner: HeldRunner) -> AsyncIterator[Database]:
+    async with running(Database(breakable, run_sync=runner)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def journal(database: Database) -> Journal:
+    return Journal(database, head=0)
+
+
+def put(name: str, value: int) -> Callable[[Transaction], int]:
+    def work(tx: Transaction) -> int:
+        tx.messages.set_consumer_position(name, value)
+        return value
+
+    return work
+
+
+def get(name: str) -> Callable[[Transaction], int]:
+    return lambda tx: tx.messages.consumer_position(name)
+
+
+def rows_in(table: str) -> Callable[[Transaction], int]:
+    def work(tx: Transaction) -> int:
+        row = tx.connection.execute(f"SELECT count(*) AS n FROM {table}").one()  # noqa: S608
+        assert row is not None
+        return int(row["n"])
+
+    return work
+
+
+def fail_after_writing(tx: Transaction) -> None:
+    tx.messages.set_consumer_position("bad", 1)
+    raise LookupError("no")
+
+
+def append(journal: Journal, device: int = 1, data: str = "{}") -> int:
+    return journal.append_message(device, 1, 1, 1, data)
+
+
+# Writes
+
+
+async def test_a_write_returns_what_its_work_returned_once_it_is_stored(database: Database) -> None:
+    assert await database.write(put("a", 7)) == 7
+    assert await database.read(get("a")) == 7
+
+
+async def test_writes_that_wait_at_the_same_time_commit_together(database: Database, runner: HeldRunner) -> None:
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(database.write, put("first", 1))
+        await wait_all_tasks_blocked()
+        for number in range(20):
+            nursery.start_soon(database.write, put(f"n{number}", number))
+        await wait_all_tasks_blocked()
+        assert database.statistics().waiting_writes == 20
+        runner.commits.set()
+    assert database.statistics().commits == 2
+    assert await database.read(get("n19")) == 19
+
+
+async def test_rows_of_the_log_ride_in_the_same_commit(database: Database, journal: Journal) -> None:
+    append(journal)
+    await database.write(put("a", 1))
+    assert database.statistics().commits == 1
+    assert database.statistics().rows == 1
+
+
+async def test_a_failing_work_is_undone_alone_and_its_error_reaches_its_caller(
+    database: Database, journal: Journal, runner: HeldRunner
+) -> None:
+    errors: list[Exception] = []
+
+    async def write_badly() -> None:
+        try:
+            await database.write(fail_after_writing)
+        except LookupError as error:
+            errors.append(error)
+
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(database.write, put("before", 1))
+        nursery.start_soon(write_badly)
+        nursery.start_soon(database.write, put("after", 1))
+        append(journal)
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+    assert [str(error) for error in errors] == ["no"]
+    assert [await database.read(get(name)) for name in ("before", "bad", "after")] == [1, 0, 1]
+    assert await database.read(rows_in("message")) == 1
+    assert database.statistics().failures == 0
+
+
+async def test_a_work_that_violates_the_schema_fails_alone(database: Database) -> None:
+    def violate(tx: Transaction) -> None:
+        tx.connection.execute("INSERT INTO consumer (name, position) VALUES ('x', NULL)")
+
+    with pytest.raises(StoreError, match="NOT NULL"):
+        await database.write(violate)
+    assert await database.write(put("a", 1)) == 1
+
+
+async def test_a_work_whose_caller_has_gone_is_still_done(database: Database, runner: HeldRunner) -> None:
+    runner.hold_commits()
+    with trio.move_on_after(0):
+        await database.write(put("a", 1))
+    runner.commits.set()
+    await database.write(put("b", 1))
+    assert await database.read(get("a")) == 1
+
+
+# A store that fails
+
+
+@pytest.mark.parametrize("error", [StoreError("disk I/O error"), RuntimeError("a bug of ours")])
+async def test_a_commit_that_fails_fails_every_waiter_and_keeps_nothing(
+    database: Database, journal: Journal, breakable: BreakableEngine, runner: HeldRunner, error: Exception
+) -> None:
+    told: list[StoreError | None] = []
+    failed: list[str] = []
+
+    async def expect_failure(wait: Callable[[], object]) -> None:
+        with pytest.raises(StoreError, match=str(error)):
+            await wait()  # type: ignore[misc]
+        failed.append("")
+
+    runner.hold_commits()
+    breakable.error = error
+    async with trio.open_nursery() as nursery:
+        append(journal)
+        journal.append_action(1, 2, 1, 1, 1, "{}")
+        journal.append_failed(1, 1, "reason", "{}")
+        journal.after_commit(told.append)
+        nursery.start_soon(expect_failure, journal.wait_committed)
+        nursery.start_soon(expect_failure, partial(database.write, put("a", 1)))
+        nursery.start_soon(expect_failure, partial(database.write, put("b", 1)))
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+    assert len(failed) == 3
+    assert [type(one) for one in told] == [StoreError]
+    for table in ("message", "action", "failed_message", "consumer"):
+        assert await database.read(rows_in(table)) == 0
+    assert database.statistics().commits == 0
+
+    breakable.error = None
+    assert append(journal) == 4  # positions that were given out never come again
+    await journal.wait_committed()
+    assert await database.write(put("a", 2)) == 2
+    assert await database.read(rows_in("message")) == 1
+
+
+async def test_nothing_is_announced_when_the_commit_fails(
+    database: Database, journal: Journal, breakable: BreakableEngine
+) -> None:
+    announced: list[Group] = []
+    database.on_commit = announced.append
+    breakable.error = StoreError("no")
+    append(journal)
+    with pytest.raises(StoreError):
+        await journal.wait_committed()
+    assert announced == []
+
+
+async def test_a_full_disk_fails_what_did_not_fit_and_nothing_else(database: Database, journal: Journal) -> None:
+    def limit_pages(tx: Transaction, *, more: int) -> None:
+        used = tx.connection.execute("PRAGMA page_count").one()
+        assert used is not None
+        tx.connection.execute(f"PRAGMA max_page_count = {used['page_count'] + more}").one()
+
+    await database.write(partial(limit_pages, more=2))
+    append(journal, data="x" * 100_000)
+    with pytest.raises(StoreError, match="full"):
+        await journal.wait_committed()
+    assert await database.read(rows_in("message")) == 0
+    append(journal, data="{}")
+    await journal.wait_committed()
+    await database.write(partial(limit_pages, more=1000))
+    append(journal, data="x" * 100_000)
+    await journal.wait_committed()
+    assert await database.read(rows_in("message")) == 2
+
+
+async def test_a_store_that_became_read_only_refuses_rows(database: Database, journal: Journal) -> None:
+    await database.write(lambda tx: tx.connection.execute("PRAGMA query_only = ON").one())
+    append(journal)
+    with pytest.raises(StoreError, match="readonly"):
+        await journal.wait_committed()
+    with pytest.raises(StoreError, match="readonly"):
+        await database.write(put("a", 1))
+    assert await database.read(rows_in("message")) == 0
+
+
+async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Database, journal: Journal) -> None:
+    append(journal, data="\ud800")  # half a character has no UTF-8
+    with pytest.raises(StoreError):
+        await journal.wait_committed()
+    append(journal)
+    await journal.wait_committed()
+
+
+# Who hears of a commit, and when
+
+
+async def test_the_group_is_announced_before_anybody_is_told(database: Database, journal: Journal) -> None:
+    heard: list[str] = []
+    database.on_commit = lambda group: heard.append(f"committed {len(group.messages)}")
+    append(journal)
+    journal.after_commit(lambda error: heard.append(f"told {error}"))
+    await journal.wait_committed()
+    heard.append("waiter")
+    assert heard == ["committed 1", "told None", "waiter"]
+
+
+async def test_the_group_is_on_disk_when_it_is_announced(
+    database: Database, journal: Journal, engine: SqliteEngine
+) -> None:
+    seen: list[int] = []
+    connection = engine.open(read_only=True)
+
+    def look(_group: Group) -> None:
+        row = connection.execute("SELECT count(*) AS n FROM message").one()
+        assert row is not None
+        seen.append(row["n"])
+
+    database.on_commit = look
+    append(journal)
+    await journal.wait_committed()
+    connection.close()
+    assert seen == [1]
+
+
+async def test_callbacks_are_called_in_the_order_they_came(database: Database, journal: Journal) -> None:
+    heard: list[int] = []
+    for number in range(5):
+        append(journal)
+        journal.after_commit(lambda _error, number=number: heard.append(number))  # type: ignore[misc]
+    await journal.wait_committed()
+    assert heard == [0, 1, 2, 3, 4]
+
+
+async def test_a_callback_that_raises_harms_neither_the_others_nor_the_writer(
+    database: Database, journal: Journal
+) -> None:
+    heard: list[StoreError | None] = []
+
+    def fail(_argument: object) -> None:
+        raise ZeroDivisionError
+
+    database.on_commit = fail
+    append(journal)
+    journal.after_commit(fail)
+    journal.after_commit(heard.append)
+    await journal.wait_committed()
+    assert heard == [None]
+    assert await database.write(put("a", 1)) == 1
+
+
+async def test_after_commit_without_anything_appended_is_called_too(journal: Journal) -> None:
+    heard: list[StoreError | None] = []
+    journal.after_commit(heard.append)
+    await journal.wait_committed()
+    assert heard == [None]
+
+
+# Reads
+
+
+async def test_a_read_sees_one_state_of_the_store_and_does_not_hold_up_writes(engine: SqliteEngine) -> None:
+    async with running(Database(engine)) as database:
+        reading, go_on = threading.Event(), threading.Event()
+        seen: list[int] = []
+
+        def read_slowly(tx: Transaction) -> None:
+            seen.append(tx.messages.consumer_position("a"))
+            reading.set()
+            assert go_on.wait(10)
+            seen.append(tx.messages.consumer_position("a"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(database.read, read_slowly)
+            await trio.to_thread.run_sync(reading.wait)
+            await database.write(put("a", 1))
+            assert await database.read(get("a")) == 1
+            go_on.set()
+        assert seen == [0, 0]
+
+
+async def test_many_reads_share_the_readers(database: Database) -> None:
+    results: list[int] = []
+
+    async def read() -> None:
+        results.append(await database.read(get("a")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(read)
+    assert results == [0] * 50
+
+
+async def test_a_read_cannot_write(database: Database) -> None:
+    with pytest.raises(StoreError, match="readonly"):
+        await database.read(put("a", 1))
+
+
+async def test_a_read_that_raises_gives_its_reader_back(database: Database) -> None:
+    for _ in range(10):
+        with pytest.raises(IndexError):
+            await database.read(lambda tx: [1, 2][tx.messages.head() + 5])
+    assert await database.read(get("a")) == 0
+
+
+# Opening and closing
+
+
+async def test_a_store_that_is_not_open_says_so(engine: SqliteEngine) -> None:
+    with pytest.raises(StoreError, match="not open"):
+        await Database(engine, run_sync=run_inline).read(get("a"))
+
+
+async def test_a_cancelled_writer_commits_what_was_accepted_and_then_refuses(engine: SqliteEngine) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    journal = Journal(database, head=0)
+    told: list[StoreError | None] = []
+    async with running(database):
+        runner.hold_commits()
+        append(journal)
+        await wait_all_tasks_blocked()  # the first row is being committed
+        append(journal)
+        journal.after_commit(told.append)
+        runner.commits.set()
+    assert told == [None]
+
+    with pytest.raises(StoreError, match="closed"):
+        await database.write(put("a", 1))
+    with pytest.raises(StoreError, match="not open"):
+        await database.read(get("a"))
+    append(journal)
+    with pytest.raises(StoreError, match="closed"):
+        await journal.wait_committed()
+    journal.after_commit(told.append)
+    assert [type(error) for error in told] == [type(None), StoreError]
+
+    async with running(Database(engine, run_sync=run_inline)) as again:
+        assert await again.read(rows_in("message")) == 2
+
+
+async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: SqliteEngine) -> None:
+    database = Database(engine, run_sync=run_inline)
+    journal = Journal(database, head=0)
+
+    def append_another(group: Group) -> None:
+        if group.head < 3:
+            append(journal)
+
+    async with running(database):
+        database.on_commit = append_another
+        append(journal)
+    assert journal.head == 3
+    async with running(Database(engine, run_sync=run_inline)) as again:
+        assert await again.read(lambda tx: tx.messages.head()) == 3
+        assert await again.read(rows_in("message")) == 3
+
+
+# The journal
+
+
+async def test_positions_count_up_over_all_kinds_of_rows(database: Database, journal: Journal) -> None:
+    positions = [
+        append(journal),
+        journal.append_action(1, 2, 1, 1, 1, "{}"),
+        journal.append_failed(1, 1, "why", "{}"),
+        append(journal),
+    ]
+    assert positions == [1, 2, 3, 4]
+    await journal.wait_committed()
+    assert await database.read(lambda tx: tx.messages.after(0, limit=9)) == [
+        MessageRow(1, 1, 1, 1, 1, "{}"),
+        MessageRow(4, 1, 1, 1, 1, "{}"),
+    ]
+    assert await database.read(lambda tx: tx.messages.head()) == 4
+
+
+async def test_the_head_outlives_every_row_and_a_restart(engine: SqliteEngine) -> None:
+    async with running(Database(engine, run_sync=run_inline)) as database:
+        journal = Journal(database, head=0)
+        for _ in range(3):
+            append(journal)
+        await journal.wait_committed()
+        await database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    async with running(Database(engine, run_sync=run_inline)) as database:
+        assert await database.read(lambda tx: tx.messages.head()) == 3
+
+
+async def test_texts_come_back_as_they_were(database: Database, journal: Journal) -> None:
+    texts = ['{"a":"äß€😀"}', '{"a":"\\u0000\\n\\""}', "'; DROP TABLE message; --", "[1,2.50,1e400]", ""]
+    for text in texts:
+        append(journal, data=text)
+    await journal.wait_committed()
+    assert [row.data for row in await database.read(lambda tx: tx.messages.after(0, limit=9))] == texts
+
+
+async def test_there_is_no_room_while_too_many_rows_wait(
+    journal: Journal, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_WAITING_ROWS", 3)
+    runner.hold_commits()
+    append(journal)
+    await wait_all_tasks_blocked()  # the writer has taken the first one
+    append(journal)
+    append(journal)
+    assert journal.has_room
+    append(journal)
+    assert not journal.has_room
+
+    waited = trio.Event()
+
+    async def wait() -> None:
+        await journal.wait_room()
+        waited.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        assert not waited.is_set()
+        runner.commits.set()
+    assert journal.has_room
+
+
+async def test_there_is_no_room_while_too_many_bytes_wait(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_WAITING_BYTES", 100)
+    append(journal, data="x" * 99)
+    assert journal.has_room
+    append(journal, data="x")
+    assert not journal.has_room
+    await journal.wait_room()
+    assert journal.has_room
+
+
+async def test_room_comes_back_after_a_failed_commit(
+    journal: Journal, breakable: BreakableEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_WAITING_ROWS", 1)
+    breakable.error = StoreError("no")
+    append(journal)
+    assert not journal.has_room
+    await journal.wait_room()
+    assert journal.has_room

@@ -1,0 +1,108 @@
+"""What only SQLite knows: opening files, errors in our own words, and looking into JSON."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from storage.sql import StoreError
+
+
+@pytest.fixture
+def connection(engine: SqliteEngine) -> Iterator[SqliteConnection]:
+    engine.migrate()
+    opened = engine.open(read_only=False)
+    yield opened
+    opened.close()
+
+
+def test_migrations_may_be_applied_again(engine: SqliteEngine) -> None:
+    engine.migrate()
+    first = engine.open(read_only=True)
+    key = dict(first.execute("SELECT * FROM secret").one() or {})
+    engine.migrate()
+    assert dict(first.execute("SELECT * FROM secret").one() or {}) == key
+    assert len(key["value"]) == 32
+    first.close()
+
+
+def test_two_stores_have_different_keys_for_their_message_ids(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("a", "b"):
+        engine = SqliteEngine(tmp_path / name)
+        engine.migrate()
+        connection = engine.open(read_only=True)
+        row = connection.execute("SELECT value FROM secret WHERE name = 'mid'").one()
+        assert row is not None
+        keys.add(row["value"])
+        connection.close()
+    assert len(keys) == 2
+
+
+def test_the_store_commits_to_disk_unless_told_otherwise(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path / "store")
+    engine.migrate()
+    connection = engine.open(read_only=False)
+    assert dict(connection.execute("PRAGMA synchronous").one() or {}) == {"synchronous": 2}
+    assert dict(connection.execute("PRAGMA journal_mode").one() or {}) == {"journal_mode": "wal"}
+    connection.close()
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(b"this is no database, but it is long enough to be looked at " * 20)
+    with pytest.raises(StoreError, match=str(path)):
+        SqliteEngine(path).migrate()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="none"):
+        SqliteEngine(tmp_path / "none" / "store").migrate()
+
+
+def test_an_error_in_the_middle_of_the_rows_is_a_store_error(connection: SqliteConnection) -> None:
+    sql = "SELECT json_extract(value, '$') AS x FROM (SELECT '1' AS value UNION ALL SELECT '{bad')"
+    with pytest.raises(StoreError, match="malformed JSON"):
+        list(connection.execute(sql))
+
+
+def test_rolling_back_without_a_transaction_does_nothing(connection: SqliteConnection) -> None:
+    connection.rollback()
+    connection.begin(write=True)
+    connection.rollback()
+    connection.rollback()
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("a", True),
+        ("g", True),
+        ("g.b", True),
+        ("g.h.c", True),
+        ("g.c", False),
+        ("b", False),
+        ("A", False),
+        ("a.x", False),
+        ("list", True),
+        ("false", True),
+        # What would be a path to SQLite is only the name of a field.
+        ("list[0]", False),
+        ("list[", False),
+        ("", False),
+        (".", False),
+        ("a.", False),
+        ("..a", False),
+        ('a"', False),
+        ('"a"', False),
+        ('x" y', False),
+        ("'", False),
+        ("%", False),
+        ("ä", False),
+    ],
+)
+def test_a_dotted_path_is_looked_up_in_json(connection: SqliteConnection, path: str, found: bool) -> None:
+    data = '{"a":1,"g":{"b":"x","h":{"c":0}},"list":[1],"false":false}'
+    sql = f"SELECT 1 FROM (SELECT :data AS data) WHERE {connection.json_has('data', 'path')}"  # noqa: S608
+    assert (connection.execute(sql, {"data": data, "path": path}).one() is not None) is found
