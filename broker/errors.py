@@ -140,6 +140,25 @@ class Conflict(DomainError):
 
 
 @dataclass(eq=False)
+class EmailTaken(DomainError):
+    status = 409
+    template = "Email already registered."
+
+    @property
+    def code(self) -> int:
+        return 1202
+
+
+@dataclass(eq=False)
+class TooManyAttempts(DomainError):
+    """Too many wrong guesses; the next one is looked at in `retry_seconds`."""
+
+    status = 429
+    template = "Too many attempts. Try again in {retry_seconds} seconds"
+    retry_seconds: int
+
+
+@dataclass(eq=False)
 class PayloadTooLarge(DomainError):
     """`data` is over the plan's limit. MQTT and CoAP name the device, everyone else the organization."""
 

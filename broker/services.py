@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import structlog
 import trio
 
+from broker.accounts.applications import Applications
+from broker.accounts.authorize import Authorize
+from broker.accounts.device_codes import DeviceCodes
+from broker.accounts.grants import Grants
+from broker.accounts.issuance import Lifetimes
 from broker.accounts.permissions import Permissions
+from broker.accounts.properties import ApplicationProperties
+from broker.accounts.token_server import DeviceCodeTerms
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import Users
 from broker.clock import Clock
@@ -15,6 +22,7 @@ from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
 from broker.devices.registry import Devices
 from broker.facts import Router
+from broker.mail import Mails, MailTransport
 from broker.messages.analytics import Analytics
 from broker.messages.consumers import Folder
 from broker.messages.history import Cursors, History
@@ -42,10 +50,16 @@ class Services:
     database: Database
     router: Router
     vault: Vault
+    mails: Mails
     passwords: Passwords
     tokens: Tokens
     permissions: Permissions
     users: Users
+    applications: Applications
+    properties: ApplicationProperties
+    authorize: Authorize
+    grants: Grants
+    device_codes: DeviceCodes
     device_types: DeviceTypes
     devices: Devices
     presence: Presence
@@ -64,11 +78,17 @@ class Services:
 
 @asynccontextmanager
 async def open_services(
-    settings: Settings, database: Database, vault: Vault, clock: Clock | None = None
+    settings: Settings,
+    database: Database,
+    vault: Vault,
+    clock: Clock | None = None,
+    *,
+    mail_transport: MailTransport | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     When the block ends, the workers save where they stand and the journal is drained before the store is closed.
+    Without a `mail_transport`, mails stay in the queue.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -81,6 +101,9 @@ async def open_services(
         async with trio.open_nursery() as workers:
             await workers.start(services.presence.flush_forever)
             await workers.start(services.folder.fold_forever)
+            await workers.start(services.tokens.end_expired_forever)
+            if mail_transport is not None:
+                await workers.start(services.mails.deliver_forever, mail_transport)
             yield services
             workers.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
@@ -103,7 +126,8 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
     )
     router = Router()
     mids = Mids(mid_key)
-    tokens = Tokens(database, clock, router)
+    lifetimes = Lifetimes.of(settings.accounts)
+    tokens = Tokens(database, clock, router, lifetimes)
     device_types = DeviceTypes(database)
     devices = Devices(database, router, device_types, tokens)
     journal = Journal(database, head=head)
@@ -121,10 +145,16 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         database=database,
         router=router,
         vault=vault,
+        mails=Mails(database, vault, clock, settings),
         passwords=passwords,
         tokens=tokens,
         permissions=Permissions(database),
-        users=Users(database),
+        users=Users(database, clock, router),
+        applications=Applications(database),
+        properties=ApplicationProperties(database),
+        authorize=Authorize(database, clock, tokens, lifetimes),
+        grants=Grants(database, clock, vault, tokens, lifetimes, _device_code_terms(settings)),
+        device_codes=DeviceCodes(database, clock),
         device_types=device_types,
         devices=devices,
         presence=presence,
@@ -139,3 +169,8 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         provisioning=Provisioning(database, vault, passwords, clock, router, tokens, device_types, devices),
         stopping=trio.Event(),
     )
+
+
+def _device_code_terms(settings: Settings) -> DeviceCodeTerms:
+    accounts = settings.accounts
+    return DeviceCodeTerms(accounts.device_code_seconds, accounts.device_poll_seconds, f"{settings.accounts_url}/go")

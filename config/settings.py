@@ -20,7 +20,6 @@ from config.limits import (
     REFRESH_WINDOW_DAYS,
     USER_TOKEN_SECONDS,
 )
-
 from config.mail import Sender, SmtpServer
 
 PREFIX = "TRUNKLINE_"
@@ -144,6 +143,20 @@ class Settings(_Table, frozen=True):
     outbound: Outbound = Outbound()
     log: Log = Log()
     grace_seconds: float = 5.0
+
+    @property
+    def origin(self) -> str:
+        """Where people and programs outside reach the daemon: links begin with it (compatibility.md 1.2)."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        if self.http.tls_bind is not None:
+            return f"https://{self.http.tls_bind}"
+        return f"http://{self.http.bind or 'localhost'}"
+
+    @property
+    def accounts_url(self) -> str:
+        """The specification's {auth_url}."""
+        return f"{self.origin}/accounts"
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:

@@ -5,9 +5,10 @@ outlive the listeners. A stop closes the listeners, gives connections their grac
 the workers save where they stand.
 """
 
+import resource
 import signal
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from protocols import systemd
 from protocols.control import serve_control
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
+from protocols.outbound.mail import mail_transport
 from protocols.state import open_state
 from protocols.websocket.server import converse
 from storage.database import Database
@@ -47,11 +49,13 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     Raises:
         ListenerError: an address cannot be bound or a certificate cannot be read.
         StoreError: the store cannot be opened.
+        SettingsError: a file that the settings name cannot be used.
         StateError: the state directory cannot be used, or another daemon uses it.
     """
     if settings.storage.url != "sqlite":
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _warn_of_what_is_missing(settings)
+    _allow_many_connections()
     try:
         await _run(settings, ready, stop)
     except BaseExceptionGroup as group:
@@ -69,7 +73,11 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
     async with AsyncExitStack() as stack:
         state = stack.enter_context(open_state(settings))
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        services = await stack.enter_async_context(open_services(settings, Database(engine), state.vault))
+        services = await stack.enter_async_context(
+            open_services(settings, Database(engine), state.vault, mail_transport=mail_transport(settings))
+        )
+        # Whoever sees READY may stop us at once, so the ears are open before the mouth.
+        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
         async with trio.open_nursery() as workers:
             workers.start_soon(systemd.feed_watchdog, services.database)
             async with trio.open_nursery() as connections:
@@ -78,7 +86,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)
-                    await _wait_for_stop(stop)
+                    await _wait_for_stop(signals, stop)
                     systemd.notify("STOPPING=1")
                     _log.info("stopping")
                     listeners.cancel_scope.cancel()
@@ -129,19 +137,23 @@ def _tls(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-async def _wait_for_stop(stop: trio.Event | None) -> None:
+async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -> None:
     async with trio.open_nursery() as nursery:
         if stop is not None:
             nursery.start_soon(_cancel_when, stop, nursery.cancel_scope)
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                nursery.cancel_scope.cancel()
-                break
+        await anext(signals)
+        nursery.cancel_scope.cancel()
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def _allow_many_connections() -> None:
+    """Each connection is an open file; the soft limit of 1024 is a default for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _warn_of_what_is_missing(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """What every TCP listener does alike: bind, accept, shake hands for TLS, contain what goes wrong in a connection."""
 
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,6 +12,7 @@ from config.settings import Address
 
 TLS_HANDSHAKE_SECONDS = 10.0
 BACKLOG = 2048
+_LINGER_BYTES = 1024 * 1024
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -43,9 +45,9 @@ async def _contain(
     socket_stream: trio.SocketStream,
 ) -> None:
     """The edge of one connection: what is raised in it ends it, is logged once, and touches nothing else."""
-    socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
     stream: Stream = socket_stream
     try:
+        socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if ssl_context is not None:
             stream = trio.SSLStream(socket_stream, ssl_context, server_side=True, https_compatible=True)
             with trio.fail_after(TLS_HANDSHAKE_SECONDS):
@@ -57,3 +59,31 @@ async def _contain(
         _log.exception("connection_failed", protocol=protocol)
     finally:
         await trio.aclose_forcefully(stream)
+
+
+def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
+    """For an `Outbox`: sends what the operating system takes without waiting. None where that cannot be had (TLS).
+
+    Not while somebody else sends on this stream.
+    """
+    return partial(_send_at_once, stream.socket) if isinstance(stream, trio.SocketStream) else None
+
+
+def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
+    try:
+        return os.write(socket.fileno(), data)
+    except OSError:  # full or broken: whoever sends the rest will wait, or hear why it cannot be sent
+        return 0
+
+
+async def end_gently(stream: trio.abc.Stream) -> None:
+    """Say that nothing more will come, then read until the peer has closed. To be bounded in time by the caller.
+
+    Closed with unread bytes, a TCP connection would be reset, and what is still on its way to the peer lost with it.
+    """
+    below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    if isinstance(below, trio.abc.HalfCloseableStream):
+        await below.send_eof()
+    unread = _LINGER_BYTES
+    while unread > 0 and (received := await below.receive_some(65536)):
+        unread -= len(received)

@@ -1,11 +1,12 @@
 """Devices, their tokens and their presence. The caller holds the transaction."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.sql import Connection
 
+_PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on")
 _SELECT = "SELECT d.*, u.id AS owner_id FROM device AS d JOIN user AS u ON u.key = d.owner WHERE "
 
 
@@ -95,22 +96,14 @@ class DeviceStore:
         row = self._db.execute("SELECT * FROM presence WHERE device = :device", {"device": device}).one()
         return PresenceRecord(**dict(row)) if row else None
 
-    def put_presence(self, presences: Iterable[PresenceRecord]) -> None:
-        for presence in presences:
-            self._db.execute(
-                "INSERT INTO presence (device, availability, last_time_online, protocol, last_seen_on)"
-                " VALUES (:device, :availability, :last_time_online, :protocol, :last_seen_on)"
-                " ON CONFLICT (device) DO UPDATE SET availability = excluded.availability,"
-                " last_time_online = excluded.last_time_online, protocol = excluded.protocol,"
-                " last_seen_on = excluded.last_seen_on",
-                {
-                    "device": presence.device,
-                    "availability": presence.availability,
-                    "last_time_online": presence.last_time_online,
-                    "protocol": presence.protocol,
-                    "last_seen_on": presence.last_seen_on,
-                },
-            )
+    def presences(self, devices: Collection[int]) -> dict[int, PresenceRecord]:
+        """Those of the devices that have one."""
+        found = (self.presence(device) for device in devices)
+        return {record.device: record for record in found if record is not None}
+
+    def put_presences(self, presences: Iterable[PresenceRecord]) -> None:
+        rows = [tuple(getattr(presence, name) for name in _PRESENCE) for presence in presences]
+        self._db.put_many("presence", _PRESENCE, ("device",), rows)
 
     def end_online_periods(self) -> None:
         """A daemon that starts has no connections: whoever was online when the last one ended is offline now."""

@@ -28,7 +28,8 @@ class MailStore:
     def waiting(self) -> list[MailRecord]:
         """What is not done yet, the next one first."""
         return [
-            _record(row) for row in self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key")
+            _record(row)
+            for row in self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key")
         ]
 
     def count_waiting(self) -> int:

@@ -1,7 +1,9 @@
 """The message log and what folds over it keep. The caller holds the transaction."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import Connection
@@ -9,6 +11,63 @@ from storage.sql import Connection
 _MESSAGE = ("position", "device", "ts", "cts", "mv", "data")
 _ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
 _FAILED = ("position", "device", "cts", "reason", "payload")
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
+
+Table = Literal["message", "action"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a row's `data` must have to be found: all of it. Paths are dotted."""
+
+    field: str | None = None
+    values: tuple[tuple[str, str], ...] = ()  # path and text; broker/messages/history.py says when they match
+    action: str | None = None  # the name of one of its Actions
+
+
+EVERYTHING = Match()
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or all of them in that of arrival.
+
+    `after` and `before` are exclusive bounds in the order of (ts, position). At most `limit` rows, from the end that
+    `descending` names.
+    """
+
+    start_ms: int | None
+    end_ms: int | None
+    match: Match = EVERYTHING
+    limit: int | None = None
+    after: tuple[int, int] | None = None
+    before: tuple[int, int] | None = None
+    descending: bool = False
+    by_arrival: bool = False
+
+    def conditions(self) -> Iterator[str]:
+        # The index is searched by one range of `ts`, so a page costs the same however deep it lies.
+        if self.start_ms is not None:
+            yield "ts BETWEEN :start AND :end"
+        if self.after is not None:
+            yield "(ts > :after_ts OR position > :after_position)"
+        if self.before is not None:
+            yield "(ts < :before_ts OR position < :before_position)"
+
+    def parameters(self) -> dict[str, Any]:
+        start, end = self.start_ms, self.end_ms
+        parameters: dict[str, Any] = {"limit": self.limit, "field": self.match.field, "action": self.match.action}
+        if self.after is not None:
+            start = self.after[0] if start is None else max(start, self.after[0])
+            parameters |= {"after_ts": self.after[0], "after_position": self.after[1]}
+        if self.before is not None:
+            end = self.before[0] if end is None else min(end, self.before[0])
+            parameters |= {"before_ts": self.before[0], "before_position": self.before[1]}
+        for index, (path, text) in enumerate(self.match.values):
+            number = text if _NUMBER.fullmatch(text) else None
+            parameters |= {f"path_{index}": path, f"text_{index}": text, f"number_{index}": number}
+        return parameters | {"start": start, "end": end}
 
 
 class MessageStore:
@@ -54,11 +113,11 @@ class MessageStore:
         row = self._db.execute("SELECT value FROM secret WHERE name = 'mid'").one()
         return bytes(row["value"]) if row else b""
 
-    def after(self, position: int, *, limit: int = -1, device: int | None = None) -> list[MessageRow]:
-        """The log, or one device's part of it, from behind `position` on, in order; all of it with limit -1."""
+    def after(self, position: int, *, limit: int | None = None, device: int | None = None) -> list[MessageRow]:
+        """The log, or one device's part of it, from behind `position` on, in order."""
         condition = "position > :position" + (" AND device = :device" if device is not None else "")
         rows = self._db.execute(
-            f"SELECT * FROM message WHERE {condition} ORDER BY position LIMIT :limit",  # noqa: S608 - ours
+            f"SELECT * FROM message WHERE {condition} ORDER BY position{_limit(limit)}",  # noqa: S608 - ours
             {"position": position, "limit": limit, "device": device},
         )
         return [_message(row) for row in rows]
@@ -71,64 +130,45 @@ class MessageStore:
 
     def action(self, position: int) -> ActionRow | None:
         row = self._db.execute("SELECT * FROM action WHERE position = :position", {"position": position}).one()
-        return ActionRow(*(row[name] for name in _ACTION)) if row else None
+        return _action(row) if row else None
 
     # By device and time
 
-    def page(
-        self,
-        devices: Sequence[int],
-        *,
-        start_ms: int,
-        end_ms: int,
-        limit: int,
-        after: tuple[int, int] | None = None,
-        before: tuple[int, int] | None = None,
-        descending: bool,
-    ) -> list[MessageRow]:
-        """Messages with `start_ms <= ts <= end_ms` in the order of (ts, position).
+    def page(self, devices: Sequence[int], search: Range) -> list[MessageRow]:
+        return [_message(row) for row in self._found("message", devices, search)]
 
-        `after` and `before` are exclusive bounds in that order. At most `limit` rows, from the end that `descending`
-        names.
-        """
-        parameters: dict[str, Any] = {"start": start_ms, "end": end_ms, "limit": limit}
-        bounds = ""
-        for name, bound, sign in (("after", after, ">"), ("before", before, "<")):
-            if bound is not None:
-                bounds += f" AND (ts {sign}= :{name}_ts AND (ts {sign} :{name}_ts OR position {sign} :{name}_position))"
-                parameters |= {f"{name}_ts": bound[0], f"{name}_position": bound[1]}
-        direction = "DESC" if descending else "ASC"
-        parts = []
-        for index, device in enumerate(devices):
-            parameters[f"device_{index}"] = device
-            parts.append(
-                f"SELECT * FROM (SELECT * FROM message WHERE device = :device_{index}"  # noqa: S608 - only our names
-                f" AND ts BETWEEN :start AND :end{bounds}"
-                f" ORDER BY ts {direction}, position {direction} LIMIT :limit)"
-            )
-        if not parts:
-            return []
-        sql = " UNION ALL ".join(parts) + f" ORDER BY ts {direction}, position {direction} LIMIT :limit"
-        return [_message(row) for row in self._db.execute(sql, parameters)]
+    def action_page(self, devices: Sequence[int], search: Range) -> list[ActionRow]:
+        """The Actions whose destination is one of `devices`."""
+        return [_action(row) for row in self._found("action", devices, search)]
 
     def latest(self, devices: Sequence[int], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
-        parameters: dict[str, Any] = {"limit": limit}
-        condition = ""
-        if field_path is not None:
-            condition = f" AND {self._db.json_has('data', 'path')}"
-            parameters["path"] = field_path
-        parts = []
-        for index, device in enumerate(devices):
-            parameters[f"device_{index}"] = device
-            parts.append(
-                f"SELECT * FROM (SELECT * FROM message WHERE device = :device_{index}{condition}"  # noqa: S608 - ours
-                " ORDER BY position DESC LIMIT :limit)"
-            )
+        search = Range(None, None, match=Match(field_path), limit=limit, by_arrival=True, descending=True)
+        return [_message(row) for row in self._found("message", devices, search)]
+
+    def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Mapping[str, Any]]:
+        """Each device by its own index, merged: nobody's other rows are looked at."""
+        conditions = "".join(f" AND {condition}" for condition in (*search.conditions(), *self._matching(search.match)))
+        columns = ("position",) if search.by_arrival else ("ts", "position")
+        order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
+        parts = [
+            f"SELECT * FROM (SELECT * FROM {table} WHERE device = :device_{index}{conditions}"  # noqa: S608 - only our names
+            f" ORDER BY {order}{_limit(search.limit)}) AS of_{index}"
+            for index in range(len(devices))
+        ]
         if not parts:
-            return []
-        sql = " UNION ALL ".join(parts) + " ORDER BY position DESC LIMIT :limit"
-        return [_message(row) for row in self._db.execute(sql, parameters)]
+            return iter(())
+        sql = f"{' UNION ALL '.join(parts)} ORDER BY {order}{_limit(search.limit)}"
+        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
+        return iter(self._db.execute(sql, parameters))
+
+    def _matching(self, match: Match) -> Iterator[str]:
+        if match.field is not None:
+            yield self._db.json_has("data", "field")
+        for index in range(len(match.values)):
+            yield self._db.json_matches("data", f"path_{index}", f"text_{index}", f"number_{index}")
+        if match.action is not None:
+            yield self._db.json_any_named("data", "actions", "action")
 
     def last_ts(self, table: str, device: int) -> int | None:
         """The highest `ts` of the device in `message` or `action`."""
@@ -152,13 +192,18 @@ class MessageStore:
         row = self._db.execute("SELECT fields FROM snapshot WHERE device = :device", {"device": device}).one()
         return str(row["fields"]) if row else None
 
-    def put_snapshot(self, device: int, fields: str) -> None:
-        self._db.execute(
-            "INSERT INTO snapshot (device, fields) VALUES (:device, :fields)"
-            " ON CONFLICT (device) DO UPDATE SET fields = excluded.fields",
-            {"device": device, "fields": fields},
-        )
+    def put_snapshots(self, snapshots: Sequence[tuple[int, str]]) -> None:
+        """Fields as JSON, by device."""
+        self._db.put_many("snapshot", ("device", "fields"), ("device",), snapshots)
 
 
 def _message(row: Mapping[str, Any]) -> MessageRow:
     return MessageRow(row["position"], row["device"], row["ts"], row["cts"], row["mv"], row["data"])
+
+
+def _action(row: Mapping[str, Any]) -> ActionRow:
+    return ActionRow(*(row[name] for name in _ACTION))
+
+
+def _limit(limit: int | None) -> str:
+    return "" if limit is None else " LIMIT :limit"

@@ -12,31 +12,32 @@ from storage.sql import Connection
 _KEY = ("device", "field", "level", "bucket")
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
 _NAMES = (*_KEY, *_VALUES)
-_PUT = (
-    f"INSERT INTO rollup ({', '.join(_NAMES)}) VALUES ({', '.join(f':{name}' for name in _NAMES)})"  # noqa: S608 - ours
-    f" ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _VALUES)}"
-)
 
 
 class RollupStore:
     def __init__(self, db: Connection) -> None:
         self._db = db
 
-    def field_keys(self, paths: Iterable[str]) -> dict[str, int]:
-        """The short keys of field paths; new paths get theirs now."""
-        keys = {}
-        for path in paths:
-            row = self._db.execute(
-                "INSERT INTO field (path) VALUES (:path) ON CONFLICT (path) DO UPDATE SET path = path RETURNING key",
-                {"path": path},
-            ).one()
-            if row is not None:
-                keys[path] = int(row["key"])
-        return keys
+    def add_field(self, path: str) -> int:
+        """The short key of a field path; a new path gets its key now."""
+        row = self._db.execute(
+            "INSERT INTO field (path) VALUES (:path) ON CONFLICT (path) DO UPDATE SET path = excluded.path"
+            " RETURNING key",
+            {"path": path},
+        ).one()
+        return int(row["key"]) if row else 0
 
     def field_key(self, path: str) -> int | None:
         row = self._db.execute("SELECT key FROM field WHERE path = :path", {"path": path}).one()
         return int(row["key"]) if row else None
+
+    def fields_at(self, path: str) -> list[int]:
+        """The keys of the field at `path`; of a group, those of all fields in it."""
+        rows = self._db.execute(
+            "SELECT key FROM field WHERE path = :path OR (:path <> '' AND substr(path, 1, :length) = :prefix)",
+            {"path": path, "prefix": f"{path}.", "length": len(path) + 1},
+        )
+        return [row["key"] for row in rows]
 
     def get(self, device: int, field: int, level: str, bucket: int) -> RollupRow | None:
         row = self._db.execute(
@@ -45,8 +46,9 @@ class RollupStore:
         ).one()
         return _rollup(row) if row else None
 
-    def put(self, rollup: RollupRow) -> None:
-        self._db.execute(_PUT, {name: getattr(rollup, name) for name in _NAMES})
+    def put_all(self, rollups: Iterable[RollupRow]) -> None:
+        rows = [tuple(getattr(rollup, name) for name in _NAMES) for rollup in rollups]
+        self._db.put_many("rollup", _NAMES, _KEY, rows)
 
     def range(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> list[RollupRow]:
         """Buckets with `start_ms <= bucket < end_ms`, in order."""

@@ -19,8 +19,24 @@ class Connection(Protocol):
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         """Insert array-like rows in one statement, in order, as fast as the engine can."""
 
+    def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows, or replace those with the same key, in few statements. Numbers arrive bit by bit."""
+
     def json_has(self, column: str, parameter: str) -> str:
         """A condition: the JSON text in `column` has a member at the dotted path in `parameter`."""
+
+    def json_matches(self, column: str, path: str, text: str, number: str) -> str:
+        """A condition on the member at the dotted path in the parameter `path`.
+
+        A text has the parameter `text` in it. A number equals `number`, which is the text of one, or null. A boolean,
+        and whatever else there may be, is in JSON what `text` says.
+        """
+
+    def json_any_named(self, column: str, member: str, parameter: str) -> str:
+        """A condition: in the array `member` of the JSON text some object has the `name` in `parameter`."""
+
+    def size_bytes(self) -> tuple[int, int]:
+        """The size of the store, and how much of it is free to be written again."""
 
 
 class StoreError(Exception):

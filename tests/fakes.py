@@ -48,6 +48,11 @@ class HeldRunner:
     def hold_reads(self) -> None:
         self.reads = trio.Event()
 
+    def release_later_reads(self) -> None:
+        """Whoever is held stays held; whoever comes now is not."""
+        self.reads = trio.Event()
+        self.reads.set()
+
     async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
         await trio.lowlevel.checkpoint()
         if limiter is not None:  # only the writer has one
@@ -85,6 +90,18 @@ class _BreakableConnection:
 
     def json_has(self, column: str, parameter: str) -> str:
         return self._connection.json_has(column, parameter)
+
+    def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.put_many(table, columns, key, rows)
+
+    def json_matches(self, column: str, path: str, text: str, number: str) -> str:
+        return self._connection.json_matches(column, path, text, number)
+
+    def json_any_named(self, column: str, member: str, parameter: str) -> str:
+        return self._connection.json_any_named(column, member, parameter)
+
+    def size_bytes(self) -> tuple[int, int]:
+        return self._connection.size_bytes()
 
     def begin(self, *, write: bool) -> None:
         self._connection.begin(write=write)

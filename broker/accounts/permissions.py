@@ -1,7 +1,7 @@
 """The one place that decides who may READ and WRITE what (specification, Permissions)."""
 
-from collections.abc import Sequence
-from enum import Enum
+from collections.abc import Collection, Sequence
+from enum import Enum, StrEnum
 from typing import Protocol
 
 from broker.accounts.tokens import Caller, TokenKind
@@ -28,6 +28,33 @@ class Guarded(Protocol):
     def type_key(self) -> int: ...
     @property
     def type_organization(self) -> int: ...
+    @property
+    def type_protected(self) -> bool: ...
+
+
+class GuardedType(Protocol):
+    """What a decision needs to know of a device type."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def organization(self) -> int: ...
+    @property
+    def published(self) -> bool: ...
+    @property
+    def protected(self) -> bool: ...
+
+
+class Role(StrEnum):
+    """What a member may do for an organization (compatibility.md 5.3)."""
+
+    ADMINISTRATOR = "administrator"
+    DEVELOPER = "developer"
+    VIEWER = "viewer"
+
+
+ADMINISTRATORS = frozenset({Role.ADMINISTRATOR})
+DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 
 
 class Reach:
@@ -36,7 +63,8 @@ class Reach:
     - A device token reaches its own device.
     - A user token reaches the devices that user owns.
     - An application token reaches the devices whose owner granted it their type, or every type; any grant to an
-      application covers all types of the application's own organization (specification, Permissions).
+      application covers all types of the application's own organization (specification, Permissions). Protected types
+      of other organizations it never reaches.
     """
 
     def __init__(self, caller: Caller, grants: Sequence[GrantRecord]) -> None:
@@ -52,8 +80,10 @@ class Reach:
         if caller.kind is TokenKind.USER:
             return caller.user == device.owner
         grants = self._grants.get(device.owner, ())
-        if grants and device.type_organization == caller.application_organization:
-            return True
+        if device.type_organization == caller.application_organization:
+            return bool(grants)
+        if device.type_protected:
+            return False
         return any(
             (grant.read if permission is Permission.READ else grant.write)
             and grant.device_type in {None, device.type_key}
@@ -87,3 +117,28 @@ class Permissions:
         """Raises PermissionDenied unless `caller` acts for this user."""
         if not (await self.reach(caller, owner=user)).covers_user(user):
             raise PermissionDenied("access to this user")
+
+    async def require_organization(self, caller: Caller, organization: int, roles: Collection[Role]) -> None:
+        """The path table's O: a member in one of these roles, or an application of the organization.
+
+        Raises PermissionDenied.
+        """
+        if caller.kind is TokenKind.APPLICATION and caller.application_organization == organization:
+            return
+        user = caller.user
+        if user is not None:
+            role = await self._database.read(lambda tx: tx.accounts.role_of(organization, user))
+            if role in roles:
+                return
+        raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
+
+    async def require_type(self, caller: Caller, type_: GuardedType) -> None:
+        """Unpublished and protected types are for the organization's members and for users of its applications.
+
+        Raises PermissionDenied.
+        """
+        if (type_.published and not type_.protected) or caller.application_organization == type_.organization:
+            return
+        user = caller.user
+        if user is None or await self._database.read(lambda tx: tx.accounts.role_of(type_.organization, user)) is None:
+            raise PermissionDenied(f"use of device type {type_.id}")

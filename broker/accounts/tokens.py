@@ -1,16 +1,30 @@
 """Who is calling: bearer tokens of users, applications and devices (specification, Token types)."""
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
+import structlog
+import trio
+
+from broker.accounts.issuance import Issuance, Lifetimes
 from broker.clock import Clock
-from broker.errors import Unauthorized
+from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, Router, TokenRevoked
 from broker.secrets import token_hash
+from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.database import Database, Transaction
+from storage.records import RefreshTokenRecord, TokenRecord
+from storage.sql import StoreError
 
 _CACHED_TOKENS = 20_000
+_SWEEPS_PER_PURGE = 300
+_PURGED_AT_ONCE = 1_000
+
+_Revocable = TokenRecord | RefreshTokenRecord
+
+_log = structlog.get_logger(__name__)
 
 
 class TokenKind(Enum):
@@ -35,12 +49,25 @@ class Caller:
     device_id: str | None = None
 
 
-class Tokens:
-    """Resolves tokens to callers; what was resolved is remembered until it changes."""
+@dataclass(frozen=True, slots=True)
+class TokenInformation:
+    """What `tokenInfo` tells. `expires_in` is in seconds; -1 stands for never."""
 
-    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
+    device_id: str | None
+    user_id: str | None
+    client_id: str | None
+    expires_in: int
+
+
+class Tokens:
+    """Resolves tokens to callers, and ends tokens; what was resolved is remembered until it changes."""
+
+    def __init__(self, database: Database, clock: Clock, router: Router, lifetimes: Lifetimes) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
+        self._lifetimes = lifetimes
+        self._swept_until = clock.now_ms()
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
         self._changes = 0
         router.subscribe(TokenRevoked, self._forget)
@@ -52,6 +79,13 @@ class Tokens:
         caller = self._known.get(hashed) or await self._load(hashed)
         if caller.expires_on is not None and caller.expires_on <= self._clock.now_ms():
             raise Unauthorized
+        return caller
+
+    def caller_nowait(self, token: str) -> Caller | None:
+        """The caller, if its token is remembered and valid."""
+        caller = self._known.get(token_hash(token))
+        if caller is None or (caller.expires_on is not None and caller.expires_on <= self._clock.now_ms()):
+            return None
         return caller
 
     async def _load(self, hashed: bytes) -> Caller:
@@ -67,19 +101,111 @@ class Tokens:
             self._known.popitem(last=False)
         return caller
 
+    async def information(self, token: str) -> TokenInformation:
+        """Raises Unauthorized."""
+        caller = await self.caller(token)
+        if caller.expires_on is None:
+            client_id = await self._database.read(lambda tx: _application_of_device(tx, caller))
+            return TokenInformation(caller.device_id, None, client_id, -1)
+        seconds = (caller.expires_on - self._clock.now_ms()) // 1000
+        return TokenInformation(None, caller.user_id, caller.application_id, max(0, seconds))
+
+    async def revoke(self, token: str, *, on_behalf_of: Caller | None = None) -> None:
+        """End a user's or an application's token, or a refresh token, and with it everything refreshed from it.
+
+        Args:
+            token: in the clear.
+            on_behalf_of: who asks, when that is not simply the holder; its application must be the token's.
+
+        Raises:
+            Unauthorized: the token is not valid any more, or never was.
+            PermissionDenied: it is a device's, or another application's.
+        """
+        hashed, now_ms = token_hash(token), self._clock.now_ms()
+
+        def work(tx: Transaction) -> Issuance:
+            issuance = Issuance(tx, self._lifetimes, now_ms)
+            if tx.devices.token_by_hash(hashed) is not None:
+                raise PermissionDenied("a user or application token")
+            found: _Revocable | None = tx.accounts.token(hashed)
+            until = found.expires_on if isinstance(found, TokenRecord) else 0
+            if found is None and (found := tx.authorizations.refresh_token(hashed)) is not None:
+                until = found.usable_until if found.used_on is None else 0
+            if found is None or until <= now_ms:
+                raise Unauthorized
+            if on_behalf_of is not None and found.application != on_behalf_of.application:
+                raise PermissionDenied("a token of this application")
+            if isinstance(found, TokenRecord):
+                issuance.end_token(found)
+            else:
+                issuance.end_family(found.family)
+            return issuance
+
+        self.settle(await self._database.write(work))
+
+    def settle(self, issuance: Issuance) -> None:
+        """What a transaction did to tokens is durable: tell everyone."""
+        for hashed in issuance.shortened:
+            self._forget_hash(hashed)
+        for hashed in issuance.revoked:
+            self._router.publish(TokenRevoked(hashed))
+
+    async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """A token that expires ends connections, just as one that is revoked. Now and then, what is over is removed."""
+        task_status.started()
+        while True:
+            for _ in range(_SWEEPS_PER_PURGE):
+                await trio.sleep(EXPIRY_SWEEP_SECONDS)
+                await self._tolerate(self.end_expired)
+            await self._tolerate(self.purge)
+
+    async def _tolerate(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except StoreError as error:  # it is made up for by the next one that works
+            _log.warning("token_sweep_failed", reason=str(error))
+
+    async def end_expired(self) -> None:
+        """Announce the tokens that expired since the last time."""
+        after, now_ms = self._swept_until, self._clock.now_ms()
+        if now_ms > after:
+            expired = await self._database.read(
+                lambda tx: tx.accounts.tokens_that_expired(after_ms=after, until_ms=now_ms)
+            )
+            for hashed in expired:
+                self._router.publish(TokenRevoked(hashed))
+        self._swept_until = now_ms
+
+    async def purge(self) -> None:
+        """Remove tokens and codes that nothing can be done with any more."""
+        now_ms, window_ms = self._clock.now_ms(), self._lifetimes.refresh_window_ms
+        await self._database.write(
+            lambda tx: tx.authorizations.purge(now_ms=now_ms, refresh_window_ms=window_ms, limit=_PURGED_AT_ONCE)
+        )
+
     def forget_all(self) -> None:
         """Ask the store again for every token: many may have changed at once."""
         self._changes += 1
         self._known.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
+        self._forget_hash(fact.hash)
+
+    def _forget_hash(self, hashed: bytes) -> None:
         self._changes += 1
-        self._known.pop(fact.hash, None)
+        self._known.pop(hashed, None)
 
     def _forget_device(self, fact: DeviceChanged) -> None:
         self._changes += 1
         for hashed in [hashed for hashed, caller in self._known.items() if caller.device == fact.device]:
             del self._known[hashed]
+
+
+def _application_of_device(tx: Transaction, caller: Caller) -> str | None:
+    """The application that the device's token was made by, if it was one."""
+    token = tx.devices.token_by_hash(caller.token)
+    application = tx.accounts.application(token.application) if token and token.application is not None else None
+    return application.id if application is not None else None
 
 
 def _resolve(tx: Transaction, hashed: bytes) -> Caller | None:

@@ -11,7 +11,7 @@ import trio
 
 from broker.clock import Clock
 from broker.facts import DeviceWentOffline, DeviceWentOnline, MessagesStored, Router
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.records import PresenceRecord
 from storage.sql import StoreError
 
@@ -65,7 +65,7 @@ class Presence:
         # First memory, then the store: what moves from the one to the other in between is the same in both.
         change = self._change(device)
         stored = await self._database.read(lambda tx: tx.devices.presence(device))
-        return change.applied_to(stored or PresenceRecord(device, "unknown", None, None, None))
+        return change.applied_to(stored or _never_seen(device))
 
     def _change(self, device: int) -> "_Change":
         return _Change(
@@ -83,7 +83,9 @@ class Presence:
             return
         protocol, offline, seen = dict(self._protocol), dict(self._offline), dict(self._seen)
         changes = {device: self._change(device) for device in devices}
-        await self._database.write(lambda tx: _write(tx, changes))
+        stored = await self._database.read(lambda tx: tx.devices.presences(devices))
+        records = [change.applied_to(stored.get(device) or _never_seen(device)) for device, change in changes.items()]
+        await self._database.write(lambda tx: tx.devices.put_presences(records))
         _drop_unchanged(self._protocol, protocol)
         _drop_unchanged(self._offline, offline)
         _drop_unchanged(self._seen, seen)
@@ -120,11 +122,8 @@ class _Change:
         return record
 
 
-def _write(tx: Transaction, changes: dict[int, _Change]) -> None:
-    tx.devices.put_presence(
-        change.applied_to(tx.devices.presence(device) or PresenceRecord(device, "unknown", None, None, None))
-        for device, change in changes.items()
-    )
+def _never_seen(device: int) -> PresenceRecord:
+    return PresenceRecord(device, "unknown", None, None, None)
 
 
 def _drop_unchanged(current: dict[int, V], written: dict[int, V]) -> None:

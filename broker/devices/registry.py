@@ -8,6 +8,7 @@ from broker.accounts.tokens import Caller, TokenKind, Tokens
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, Router
+from broker.secrets import Vault
 from storage.database import Database, Transaction
 from storage.records import DeviceRecord
 
@@ -50,6 +51,10 @@ class Device:
     @property
     def type_organization(self) -> int:
         return self.type.record.organization
+
+    @property
+    def type_protected(self) -> bool:
+        return self.type.record.protected
 
     @property
     def enabled(self) -> bool:
@@ -115,6 +120,31 @@ class Devices:
             raise SourceDeviceDisabled
         return device, caller
 
+    async def by_token(self, token: str) -> tuple[Device, Caller]:
+        """A device by its own token alone, as CoAP sends it. Whether it is enabled is for the caller to see.
+
+        Raises:
+            Unauthorized: a token that is not valid.
+            PermissionDenied: a valid token, but not of a device.
+        """
+        caller = await self._tokens.caller(token)
+        if caller.device is None:
+            raise PermissionDenied("a device token")
+        device = await self.get(caller.device)
+        await self._tokens.caller(token)  # it may have been revoked while the device was loaded
+        return device, caller
+
+    def by_token_nowait(self, token: str) -> tuple[Device, Caller] | None:
+        """The same, if both are at hand: those of a device that has sent something lately are."""
+        caller = self._tokens.caller_nowait(token)
+        device = None if caller is None or caller.device is None else self._live.get(caller.device)
+        return None if caller is None or device is None else (device, caller)
+
+    async def pre_shared_key(self, device_id: str, vault: Vault) -> bytes | None:
+        """The device's token as 16 bytes (compatibility.md 17 and 18.1). None for no such device, or none with one."""
+        sealed = await self._database.read(partial(_sealed_token, device_id))
+        return None if sealed is None else bytes.fromhex(vault.open(sealed))
+
     async def reload(self) -> None:
         """Read every device that is in use again, and say which ones: many may have changed at once."""
         self._reloads += 1
@@ -150,3 +180,9 @@ def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
 
 def _by_key(key: int, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.device(key)
+
+
+def _sealed_token(device_id: str, tx: Transaction) -> bytes | None:
+    record = tx.devices.by_id(device_id)
+    token = None if record is None else tx.devices.token_of(record.key)
+    return None if token is None else token.sealed

@@ -7,16 +7,22 @@ by the formula of Chan, Golub and LeVeque.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, inf, isfinite
+from sys import float_info
 
 Number = int | float
 _EXACT = 2**53
 _LARGEST = 2**63 - 1
+_DOUBLE = float_info.max
+_SCALE = 2.0**-80  # exact, and room for 2**80 numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Of at least one number. `m2` is the sum of squared deviations from the mean."""
+    """Of at least one number. `m2` is the sum of squared deviations from the mean.
+
+    What a double cannot hold any more stays at the largest double: JSON has no infinity.
+    """
 
     count: int
     min: Number
@@ -28,34 +34,35 @@ class Aggregate:
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Aggregate":
-        count = len(values)
-        total: Number = sum(values) if all(type(value) is int for value in values) else fsum(values)
-        mean = total / count
-        deviations = [value - mean for value in values]
-        low = fsum(deviations) / count
+        total, mean, low, m2 = _exact(values) if all(type(value) is int for value in values) else _rounded(values)
         return cls(
-            count=count,
+            count=len(values),
             min=min(values),
             max=max(values),
             sum=_storable(total),
             mean_high=mean,
             mean_low=low,
-            m2=fsum((deviation - low) ** 2 for deviation in deviations),
+            m2=m2,
         )
 
     def merged(self, other: "Aggregate") -> "Aggregate":
         count = self.count + other.count
         delta = (other.mean_high - self.mean_high) + (other.mean_low - self.mean_low)
-        shift = delta * (other.count / count)
-        high, low = _sum_of_two(self.mean_high, shift)
+        if isfinite(delta):
+            shift = delta * (other.count / count)
+            high, low = _sum_of_two(self.mean_high, shift)
+            low, m2 = low + self.mean_low, self.m2 + other.m2 + delta * shift * self.count
+        else:
+            high = self.mean_high * (self.count / count) + other.mean_high * (other.count / count)
+            low, m2 = 0.0, inf
         return Aggregate(
             count=count,
             min=min(self.min, other.min),
             max=max(self.max, other.max),
             sum=_storable(self.sum + other.sum),
             mean_high=high,
-            mean_low=low + self.mean_low,
-            m2=self.m2 + other.m2 + delta * shift * self.count,
+            mean_low=low,
+            m2=min(m2, _DOUBLE),
         )
 
     @property
@@ -89,6 +96,37 @@ def _sum_of_two(a: float, b: float) -> tuple[float, float]:
     return high, (a - (high - bigger)) + (b - bigger)
 
 
+_Moments = tuple[Number, float, float, float]  # sum, mean, what the mean lacks to be exact, m2
+
+
+def _exact(values: Sequence[Number]) -> _Moments:
+    """Of whole numbers, whose differences a double would lose from 2**53 on."""
+    count, total = len(values), sum(values)
+    mean = total / count
+    numerator, denominator = mean.as_integer_ratio()
+    low = (total * denominator - count * numerator) / (count * denominator)
+    return total, mean, low, (count * sum(value * value for value in values) - total * total) / count
+
+
+def _rounded(values: Sequence[Number]) -> _Moments:
+    count = len(values)
+    try:
+        total = fsum(values)
+        mean = total / count
+    except OverflowError:  # on the way or at the end
+        scaled = fsum(value * _SCALE for value in values)
+        total, mean = scaled / _SCALE, scaled / count / _SCALE
+    deviations = [value - mean for value in values]
+    try:
+        low = fsum(deviations) / count
+        m2 = fsum((deviation - low) * (deviation - low) for deviation in deviations)
+    except (OverflowError, ValueError):  # sums beyond a double, or infinities of both signs
+        return total, mean, 0.0, _DOUBLE
+    return (total, mean, low, m2) if isfinite(low) and isfinite(m2) else (total, mean, 0.0, _DOUBLE)
+
+
 def _storable(number: Number) -> Number:
     """Engines keep integers in 64 bits; a larger sum goes on as a double."""
-    return float(number) if isinstance(number, int) and abs(number) > _LARGEST else number
+    if isinstance(number, int):
+        return float(number) if abs(number) > _LARGEST else number
+    return max(-_DOUBLE, min(number, _DOUBLE))

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
-from broker.errors import Finding, ValidationFailed
+from broker.errors import ValidationFailed
 from broker.messages.aggregates import Aggregate, merge_all
 from broker.messages.consumers import Decoded, decoded, unfolded
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
     HISTOGRAM_RANGE_MS,
+    LAST_MS,
     MINUTE_MS,
     PRESENCE_RANGE_MS,
     Interval,
@@ -25,6 +26,7 @@ from broker.messages.intervals import (
 )
 from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
 from storage.database import Database, Transaction
+from storage.messages import Range
 
 SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
@@ -65,7 +67,7 @@ class Analytics:
         _check_numeric(device, field)
         _check_range(start_ms, end_ms, AGGREGATES_RANGE_MS)
         start_ms, end_ms = Interval.MINUTE.start_of(start_ms), Interval.MINUTE.start_of(end_ms)
-        buckets = await self._buckets(device, field, Interval.DAY, start_ms, end_ms)
+        buckets = await self._buckets([device], field, Interval.DAY, start_ms, end_ms)
         return AggregatesAnswer(start_ms, end_ms, merge_all(bucket.aggregate for bucket in buckets))
 
     async def histogram(
@@ -76,7 +78,7 @@ class Analytics:
         _check_range(start_ms, end_ms, HISTOGRAM_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
         found: dict[int, Aggregate] = {}
-        for bucket in await self._buckets(device, field, interval, start_ms, end_ms):
+        for bucket in await self._buckets([device], field, interval, start_ms, end_ms):
             start = interval.start_of(bucket.start_ms)
             if (merged := merge_all((found.get(start), bucket.aggregate))) is not None:
                 found[start] = merged
@@ -87,25 +89,28 @@ class Analytics:
     ) -> PresenceAnswer:
         """Which intervals hold a message of any of the devices, or one with the field.
 
-        Raises ValidationFailed naming `startDate` or `endDate`.
+        Raises ValidationFailed naming `fieldPresence`, `startDate` or `endDate`.
         """
+        if field is not None and devices and not any(_declares(device, field) for device in devices):
+            raise ValidationFailed.of("fieldPresence", "Invalid value")
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
-        found: set[int] = set()
-        for device in devices:
-            buckets = await self._buckets(device, field or EVERY_MESSAGE, interval, start_ms, end_ms)
-            found.update(interval.start_of(bucket.start_ms) for bucket in buckets if bucket.count)
+        buckets = await self._buckets(devices, field or EVERY_MESSAGE, interval, start_ms, end_ms)
+        found = {interval.start_of(bucket.start_ms) for bucket in buckets if bucket.count}
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
     async def _buckets(
-        self, device: Device, field: str, coarsest: Interval, start_ms: int, end_ms: int
+        self, devices: Sequence[Device], field: str, coarsest: Interval, start_ms: int, end_ms: int
     ) -> list["_Bucket"]:
         settled = self._clock.now_ms() - SETTLED_MS
         cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled)))
         covered = tuple(spans(start_ms, cut, coarsest))
         # The minute that the limit cuts through: its rollup has messages that do not count yet.
         partial = (cut, settled) if start_ms <= cut <= settled and cut < end_ms else None
-        return await self._database.read(lambda tx: _read(tx, device.key, field, covered, partial))
+        keys = [device.key for device in devices]
+        return await self._database.read(
+            lambda tx: [bucket for key in keys for bucket in _read(tx, key, field, covered, partial)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,38 +125,44 @@ def _read(
 ) -> list[_Bucket]:
     """Every bucket of the spans, what is not folded yet on top of them, and the part of a minute behind them."""
     buckets: list[_Bucket] = []
-    key = tx.rollups.field_key(field)
-    for span in covered if key is not None else ():
-        rows = tx.rollups.range(device, key or 0, span.level, start_ms=span.start_ms, end_ms=span.end_ms)
-        buckets += [_Bucket(row.bucket, row.count, aggregate_of(row)) for row in rows]
+    for key in tx.rollups.fields_at(field) if covered else ():
+        for span in covered:
+            rows = tx.rollups.range(device, key, span.level, start_ms=span.start_ms, end_ms=span.end_ms)
+            buckets += [_Bucket(row.bucket, row.count, aggregate_of(row)) for row in rows]
     if covered:
-        start_ms, end_ms = covered[0].start_ms, covered[-1].end_ms
-        late = [(row, data) for row, data in unfolded(tx, device) if start_ms <= row.ts < end_ms]
-        buckets += _collected(late, field)
+        buckets += _collected(unfolded(tx, device, start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
     if partial is not None:
-        cut = tx.messages.page([device], start_ms=partial[0], end_ms=partial[1], limit=-1, descending=False)
-        buckets += _collected(decoded(cut), field)
+        buckets += _collected(decoded(tx.messages.page([device], Range(*partial))), field)
     return buckets
 
 
 def _collected(rows: Decoded, field: str) -> Iterator[_Bucket]:
     for (_, path, minute), cell in collect(rows).items():
-        if path == field:
+        if path == field or (field and path.startswith(f"{field}.")):
             yield _Bucket(minute, cell.count, Aggregate.of(cell.values) if cell.values else None)
 
 
+def _declares(device: Device, path: str) -> bool:
+    """Whether the device's Manifest has a field or a group at the path."""
+    leaves = device.manifest.manifest.leaves
+    return path in leaves or any(leaf.startswith(f"{path}.") for leaf in leaves)
+
+
 def _check_numeric(device: Device, path: str) -> None:
+    if not _declares(device, path):
+        raise ValidationFailed.of("field", "Invalid value")
     field = device.manifest.manifest.field_at(path)
-    if field is None:
-        raise ValidationFailed.of("field", f'Field "{path}" does not exist')
-    if field.value_class not in _NUMERIC or field.is_collection:
+    if field is None or field.value_class not in _NUMERIC or field.is_collection:
         raise ValidationFailed.of("field", "Numeric field only")
 
 
 def _check_range(start_ms: int, end_ms: int, longest_ms: int) -> None:
-    if start_ms < 0:
-        raise ValidationFailed.of("startDate", "Minimum value 0")
+    for name, value in (("startDate", start_ms), ("endDate", end_ms)):
+        if value < 0:
+            raise ValidationFailed.of(name, "Minimum value 0")
+        if value > LAST_MS:
+            raise ValidationFailed.of(name, f"Maximum value {LAST_MS}")
     if start_ms > end_ms:
-        raise ValidationFailed((Finding("startDate", ("Invalid value",)),))
+        raise ValidationFailed.of("startDate", "Invalid value")
     if end_ms - start_ms > longest_ms:
         raise ValidationFailed.of("endDate", "Invalid value")

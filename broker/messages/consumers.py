@@ -7,6 +7,7 @@ What was committed lately is at hand in memory. When a consumer falls behind so 
 rows are let go and read from the log again.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +18,14 @@ import structlog
 import trio
 
 from broker.facts import MessagesStored, Router
+from broker.messages.intervals import LAST_MS
 from storage.database import Database, Transaction
 from storage.records import MessageRow
 from storage.sql import StoreError
 
-FLUSH_SECONDS = 1.0
+# Until they are folded, rows are read from the log; a fold writes each bucket and snapshot it touches, however many
+# rows there were, so folding seldom is cheap.
+FLUSH_SECONDS = 5.0
 _STEP_ROWS = 5_000  # one step of work, so that nobody waits long for the writer
 _HELD_ROWS = 50_000
 _CONSUMER = "folds"
@@ -38,6 +42,9 @@ class Fold(Protocol):
     def fold(self, tx: Transaction, rows: Decoded) -> Save:
         """Work out beside the writer what these rows change; the answer writes it."""
 
+    def forget(self) -> None:
+        """The last step was not kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
@@ -52,10 +59,11 @@ class Folder:
         self._database = database
         self._folds = folds
         self._position = 0
-        self._held: list[Sequence[MessageRow]] = []
+        self._held: deque[Sequence[MessageRow]] = deque()
         self._held_rows = 0
         self._follows = False  # the held rows go on where the cursor stands, without a gap
         self._full = trio.Event()
+        self._flushing = trio.Lock()
         router.subscribe(MessagesStored, self._messages_stored)
 
     @property
@@ -69,7 +77,7 @@ class Folder:
         if self._held_rows >= _HELD_ROWS // 2:
             self._full.set()
         if self._held_rows > _HELD_ROWS:
-            self._held, self._held_rows, self._follows = [], 0, False
+            self._held, self._held_rows, self._follows = deque(), 0, False
 
     async def resume(self) -> None:
         """Stand where the last run stood. What it did not get to fold is folded beside everything else."""
@@ -77,34 +85,37 @@ class Folder:
 
     async def flush(self) -> None:
         """Fold everything that is durable now."""
-        if not self._follows:
-            await self._read_on()
-            return
-        while self._held and self._follows:
-            rows = self._take_held()
+        async with self._flushing:
             try:
-                await self._step(rows)
+                while self._held or not self._follows:
+                    if self._follows:
+                        await self._step(self._take_held())
+                    else:
+                        await self._read_on()
             except BaseException:
-                self._follows = False  # they are read from the log next time
+                self._lose_track()
                 raise
-
-    def _take_held(self) -> Sequence[MessageRow]:
-        rows = self._held.pop(0)
-        if len(rows) > _STEP_ROWS:
-            self._held.insert(0, rows[_STEP_ROWS:])
-            rows = rows[:_STEP_ROWS]
-        self._held_rows -= len(rows)
-        return rows
 
     async def _read_on(self) -> None:
-        # From here on every commit is held again; what is both held and read is folded once, because `_step` looks.
-        self._held, self._held_rows, self._follows = [], 0, True
-        while rows := await self._database.read(partial(_after, self._position)):
-            try:
-                await self._step(rows)
-            except BaseException:
-                self._follows = False
-                raise
+        # From here on every commit is held; what is both held and read is folded once, because `_step` looks.
+        self._held, self._held_rows, self._follows = deque(), 0, True
+        while self._follows and (rows := await self._database.read(partial(_after, self._position))):
+            await self._step(rows)
+
+    def _lose_track(self) -> None:
+        self._follows = False  # what was taken is read from the log next time
+        for one in self._folds:
+            one.forget()
+
+    def _take_held(self) -> list[MessageRow]:
+        rows: list[MessageRow] = []
+        while self._held and len(rows) < _STEP_ROWS:
+            rows += self._held.popleft()
+        if len(rows) > _STEP_ROWS:
+            self._held.appendleft(rows[_STEP_ROWS:])
+            del rows[_STEP_ROWS:]
+        self._held_rows -= len(rows)
+        return rows
 
     async def _step(self, rows: Sequence[MessageRow]) -> None:
         position = self._position
@@ -113,8 +124,9 @@ class Folder:
             return
         saves = await self._database.read(partial(_fold, self._folds, fresh))
         last = fresh[-1].position
-        await self._database.write(partial(_save, saves, last))
-        self._position = last
+        self._position = await self._database.write(partial(_save, saves, position, last))
+        if self._position != last:
+            self._lose_track()
 
     async def fold_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -135,10 +147,10 @@ def decoded(rows: Sequence[MessageRow]) -> Decoded:
     return [(row, _decode(row.data)) for row in rows]
 
 
-def unfolded(tx: Transaction, device: int) -> Decoded:
-    """The device's rows that no fold has seen in this transaction: lay them on top of what is kept."""
+def unfolded(tx: Transaction, device: int, *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
+    """The device's rows of this time that no fold has seen in this transaction: lay them on top of what is kept."""
     position = tx.messages.consumer_position(_CONSUMER)
-    return decoded(tx.messages.after(position, device=device))
+    return decoded([row for row in tx.messages.after(position, device=device) if start_ms <= row.ts < end_ms])
 
 
 def _after(position: int, tx: Transaction) -> list[MessageRow]:
@@ -150,7 +162,16 @@ def _fold(folds: Sequence[Fold], rows: Sequence[MessageRow], tx: Transaction) ->
     return [one.fold(tx, pairs) for one in folds]
 
 
-def _save(saves: Sequence[Save], position: int, tx: Transaction) -> None:
+def _save(saves: Sequence[Save], before: int, after: int, tx: Transaction) -> int:
+    """Write what was folded and return where the cursor stands now.
+
+    When it does not stand where the fold began, nothing is written: a write that was cancelled while it waited for its
+    commit may have been committed after all, and what it folded must not count twice.
+    """
+    stands = tx.messages.consumer_position(_CONSUMER)
+    if stands != before:
+        return stands
     for save in saves:
         save(tx)
-    tx.messages.set_consumer_position(_CONSUMER, position)
+    tx.messages.set_consumer_position(_CONSUMER, after)
+    return after

@@ -1,33 +1,36 @@
-"""Reading back: by id, by device and time, and what came last (specification, GET /messages)."""
+"""Reading back: by id, by device and time, and what came last (specification, GET /messages and GET /actions)."""
 
 import hmac
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from broker.devices.registry import Device, Devices
-from broker.envelope import Message
+from broker.envelope import Action, Message
 from broker.errors import ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
-from storage.records import MessageRow
+from storage.messages import EVERYTHING, Match, MessageStore, Range
+from storage.records import ActionRow, MessageRow
 
 Order = Literal["asc", "desc"]
+Row = TypeVar("Row", MessageRow, ActionRow)
+Entry = TypeVar("Entry", Message, Action)
 _DEVICES_PER_STATEMENT = 100
 _Bound = tuple[int, int]  # (ts, position): the order of every search
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Page(Generic[Entry]):
     """One page of a search. A cursor is None where there is nothing more on that side."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Entry, ...]
     next: str | None
     prev: str | None
 
@@ -73,13 +76,20 @@ class History:
     async def by_mid(self, mid: str) -> tuple[Message, Device] | None:
         """A message and its device, or None when there is none (any more)."""
         position = self._mids.position(mid)
-        if position is None:
-            return None
-        row = await self._database.read(lambda tx: tx.messages.message(position))
+        row = None if position is None else await self._database.read(lambda tx: tx.messages.message(position))
         if row is None:
             return None
         device = await self._devices.get(row.device)
         return self.view(row, device), device
+
+    async def action_by_mid(self, mid: str) -> tuple[Action, Device] | None:
+        """An Action and its destination, or None when there is none (any more)."""
+        position = self._mids.position(mid)
+        row = None if position is None else await self._database.read(lambda tx: tx.messages.action(position))
+        if row is None:
+            return None
+        destination = await self._devices.get(row.device)
+        return await self._action(row, destination), destination
 
     async def search(
         self,
@@ -90,21 +100,46 @@ class History:
         order: Order = "asc",
         count: int = 100,
         cursor: str = "",
-    ) -> Page:
+        match: Match = EVERYTHING,
+    ) -> Page[Message]:
         """Messages with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
 
         Raises ValidationFailed naming `offset` for a cursor that is not ours.
         """
-        backwards, bound = self._cursors.read(cursor) if cursor not in {"", "0"} else (False, None)
         by_key = {device.key: device for device in devices}  # each once, however often it was asked for
-        search = _Search(tuple(by_key), _stored(start_ms), _stored(end_ms), descending=order == "desc")
+        search = _Search(MessageStore.page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match)
+        rows, after, before = await self._page(search, count, cursor)
+        return Page(tuple(self.view(row, by_key[row.device]) for row in rows), after, before)
+
+    async def search_actions(
+        self,
+        destinations: Sequence[Device],
+        *,
+        start_ms: int,
+        end_ms: int,
+        order: Order = "asc",
+        count: int = 100,
+        cursor: str = "",
+        match: Match = EVERYTHING,
+    ) -> Page[Action]:
+        """As `search`, of the Actions sent to these devices."""
+        by_key = {device.key: device for device in destinations}
+        search = _Search(
+            MessageStore.action_page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match
+        )
+        rows, after, before = await self._page(search, count, cursor)
+        return Page(tuple([await self._action(row, by_key[row.device]) for row in rows]), after, before)
+
+    async def _page(self, search: "_Search[Row]", count: int, cursor: str) -> tuple[list[Row], str | None, str | None]:
+        """The rows of a page, and the cursors behind and before it."""
+        backwards, bound = self._cursors.read(cursor) if cursor not in {"", "0"} else (False, None)
         rows, has_before, has_after = await self._database.read(
             partial(_page, search, count=count, bound=bound, backwards=backwards)
         )
-        return Page(
-            messages=tuple(self.view(row, by_key[row.device]) for row in rows),
-            next=self._cursors.text(backwards=False, bound=_place(rows[-1])) if has_after else None,
-            prev=self._cursors.text(backwards=True, bound=_place(rows[0])) if has_before else None,
+        return (
+            rows,
+            self._cursors.text(backwards=False, bound=_place(rows[-1])) if has_after else None,
+            self._cursors.text(backwards=True, bound=_place(rows[0])) if has_before else None,
         )
 
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
@@ -127,36 +162,55 @@ class History:
             data=row.data,
         )
 
+    async def _action(self, row: ActionRow, destination: Device) -> Action:
+        source = destination if row.source == row.device else await self._devices.get(row.source)
+        return Action(
+            position=row.position,
+            mid=self._mids.mid(row.position),
+            sdid=source.id,
+            ddid=destination.id,
+            ddtid=destination.type.id,
+            uid=destination.owner_id,
+            boid=destination.type.record.organization_id,
+            ts=row.ts,
+            cts=row.cts,
+            mv=row.mv,
+            data=row.data,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _Search(Generic[Row]):
+    find: Callable[[MessageStore, Sequence[int], Range], list[Row]]
     devices: tuple[int, ...]
     start_ms: int
     end_ms: int
     descending: bool
+    match: Match
 
-    def rows(self, tx: Transaction, *, limit: int, beyond: _Bound | None, backwards: bool = False) -> list[MessageRow]:
+    def rows(self, tx: Transaction, *, limit: int, beyond: _Bound | None, backwards: bool = False) -> list[Row]:
         """At most `limit` rows beyond a place, nearest first; `backwards` looks against the order of the search."""
         descending = self.descending is not backwards
-        found: list[MessageRow] = []
+        search = Range(
+            self.start_ms,
+            self.end_ms,
+            match=self.match,
+            limit=limit,
+            after=None if descending else beyond,
+            before=beyond if descending else None,
+            descending=descending,
+        )
+        found: list[Row] = []
         for index in range(0, len(self.devices), _DEVICES_PER_STATEMENT):
-            found += tx.messages.page(
-                self.devices[index : index + _DEVICES_PER_STATEMENT],
-                start_ms=self.start_ms,
-                end_ms=self.end_ms,
-                limit=limit,
-                after=None if descending else beyond,
-                before=beyond if descending else None,
-                descending=descending,
-            )
+            found += self.find(tx.messages, self.devices[index : index + _DEVICES_PER_STATEMENT], search)
         if len(self.devices) > _DEVICES_PER_STATEMENT:
             found.sort(key=_place, reverse=descending)
         return found[:limit]
 
 
 def _page(
-    search: _Search, tx: Transaction, *, count: int, bound: _Bound | None, backwards: bool
-) -> tuple[list[MessageRow], bool, bool]:
+    search: _Search[Row], tx: Transaction, *, count: int, bound: _Bound | None, backwards: bool
+) -> tuple[list[Row], bool, bool]:
     """The rows of a page in the order of the search, and whether there are more before and after it."""
     rows = search.rows(tx, limit=count + 1, beyond=bound, backwards=backwards)
     more, rows = len(rows) > count, rows[:count]
@@ -176,5 +230,5 @@ def _stored(ms: int) -> int:
     return min(max(ms, -1), 2**62)
 
 
-def _place(row: MessageRow) -> _Bound:
+def _place(row: MessageRow | ActionRow) -> _Bound:
     return row.ts, row.position

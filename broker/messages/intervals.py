@@ -10,6 +10,8 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 366 * DAY_MS
+#: The end of the year 9999, where calendars end.
+LAST_MS = 253_402_300_799_999
 
 
 class Interval(StrEnum):

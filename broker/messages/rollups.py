@@ -1,8 +1,8 @@
 """Rollups: what analytics read instead of messages. Per device, field and minute, and above them per hour and day."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial
 from typing import Any
@@ -17,7 +17,11 @@ LEVELS = (Interval.MINUTE, Interval.HOUR, Interval.DAY)
 #: The field that every message has: it counts messages.
 EVERY_MESSAGE = ""
 
+_NEW = 0  # the key of a field that has none yet
+_REMEMBERED_BUCKETS = 200_000
+
 _Place = tuple[int, str, int]  # device, field path, minute
+_Bucket = tuple[int, str, Interval, int]  # device, field path, level, start
 
 
 @dataclass(slots=True)
@@ -34,11 +38,55 @@ class Cell:
 
 
 class Rollups:
-    """A fold: it adds each message to the buckets its `ts` falls into, in whatever order messages come."""
+    """A fold: it adds each message to the buckets its `ts` falls into, in whatever order messages come.
+
+    Nobody else writes rollups, so the buckets in use are remembered instead of read again for every step.
+    """
+
+    def __init__(self) -> None:
+        self._fields: dict[str, int] = {}
+        self._buckets: dict[_Bucket, RollupRow] = {}
 
     def fold(self, tx: Transaction, rows: Decoded) -> Save:
-        del tx  # buckets are read where they are written
-        return partial(_add, collect(rows))
+        cells = collect(rows)
+        fields = self._keys(tx, {path for _, path, _ in cells})
+        changed: dict[_Bucket, RollupRow] = {}
+        for (device, path, minute), cell in cells.items():
+            aggregate = Aggregate.of(cell.values) if cell.values else None
+            for level in LEVELS:
+                place = (device, path, level, level.start_of(minute))
+                known = changed.get(place) or self._bucket(tx, place, fields.get(path))
+                changed[place] = _merged(known, cell.count, aggregate)
+        if len(self._buckets) > _REMEMBERED_BUCKETS:
+            self._buckets.clear()
+        self._buckets.update(changed)
+        return partial(self._save, changed)
+
+    def forget(self) -> None:
+        """What was folded last may not have been kept: trust the store alone."""
+        self._fields.clear()
+        self._buckets.clear()
+
+    def _keys(self, tx: Transaction, paths: Iterable[str]) -> dict[str, int]:
+        for path in paths:
+            if path not in self._fields and (key := tx.rollups.field_key(path)) is not None:
+                self._fields[path] = key
+        return self._fields
+
+    def _bucket(self, tx: Transaction, place: _Bucket, field: int | None) -> RollupRow:
+        device, _, level, start = place
+        stored = self._buckets.get(place)
+        if stored is None and field is not None:
+            stored = tx.rollups.get(device, field, level, start)
+        return stored or RollupRow(device, field or _NEW, level, start, 0)
+
+    def _save(self, changed: Mapping[_Bucket, RollupRow], tx: Transaction) -> None:
+        for path in {path for (_, path, _, _), row in changed.items() if row.field == _NEW}:
+            self._fields[path] = tx.rollups.add_field(path)
+        for place, row in changed.items():
+            if row.field == _NEW:
+                self._buckets[place] = replace(row, field=self._fields[place[1]])
+        tx.rollups.put_all(self._buckets[place] for place in changed)
 
 
 def collect(rows: Decoded) -> dict[_Place, Cell]:
@@ -67,24 +115,10 @@ def aggregate_of(row: RollupRow) -> Aggregate | None:
     return Aggregate(row.numbers, row.min, row.max, row.sum, row.mean_high, row.mean_low or 0.0, row.m2)
 
 
-def _add(cells: Mapping[_Place, Cell], tx: Transaction) -> None:
-    keys = tx.rollups.field_keys({path for _, path, _ in cells})
-    fresh: dict[tuple[int, int, Interval, int], tuple[int, Aggregate | None]] = {}
-    for (device, path, minute), cell in cells.items():
-        aggregate = Aggregate.of(cell.values) if cell.values else None
-        for level in LEVELS:
-            place = (device, keys[path], level, level.start_of(minute))
-            count, known = fresh.get(place, (0, None))
-            fresh[place] = count + cell.count, merge_all((known, aggregate))
-    for (device, field, level, bucket), (count, aggregate) in fresh.items():
-        stored = tx.rollups.get(device, field, level, bucket) or RollupRow(device, field, level, bucket, 0)
-        merged = merge_all((aggregate_of(stored), aggregate))
-        tx.rollups.put(_row(device, field, level, bucket, stored.count + count, merged))
-
-
-def _row(device: int, field: int, level: Interval, bucket: int, count: int, of: Aggregate | None) -> RollupRow:
+def _merged(known: RollupRow, count: int, fresh: Aggregate | None) -> RollupRow:
+    count += known.count
+    of = merge_all((aggregate_of(known), fresh))
+    place = (known.device, known.field, known.level, known.bucket)
     if of is None:
-        return RollupRow(device, field, level, bucket, count)
-    return RollupRow(
-        device, field, level, bucket, count, of.count, of.min, of.max, of.sum, of.mean_high, of.mean_low, of.m2
-    )
+        return RollupRow(*place, count)
+    return RollupRow(*place, count, of.count, of.min, of.max, of.sum, of.mean_high, of.mean_low, of.m2)

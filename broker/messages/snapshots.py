@@ -4,7 +4,6 @@ A read lays the rows that are not folded yet on top, in the same transaction, so
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,12 +15,16 @@ from storage.database import Database, Transaction
 _decode_fields = msgspec.json.Decoder(dict[str, tuple[int, int, Any]]).decode
 _encode = msgspec.json.Encoder().encode
 
+_REMEMBERED_DEVICES = 10_000
+
 Fields = dict[str, tuple[int, int, Any]]  # dotted path to (ts, position, value)
 
 
 class Snapshots:
     def __init__(self, database: Database) -> None:
         self._database = database
+        # Nobody else writes snapshots, so those in use are remembered instead of read again for every step.
+        self._known: dict[int, Fields] = {}
 
     async def of(self, device: int) -> Fields:
         """Each field's dotted path with ts, log position and value of the message that counts."""
@@ -32,12 +35,20 @@ class Snapshots:
         return await self._database.read(lambda tx: {device: _current(tx, device) for device in devices})
 
     def fold(self, tx: Transaction, rows: Decoded) -> Save:
-        folded: dict[int, Fields] = {}
+        if len(self._known) > _REMEMBERED_DEVICES:
+            self._known.clear()
+        changed = set()
         for row, data in rows:
-            if (fields := folded.get(row.device)) is None:
-                fields = folded[row.device] = _kept(tx, row.device)
+            if (fields := self._known.get(row.device)) is None:
+                fields = self._known[row.device] = _kept(tx, row.device)
             lay_over(fields, data, row.ts, row.position)
-        return partial(_save, {device: _encode(fields).decode() for device, fields in folded.items()})
+            changed.add(row.device)
+        encoded = [(device, _encode(self._known[device]).decode()) for device in changed]
+        return lambda writing: writing.messages.put_snapshots(encoded)
+
+    def forget(self) -> None:
+        """What was folded last may not have been kept: trust the store alone."""
+        self._known.clear()
 
 
 def lay_over(fields: Fields, data: Mapping[str, Any], ts: int, position: int) -> None:
@@ -60,8 +71,3 @@ def _current(tx: Transaction, device: int) -> Fields:
     for row, data in unfolded(tx, device):
         lay_over(fields, data, row.ts, row.position)
     return fields
-
-
-def _save(folded: Mapping[int, str], tx: Transaction) -> None:
-    for device, fields in folded.items():
-        tx.messages.put_snapshot(device, fields)

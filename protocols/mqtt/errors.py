@@ -2,7 +2,7 @@
 
 import msgspec
 
-from broker.errors import DomainError, PayloadTooLarge, Unauthorized, ValidationFailed
+from broker.errors import DeviceNotFound, DomainError, PayloadTooLarge, Unauthorized, ValidationFailed
 from broker.ids import new_id
 from protocols.mqtt.packets import ReturnCode
 
@@ -24,7 +24,7 @@ class SubscribeForbidden(DomainError):
 
 def connack_code(error: DomainError) -> ReturnCode:
     """Wrong credentials are told from valid ones that are not welcome; anything else is our trouble."""
-    if isinstance(error, Unauthorized):
+    if isinstance(error, Unauthorized | DeviceNotFound):  # the device may have gone while it was looked up
         return ReturnCode.BAD_CREDENTIALS
     if error.status == 403:
         return ReturnCode.NOT_AUTHORIZED

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
+from .encoding import PINGRESP, encode_connack, encode_pubcomp, encode_pubrec, encode_pubrecs, encode_unsuback
 from .packets import (
-    PINGRESP,
     Connect,
     Disconnect,
     Packet,
@@ -54,11 +54,6 @@ from .packets import (
     Unsubscribe,
     UnsupportedConnect,
     Will,
-    encode_connack,
-    encode_pubcomp,
-    encode_pubrec,
-    encode_pubrecs,
-    encode_unsuback,
 )
 
 # Version 3 cannot tell a client how many QoS 2 messages it may have under way; no client needs as many as this.

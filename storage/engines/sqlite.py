@@ -17,6 +17,7 @@ from storage.sql import StoreError
 
 _CACHE_KIB = 65536
 _BUSY_MS = 5000
+_BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
 
 
 class SqliteRows:
@@ -44,8 +45,11 @@ class SqliteConnection:
         self._encode = msgspec.json.Encoder().encode
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> SqliteRows:
+        return self._run(sql, parameters or {})
+
+    def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteRows:
         try:
-            return SqliteRows(self._connection.execute(sql, parameters or {}))
+            return SqliteRows(self._connection.execute(sql, parameters))
         except sqlite3.Error as error:
             raise _store_error(error) from error
 
@@ -57,10 +61,45 @@ class SqliteConnection:
             self._inserts[table] = sql
         self.execute(sql, {"rows": self._encode(rows).decode()})
 
+    def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        # Bound values, because JSON text would cost a double its last bits in SQLite's own number parser.
+        changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+        at_once = _BOUND_VALUES // len(columns)
+        for index in range(0, len(rows), at_once):
+            part = rows[index : index + at_once]
+            values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(part))
+            sql = (
+                f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}"  # noqa: S608 - the stores' names
+                f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+            )
+            self._run(sql, [value for row in part for value in row])
+
     def json_has(self, column: str, parameter: str) -> str:
-        # Every name is quoted, so that `a[0]` is the name of a field and not a path. No field has a quote in its name.
-        path = f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
-        return f"""CASE WHEN instr(:{parameter}, '"') = 0 THEN json_type({column}, {path}) IS NOT NULL END"""
+        return _guarded(parameter, f"json_type({column}, {_path(parameter)}) IS NOT NULL")
+
+    def json_matches(self, column: str, path: str, text: str, number: str) -> str:
+        kind, value = f"json_type({column}, {_path(path)})", f"json_extract({column}, {_path(path)})"
+        # Both numbers are read by SQLite's own parser, which may be off by the last bit.
+        return _guarded(
+            path,
+            f"(CASE {kind} WHEN 'text' THEN instr({value}, :{text}) > 0 WHEN 'true' THEN :{text} = 'true'"
+            f" WHEN 'false' THEN :{text} = 'false' WHEN 'integer' THEN {value} = CAST(:{number} AS NUMERIC)"
+            f" WHEN 'real' THEN {value} = CAST(:{number} AS NUMERIC) ELSE {value} = :{text} END)",
+        )
+
+    def json_any_named(self, column: str, member: str, parameter: str) -> str:
+        return (
+            f"EXISTS (SELECT 1 FROM json_each({column}, '$.{member}') AS entry"  # noqa: S608 - the stores' names
+            f" WHERE json_extract(entry.value, '$.name') = :{parameter})"
+        )
+
+    def size_bytes(self) -> tuple[int, int]:
+        sizes = [self._pragma(name) for name in ("page_size", "page_count", "freelist_count")]
+        return sizes[0] * sizes[1], sizes[0] * sizes[2]
+
+    def _pragma(self, name: str) -> int:
+        row = self.execute(f"PRAGMA {name}").one()
+        return int(row[name]) if row else 0
 
     def begin(self, *, write: bool) -> None:
         self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -74,6 +113,15 @@ class SqliteConnection:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _path(parameter: str) -> str:
+    # Every name is quoted, so that `a[0]` is the name of a field and not a path. No field has a quote in its name.
+    return f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
+
+
+def _guarded(parameter: str, condition: str) -> str:
+    return f"""CASE WHEN instr(:{parameter}, '"') = 0 THEN {condition} END"""
 
 
 def _store_error(error: sqlite3.Error) -> StoreError:

@@ -147,7 +147,7 @@ async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services:
 async def test_what_refers_to_nothing_is_refused(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         await services.database.write(
-            lambda tx: tx.devices.put_presence([PresenceRecord(999, "online", None, None, None)])
+            lambda tx: tx.devices.put_presences([PresenceRecord(999, "online", None, None, None)])
         )
 
 

@@ -138,7 +138,7 @@ async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_l
     async with open_again() as services:
         world = await build_world(services.database, services.vault)
         await services.database.write(
-            lambda tx: tx.devices.put_presence(
+            lambda tx: tx.devices.put_presences(
                 [
                     PresenceRecord(world.kitchen, "online", NOW_MS + 50, "MQTT", NOW_MS + 40),
                     PresenceRecord(world.hall, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 9),
@@ -207,6 +207,8 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, services.presence)
             await wait_all_tasks_blocked()  # the store was read before the flush, and said nothing
+            held = runner.reads
+            runner.release_later_reads()
             await services.presence.flush()
-            runner.reads.set()
+            held.set()
         assert seen == [PresenceRecord(key, "offline", NOW_MS, "MQTT", NOW_MS)]

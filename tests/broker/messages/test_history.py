@@ -50,7 +50,7 @@ async def page(
     order: Order = "asc",
     count: int = 100,
     cursor: str = "",
-) -> Page:
+) -> Page[Message]:
     return await services.history.search(devices, start_ms=start, end_ms=end, order=order, count=count, cursor=cursor)
 
 

@@ -2,12 +2,19 @@
 
 import pytest
 
-from protocols.mqtt.packets import (
+from protocols.mqtt.decoding import PacketReader
+from protocols.mqtt.encoding import (
     PINGRESP,
+    encode_connack,
+    encode_pubcomp,
+    encode_publish,
+    encode_pubrec,
+    encode_unsuback,
+)
+from protocols.mqtt.packets import (
     Connect,
     Disconnect,
     Packet,
-    PacketReader,
     PingRequest,
     ProtocolError,
     PubAck,
@@ -21,11 +28,6 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     UnsupportedConnect,
     Will,
-    encode_connack,
-    encode_pubcomp,
-    encode_publish,
-    encode_pubrec,
-    encode_unsuback,
 )
 from protocols.mqtt.session import (
     CredentialsOffered,

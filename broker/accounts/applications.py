@@ -1,0 +1,73 @@
+"""Applications: the OAuth2 clients, their secrets, methods and redirect URIs (compatibility.md 4.1)."""
+
+import hmac
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.ids import is_id
+from broker.secrets import Vault
+from storage.database import Database, Transaction
+from storage.records import ApplicationRecord
+
+
+class Method(StrEnum):
+    """How an application may get tokens."""
+
+    AUTHORIZATION_CODE = "authorization_code"
+    PKCE = "pkce"
+    IMPLICIT = "implicit"
+    LIMITED_INPUT = "limited_input"
+    CLIENT_CREDENTIALS = "client_credentials"
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    record: ApplicationRecord
+
+    @property
+    def key(self) -> int:
+        return self.record.key
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    def allows(self, *methods: Method) -> bool:
+        """One of these methods is enabled."""
+        return not set(methods).isdisjoint(self.record.methods)
+
+    def redirect_uri(self, wanted: str | None) -> str | None:
+        """The one that is wanted, if it is registered exactly so; the main one when none is wanted."""
+        registered = self.record.redirect_uris
+        if wanted is None:
+            return registered[0] if registered else None
+        return wanted if wanted in registered else None
+
+    def has_secret(self, vault: Vault, candidates: Collection[str]) -> bool:
+        """One of the candidates is the secret; how long it takes does not say how much of one is right."""
+        secret = vault.open(self.record.secret).encode()
+        found = [hmac.compare_digest(secret, one.encode(errors="surrogatepass")) for one in candidates]
+        return any(found)
+
+
+def find_application(tx: Transaction, application_id: str) -> Application | None:
+    """None also for a text that can be no id, so that it may come from anywhere."""
+    record = tx.accounts.application_by_id(application_id) if is_id(application_id) else None
+    return Application(record) if record is not None else None
+
+
+class Applications:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, application_id: str) -> Application | None:
+        return await self._database.read(lambda tx: find_application(tx, application_id))
+
+    async def is_redirect_uri(self, uri: str) -> bool:
+        """Some application registered exactly this address: `/logout` may send a browser there."""
+        return uri in await self._database.read(lambda tx: tx.accounts.redirect_uris())

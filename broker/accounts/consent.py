@@ -1,0 +1,111 @@
+"""What an application asks of its users, when that needs a screen, and what is kept when they agree.
+
+An application that asks for nothing, or only for device types of its own organization, gets it without a screen
+(specification, Permissions). Whoever signs in through it grants it READ and WRITE on its organization's types, present
+and future: the entry that says so names no type and allows nothing else (permissions.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from broker.accounts.applications import Application
+from storage.database import Transaction
+from storage.records import DeviceTypeRecord, GrantRecord
+
+EVERY_TYPE: Final = "*"
+PROFILE: Final = "profile"
+_PROFILE_ALIASES: Final = {"PROFILE_READ": "READ", "PROFILE_WRITE": "WRITE"}
+_TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One line of the permission screen: the profile, one device type, or every one."""
+
+    name: str
+    read: bool
+    write: bool
+    device_type: str | None = None  # its id
+
+    @property
+    def permissions(self) -> tuple[str, ...]:
+        return tuple(name for name, wanted in (("READ", self.read), ("WRITE", self.write)) if wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentScreen:
+    """Who asks, and for what."""
+
+    application: str
+    organization: str
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the application's record asks for, with the type it means. `device_type` None: see `target`."""
+
+    target: str
+    device_type: DeviceTypeRecord | None
+    permissions: frozenset[str]
+
+    @property
+    def read(self) -> bool:
+        return "READ" in self.permissions
+
+    @property
+    def write(self) -> bool:
+        return "WRITE" in self.permissions
+
+
+def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
+    """The screen, whether it must be shown or not."""
+    organization = tx.accounts.organization(application.record.organization)
+    return ConsentScreen(
+        application.name,
+        organization.name if organization is not None else "",
+        tuple(_shown(request) for request in _requests(tx, application)),
+    )
+
+
+def must_ask(tx: Transaction, application: Application) -> bool:
+    """Something is asked for that is not given to every application."""
+    own = application.record.organization
+    for request in _requests(tx, application):
+        if request.target == PROFILE:
+            if request.write:  # reading the profile is granted to every application (compatibility.md 4.1)
+                return True
+        elif request.device_type is None or request.device_type.organization != own:
+            return True
+    return False
+
+
+def save_consent(tx: Transaction, application: Application, user: int) -> None:
+    """The user agreed, or need not be asked. What was granted before stays."""
+    tx.accounts.add_grant(GrantRecord(user, application.key, None, read=False, write=False))
+    for request in _requests(tx, application):
+        if request.target != PROFILE:
+            key = request.device_type.key if request.device_type is not None else None
+            tx.accounts.add_grant(GrantRecord(user, application.key, key, read=request.read, write=request.write))
+
+
+def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
+    """Without types that are gone, and without protected types of others: those are for their own applications."""
+    for entry in application.record.permissions:
+        target, names = str(entry["device_type"]), entry["permissions"]
+        assert isinstance(names, list | tuple)  # noqa: S101 - the store wrote it so
+        aliases = _PROFILE_ALIASES if target == PROFILE else _TYPE_ALIASES
+        permissions = frozenset(str(aliases.get(name, name)) for name in names)
+        if target in {PROFILE, EVERY_TYPE}:
+            yield _Request(target, None, permissions)
+            continue
+        type_ = tx.device_types.by_id(target)
+        if type_ is not None and not (type_.protected and type_.organization != application.record.organization):
+            yield _Request(target, type_, permissions)
+
+
+def _shown(request: _Request) -> Asked:
+    type_ = request.device_type
+    name = type_.name if type_ is not None else "Your profile" if request.target == PROFILE else "All device types"
+    return Asked(name, request.read, request.write, type_.id if type_ is not None else None)

@@ -1,0 +1,108 @@
+"""The limited-input flow as the person sees it: a user code is typed, looked at, and approved or refused.
+
+For the page at `/go`. The person is signed in and types the code; `find` says which application it belongs to and what
+that asks for; the page shows it, always, and asks; `approve` or `deny` ends it. The application's next poll at `/token`
+learns the outcome. Every method counts wrong codes by address and by text, so none of them is a way to guess.
+"""
+
+from dataclasses import dataclass
+
+from broker.accounts.applications import Application
+from broker.accounts.consent import ConsentScreen, save_consent, screen_of
+from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.user_codes import typed_user_code
+from broker.clock import Clock
+from broker.errors import NotFound
+from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
+from storage.database import Database, Transaction
+from storage.records import DeviceCodeRecord
+
+
+@dataclass(eq=False)
+class UserCodeNotFound(NotFound):
+    """Nobody waits for this code: it is wrong, has expired or was decided."""
+
+    template = "This code is not valid."
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDevice:
+    """What the page shows before it asks. `user_code` as it was given out, whatever was typed."""
+
+    user_code: str
+    screen: ConsentScreen
+
+
+class DeviceCodes:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._throttle = Throttle(clock, misses=USER_CODE_MISSES, window_seconds=USER_CODE_WINDOW_SECONDS)
+
+    async def find(self, user_code: str, *, address: str) -> WaitingDevice:
+        """What waits for this code.
+
+        Args:
+            user_code: as typed; the dash is optional.
+            address: the person's IP address.
+
+        Raises:
+            UserCodeNotFound: nothing does.
+            TooManyAttempts: too many wrong codes came from this address, or this wrong one came too often.
+        """
+        code = self._typed(user_code, address)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> WaitingDevice | None:
+            found = _waiting(tx, code, now_ms)
+            return WaitingDevice(found[0].user_code, screen_of(tx, found[1])) if found is not None else None
+
+        waiting = await self._database.read(work)
+        if waiting is None:
+            raise self._missed(code, address)
+        return waiting
+
+    async def approve(self, user_code: str, user: int, *, address: str) -> None:
+        """The person agrees to what `find` showed: keep the grants, let the application have a token. Raises as it."""
+        await self._decide(user_code, "approved", user, address)
+
+    async def deny(self, user_code: str, user: int, *, address: str) -> None:
+        """The person refuses. Raises as `find` does."""
+        await self._decide(user_code, "denied", user, address)
+
+    async def _decide(self, user_code: str, state: str, user: int, address: str) -> None:
+        code = self._typed(user_code, address)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> bool:
+            found = _waiting(tx, code, now_ms)
+            if found is None:
+                return False
+            record, application = found
+            if state == "approved":
+                save_consent(tx, application, user)
+            tx.authorizations.decide_device_code(record.hash, state=state, user=user)
+            return True
+
+        if not await self._database.write(work):
+            raise self._missed(code, address)
+
+    def _typed(self, user_code: str, address: str) -> str:
+        self._throttle.check(address_key(address), f"code {user_code[:16]}")
+        code = typed_user_code(user_code)
+        if code is None:
+            raise self._missed(user_code[:16], address)
+        self._throttle.check(f"code {code}")
+        return code
+
+    def _missed(self, code: str, address: str) -> UserCodeNotFound:
+        self._throttle.missed(address_key(address), f"code {code}")
+        return UserCodeNotFound()
+
+
+def _waiting(tx: Transaction, code: str, now_ms: int) -> tuple[DeviceCodeRecord, Application] | None:
+    found = tx.authorizations.device_code_shown_as(code)
+    if found is None or found.state != "pending" or found.expires_on <= now_ms:
+        return None
+    record = tx.accounts.application(found.application)
+    return (found, Application(record)) if record is not None else None

@@ -1,0 +1,136 @@
+"""The token endpoints: what came in is made plain for Authlib, which decides in one transaction (token_server.py).
+
+What this dialect adds to RFC 6749 and RFC 8628 is undone here, before Authlib sees it: parameters come in the body and
+in the query, `device_code` is a grant type and `code` its code, and `scope` says nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from broker.accounts.clients import Credentials
+from broker.accounts.issuance import Issuance, Lifetimes
+from broker.accounts.token_server import (
+    DEVICE_CODE_GRANT,
+    Answer,
+    DeviceCodeTerms,
+    TokenServer,
+    TokenServerRequest,
+)
+from broker.accounts.tokens import Tokens
+from broker.clock import Clock
+from broker.secrets import Vault
+from storage.database import Database, Transaction
+
+_KNOWN: Final = frozenset(
+    {
+        "grant_type",
+        "client_id",
+        "client_secret",
+        "code",
+        "code_verifier",
+        "device_code",
+        "old_access_token",
+        "redirect_uri",
+        "refresh_token",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A request as it came: every value of every parameter, and the Authorization header."""
+
+    parameters: Mapping[str, Sequence[str]]
+    authorization: str = ""
+
+    @classmethod
+    def of(cls, *, query: bytes, body: bytes, authorization: str = "") -> "TokenRequest":
+        """Parameters of the form and of the query; where both have one, the form's counts. Empty ones are absent."""
+        parameters = _fields(query) | _fields(body)
+        return cls(parameters, authorization)
+
+
+def _fields(text: bytes) -> dict[str, list[str]]:
+    # A name may have lost its way behind a second question mark (compatibility.md 1.3).
+    return {name.lstrip("?"): values for name, values in parse_qs(text.decode("latin-1"), errors="replace").items()}
+
+
+class Grants:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        vault: Vault,
+        tokens: Tokens,
+        lifetimes: Lifetimes,
+        terms: DeviceCodeTerms,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._vault = vault
+        self._tokens = tokens
+        self._lifetimes = lifetimes
+        self._terms = terms
+
+    async def token(self, request: TokenRequest) -> Answer:
+        """POST /token: every row of the grant table. Refusals are answers, too."""
+        return await self._run(request, needs_grant_type=True, work=TokenServer.create_token_response)
+
+    async def refresh_implicit(self, request: TokenRequest) -> Answer:
+        """POST {base_url}/accounts/token: nothing but the refresh of implicit tokens (compatibility.md 4.3)."""
+        if request.parameters.get("grant_type", ["refresh_token"])[-1] != "refresh_token":
+            return _refusal("unsupported_grant_type", "This API refreshes tokens only")
+        return await self._run(
+            request, needs_grant_type=True, work=TokenServer.create_token_response, implicit_only=True
+        )
+
+    async def device_code(self, request: TokenRequest) -> Answer:
+        """POST /device/code (RFC 8628, 3.1)."""
+        return await self._run(request, needs_grant_type=False, work=_authorize_device)
+
+    async def _run(
+        self,
+        request: TokenRequest,
+        *,
+        needs_grant_type: bool,
+        work: Callable[[TokenServer, TokenServerRequest], Any],
+        implicit_only: bool = False,
+    ) -> Answer:
+        repeated = sorted(name for name in _KNOWN if len(request.parameters.get(name, ())) > 1)
+        if repeated:
+            return _refusal("invalid_request", f"{repeated[0]} is repeated")
+        parameters = _plain(request.parameters)
+        if needs_grant_type and "grant_type" not in parameters:
+            return _refusal("invalid_request", "grant_type is missing")
+        prepared = TokenServerRequest(
+            parameters, Credentials.of_header(request.authorization), implicit_only=implicit_only
+        )
+        now_ms = self._clock.now_ms()
+
+        def in_transaction(tx: Transaction) -> tuple[Answer, Issuance]:
+            issuance = Issuance(tx, self._lifetimes, now_ms)
+            answer: Answer = work(TokenServer(issuance, self._vault, self._terms), prepared)
+            return answer, issuance
+
+        answer, issuance = await self._database.write(in_transaction)
+        self._tokens.settle(issuance)
+        return answer
+
+
+def _authorize_device(server: TokenServer, request: TokenServerRequest) -> Any:
+    return server.create_endpoint_response("device_authorization", request)
+
+
+def _plain(parameters: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    plain = {name: values[-1] for name, values in parameters.items() if name in _KNOWN}
+    if plain.get("grant_type") == "device_code":
+        plain["grant_type"] = DEVICE_CODE_GRANT
+    if plain.get("grant_type") == DEVICE_CODE_GRANT and "code" in plain:
+        plain.setdefault("device_code", plain["code"])
+    return plain
+
+
+def _refusal(error: str, description: str) -> Answer:
+    return Answer(400, {"error": error, "error_description": description})

@@ -1,0 +1,113 @@
+"""Issuing and ending tokens within one transaction (compatibility.md 4.3).
+
+Everything that one authorization leads to is a family: its first tokens and all that they are refreshed to. A refresh
+issues a new pair in the family; a replayed code or refresh token ends the family.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.accounts.applications import Method
+from broker.ids import new_id
+from broker.secrets import token_hash
+from config.limits import OLD_TOKEN_SECONDS
+from config.settings import Accounts
+from storage.database import Transaction
+from storage.records import RefreshTokenRecord, TokenRecord
+
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    user_token_seconds: int
+    application_token_seconds: int
+    refresh_window_ms: int
+
+    @classmethod
+    def of(cls, settings: Accounts) -> "Lifetimes":
+        return cls(
+            settings.user_token_seconds, settings.application_token_seconds, settings.refresh_window_days * _DAY_MS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens in the clear: they are shown once, and only their hashes are kept."""
+
+    access_token: str
+    expires_in: int
+    refresh_token: str | None
+
+    def answer(self) -> dict[str, Any]:
+        """The members of the token object."""
+        members: dict[str, Any] = {
+            "access_token": self.access_token,
+            "token_type": "bearer",
+            "expires_in": self.expires_in,
+        }
+        if self.refresh_token is not None:
+            members |= {"refresh_token": self.refresh_token, "scope": "read,write"}
+        return members
+
+
+class Issuance:
+    """What one transaction does to tokens; `Tokens.settle` tells everyone once it is durable."""
+
+    def __init__(self, tx: Transaction, lifetimes: Lifetimes, now_ms: int) -> None:
+        self.tx = tx
+        self.now_ms = now_ms
+        self.revoked: list[bytes] = []
+        self.shortened: list[bytes] = []
+        self._lifetimes = lifetimes
+
+    def for_application(self, application: int) -> NewTokens:
+        seconds = self._lifetimes.application_token_seconds
+        tokens = NewTokens(new_id(), seconds, None)
+        self._keep(tokens, application, user=None, family=None)
+        return tokens
+
+    def for_user(self, application: int, user: int, method: Method) -> tuple[NewTokens, int]:
+        """The first tokens of a new family, and the family."""
+        family = self.tx.authorizations.add_family(
+            application=application, user=user, method=method, now_ms=self.now_ms
+        )
+        return self._in_family(application, user, family), family
+
+    def refreshed(self, old: RefreshTokenRecord) -> NewTokens:
+        """The next tokens of a family. The old refresh token ends at once, old access tokens soon."""
+        tokens = self._in_family(old.application, old.user, old.family)
+        self.tx.authorizations.use_refresh_token(old.hash, now_ms=self.now_ms)
+        self.shortened += self.tx.authorizations.shorten_tokens(
+            old.family, but=token_hash(tokens.access_token), until_ms=self.now_ms + OLD_TOKEN_SECONDS * 1000
+        )
+        return tokens
+
+    def end_family(self, family: int) -> None:
+        self.revoked += self.tx.authorizations.end_family(family)
+
+    def end_token(self, token: TokenRecord) -> None:
+        """A user token takes its refresh token, and so its family, with it."""
+        if token.family is not None:
+            return self.end_family(token.family)
+        self.tx.accounts.remove_token(token.hash)
+        self.revoked.append(token.hash)
+        return None
+
+    def _in_family(self, application: int, user: int, family: int) -> NewTokens:
+        seconds = self._lifetimes.user_token_seconds
+        refresh_token = new_id()
+        tokens = NewTokens(new_id(), seconds, refresh_token)
+        self._keep(tokens, application, user=user, family=family)
+        self.tx.authorizations.add_refresh_token(
+            token_hash(refresh_token),
+            family,
+            usable_until=self.now_ms + seconds * 1000 + self._lifetimes.refresh_window_ms,
+        )
+        return tokens
+
+    def _keep(self, tokens: NewTokens, application: int, *, user: int | None, family: int | None) -> None:
+        expires_on = self.now_ms + tokens.expires_in * 1000
+        self.tx.accounts.put_token(
+            TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)
+        )

@@ -1,0 +1,37 @@
+"""What an application keeps about a user: one text (specification, User application properties)."""
+
+from broker.accounts.tokens import Caller
+from broker.errors import NotFound, PermissionDenied
+from storage.database import Database
+
+
+class ApplicationProperties:
+    """Of the caller's own application only. Who may do it for which user, `Permissions.require_user` decides."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, caller: Caller, user: int) -> str:
+        """Raises NotFound when there are none."""
+        application = application_of(caller)
+        found = await self._database.read(lambda tx: tx.accounts.properties(user, application))
+        if found is None:
+            raise NotFound
+        return found
+
+    async def put(self, caller: Caller, user: int, properties: str) -> None:
+        """Create or replace."""
+        application = application_of(caller)
+        await self._database.write(lambda tx: tx.accounts.put_properties(user, application, properties))
+
+    async def remove(self, caller: Caller, user: int) -> None:
+        """Raises NotFound when there are none."""
+        application = application_of(caller)
+        if not await self._database.write(lambda tx: tx.accounts.remove_properties(user, application)):
+            raise NotFound
+
+
+def application_of(caller: Caller) -> int:
+    if caller.application is None:
+        raise PermissionDenied("a token of an application")
+    return caller.application

@@ -1,0 +1,20 @@
+"""The code that a person types: `XXXX-XXXX`, without characters that look alike (compatibility.md 1.1)."""
+
+import re
+import secrets
+from typing import Final
+
+ALPHABET: Final = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
+_TYPED: Final = re.compile(r"([^-]{4})-?([^-]{4})", re.DOTALL)
+
+
+def new_user_code() -> str:
+    return "-".join("".join(secrets.choice(ALPHABET) for _ in range(4)) for _ in range(2))
+
+
+def typed_user_code(text: str) -> str | None:
+    """What a person typed, as it would be shown; None when it cannot be a code. Only the dash is optional."""
+    match = _TYPED.fullmatch(text)
+    if match is None or not set(match[1] + match[2]) <= set(ALPHABET):
+        return None
+    return f"{match[1]}-{match[2]}"

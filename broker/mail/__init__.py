@@ -1,0 +1,46 @@
+"""Outgoing mails: queued in the transaction of their cause, delivered later, at least once, for 24 hours."""
+
+from broker.mail.kinds import (
+    AccountInvitation,
+    DeviceQuotaUsedUp,
+    DeviceShareInvitation,
+    ExportFinished,
+    Mail,
+    MonetizationPlanDecided,
+    PasswordReset,
+    RuleMail,
+    StreamRemoved,
+    SubscriptionSuspended,
+    TrialInvitation,
+)
+from broker.mail.queue import Letter, Mails, MailStatistics, TooManyMails
+from broker.mail.transport import (
+    MailDeferred,
+    MailRejected,
+    MailServerUnavailable,
+    MailTransport,
+    OutgoingMail,
+)
+
+__all__ = [
+    "AccountInvitation",
+    "DeviceQuotaUsedUp",
+    "DeviceShareInvitation",
+    "ExportFinished",
+    "Letter",
+    "Mail",
+    "MailDeferred",
+    "MailRejected",
+    "MailServerUnavailable",
+    "MailStatistics",
+    "MailTransport",
+    "Mails",
+    "MonetizationPlanDecided",
+    "OutgoingMail",
+    "PasswordReset",
+    "RuleMail",
+    "StreamRemoved",
+    "SubscriptionSuspended",
+    "TooManyMails",
+    "TrialInvitation",
+]

@@ -1,0 +1,185 @@
+"""Every mail we send, typed, and its text (compatibility.md section 22).
+
+A mail is a dataclass and a file in templates/: the subject line, an empty line, the text, with `$name` where a field
+goes. Nothing in a value is ever expanded. A line whose fields are all empty is left out. Fields named `…_on` are times;
+a field `code` is a one-time code and becomes `$link`, which leads to `path` under the accounts pages.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from string import Template
+from typing import ClassVar, Literal, NamedTuple
+from urllib.parse import quote
+
+VALUE_CHARACTERS = 2000
+_LINE_ENDERS = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+class Rate(NamedTuple):
+    """How many mails of one kind may be queued in any 60 s, and on one UTC day."""
+
+    minute: int
+    day: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mail:
+    kind: ClassVar[str]  # the template's name, and what rates are counted by
+    path: ClassVar[str] = ""
+    texts: ClassVar[frozenset[str]] = frozenset()  # the fields that may have several lines
+    per_recipient: ClassVar[Rate] = Rate(10, 100)
+    per_cause: ClassVar[Rate] = Rate(20, 200)
+
+    def render(self, site: str) -> tuple[str, str]:
+        """Subject and text. `site` is our public URL."""
+        values = {"site": site} | dict(self._values(site))
+        subject, lines = _template(self.kind)
+        return Template(subject).substitute(values), "\n".join(_filled(lines, values)).rstrip() + "\n"
+
+    def _values(self, site: str) -> Iterator[tuple[str, str]]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "code":
+                yield "link", f"{site}/accounts/{self.path}?code={quote(value, safe='')}"
+            elif field.name.endswith("_on"):
+                yield field.name, f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+            elif field.name in self.texts:
+                yield field.name, _text(value)
+            elif field.name == "subject":
+                yield field.name, value  # what is no subject is refused, not mended
+            else:
+                yield field.name, _line(str(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFinished(Mail):
+    kind = "export_finished"
+    export_id: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialInvitation(Mail):
+    kind = "trial_invitation"
+    path = "accept/trial"
+    trial: str
+    role: Literal["participant", "administrator"]
+    code: str
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShareInvitation(Mail):
+    kind = "device_share_invitation"
+    path = "accept/share"
+    device: str
+    owner: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceQuotaUsedUp(Mail):
+    """The cause is the device, so that it goes out once a day whatever the caller does."""
+
+    kind = "device_quota_used_up"
+    per_cause = Rate(1, 1)
+    device: str
+    device_id: str
+    limit: int
+    reset_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonetizationPlanDecided(Mail):
+    kind = "monetization_plan_decided"
+    texts = frozenset({"comments"})
+    device_type: str
+    version: int
+    decision: Literal["approved", "rejected"]
+    comments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSuspended(Mail):
+    kind = "subscription_suspended"
+    subscription_id: str
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRemoved(Mail):
+    kind = "stream_removed"
+    stream_id: str
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleMail(Mail):
+    """A rule's e-mail Action. The cause is the user account: specification, Limits: 5 per minute and 50 per day."""
+
+    kind = "rule_mail"
+    texts = frozenset({"body"})
+    per_cause = Rate(5, 50)
+    subject: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PasswordReset(Mail):
+    """The cause is the address of whoever asks."""
+
+    kind = "password_reset"
+    path = "reset"
+    per_recipient = Rate(2, 10)
+    per_cause = Rate(5, 50)
+    code: str
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountInvitation(Mail):
+    kind = "account_invitation"
+    path = "signup"
+    organization: str = ""
+    code: str
+    expires_on: int
+
+
+def ends_a_line(text: str) -> bool:
+    """Control characters, line and paragraph separators, and halves of characters have no place in a header."""
+    return any(unicodedata.category(character) in _LINE_ENDERS for character in text)
+
+
+def _line(text: str) -> str:
+    """A value that stands inside a line stays inside it, so that no name can write paragraphs of our text."""
+    words = "".join(" " if ends_a_line(character) else character for character in text[: VALUE_CHARACTERS + 1]).split()
+    line = " ".join(words)
+    return line if len(line) <= VALUE_CHARACTERS else line[:VALUE_CHARACTERS] + "…"
+
+
+def _text(text: str) -> str:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").expandtabs()
+    return "".join(
+        character if character == "\n" or not ends_a_line(character) else "\ufffd" for character in lines
+    ).rstrip()
+
+
+@cache
+def _template(kind: str) -> tuple[str, tuple[str, ...]]:
+    text = resources.files("broker.mail").joinpath("templates", f"{kind}.txt").read_text(encoding="utf-8")
+    subject, _, body = text.partition("\n\n")
+    return subject.removeprefix("Subject: "), tuple(body.splitlines())
+
+
+def _filled(lines: tuple[str, ...], values: Mapping[str, str]) -> Iterator[str]:
+    after_blank = True
+    for line in lines:
+        names = Template(line).get_identifiers()
+        if (names and not any(values[name] for name in names)) or (not line and after_blank):
+            continue
+        after_blank = not line
+        yield Template(line).substitute(values)

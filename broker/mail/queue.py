@@ -1,0 +1,334 @@
+"""The queue of outgoing mails: durable with its cause, delivered at least once, given up after 24 hours.
+
+A mail is composed (checked, rendered, sealed) beside the transaction and added inside it, so it exists if and only if
+its cause does. The worker takes the mail that is due first, hands it to the transport and writes what became of it. A
+crash in between repeats it, with the same Message-ID. A mail that is being sent when we stop has `grace_seconds`; then
+it stays queued.
+
+When the server itself is out of reach, nobody's mail is tried until a pause is over; the mail that found out goes to
+the end of the line, and how often a mail was tried counts only what its server said about it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+from cryptography.fernet import InvalidToken
+
+from broker.clock import Clock
+from broker.errors import DomainError, ValidationFailed
+from broker.ids import new_id
+from broker.mail.kinds import Mail, Rate, ends_a_line
+from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
+from broker.secrets import Vault
+from config.mail import Sender, mail_address
+from config.settings import Settings
+from storage.database import Database, Transaction
+from storage.records import MailRecord
+from storage.sql import StoreError
+
+#: After each attempt that the server put off; the last one repeats.
+RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)
+#: How long nobody tries after the server was out of reach.
+OUTAGE_SECONDS: Final = (10, 30, 60, 120, 300)
+GIVE_UP_MS: Final = 24 * 3600 * 1000  # compatibility.md 22
+WAITING_MAX: Final = 10_000
+SUBJECT_CHARACTERS: Final = 500
+TEXT_CHARACTERS: Final = 65_536
+_DAY_MS: Final = 86_400_000
+_LOOK_SECONDS: Final = 60  # the wall clock may be set while we wait
+_STORE_SECONDS: Final = 5
+
+# Seven bits on the wire, so that a server without 8BITMIME does not mangle it.
+_POLICY = SMTP.clone(cte_type="7bit")
+_decode_content = msgspec.json.Decoder(tuple[str, str]).decode
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class TooManyMails(DomainError):
+    """For callers that refuse a request because `Mails.add` refused its mail."""
+
+    status = 429
+    template = "Too many e-mails"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A composed mail, not yet queued."""
+
+    record: MailRecord
+    per_recipient: Rate
+    per_cause: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class MailStatistics:
+    """`waiting` is what the worker last saw; the others count since the start."""
+
+    waiting: int
+    queued: int
+    refused: int
+    sent: int
+    deferred: int
+    given_up: int
+    server_available: bool
+
+
+class Mails:
+    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings) -> None:
+        self._database = database
+        self._vault = vault
+        self._clock = clock
+        self._sender = Sender.of(settings.outbound.mail_from, settings.public_url)
+        self._grace_seconds = settings.grace_seconds
+        self._site = settings.public_url.rstrip("/") or f"http://{settings.http.bind or 'localhost'}"
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._woken = trio.Event()
+        self._outage = 0  # attempts in a row that did not reach the server
+        self._paused_until = 0.0
+        self._waiting = self._queued = self._refused = self._sent = self._deferred = self._given_up = 0
+
+    async def send(self, to: str, mail: Mail, *, cause: str) -> bool:
+        """Queue a mail in a transaction of its own; for one beside other writes see `compose` and `add`.
+
+        Raises:
+            ValidationFailed: as `compose` does.
+            StoreError: it was not queued.
+        """
+        letter = self.compose(to, mail, cause=cause)
+        return await self._database.write(lambda tx: self.add(tx, letter))
+
+    def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
+        """Check and render a mail for `add`.
+
+        Args:
+            to: one plain address.
+            mail: what it says.
+            cause: who or what makes us send it (a user's id, a device's id, a caller's address), for the rates.
+
+        Raises:
+            ValidationFailed: `to` is no address, or subject or text do not fit into a mail.
+        """
+        try:
+            recipient = mail_address(to)
+        except ValueError:
+            raise ValidationFailed.of("to", "Invalid email") from None
+        subject, text = mail.render(self._site)
+        if ends_a_line(subject):
+            raise ValidationFailed.of("subject", "Text field only")
+        if len(subject) > SUBJECT_CHARACTERS:
+            raise ValidationFailed.of("subject", f"Maximum length {SUBJECT_CHARACTERS}")
+        if len(text) > TEXT_CHARACTERS:
+            raise ValidationFailed.of("body", f"Maximum length {TEXT_CHARACTERS}")
+        now_ms = self._clock.now_ms()
+        record = MailRecord(
+            message_id=f"{new_id()}@{self._sender.domain}",
+            kind=mail.kind,
+            recipient=recipient,
+            cause=cause,
+            content=self._vault.seal(msgspec.json.encode((subject, text)).decode()),
+            created_on=now_ms,
+            next_on=now_ms,
+        )
+        return Letter(record, mail.per_recipient, mail.per_cause)
+
+    def add(self, tx: Transaction, letter: Letter) -> bool:
+        """Queue a composed mail in the transaction of its cause, in whatever thread that runs.
+
+        False: its recipient or its cause has had enough of this kind, or far too many mails wait; it is not queued, and
+        the transaction goes on. A request that must not succeed without its mail raises TooManyMails then.
+        """
+        record = letter.record
+        if not _has_room(tx, letter):
+            self._refused += 1
+            _log.warning("mail_refused", kind=record.kind, recipient=record.recipient, cause=record.cause)
+            return False
+        tx.mails.add(record)
+        self._queued += 1
+        if self._token is not None:
+            # The worker looks in a write of its own: that comes after the commit which holds this mail.
+            self._token.run_sync_soon(self._wake, idempotent=True)
+        return True
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    async def deliver_forever(
+        self,
+        transport: MailTransport,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """The one worker. Cancelled, it gives a mail that is being sent the settings' `grace_seconds` to finish."""
+        self._token = trio.lowlevel.current_trio_token()
+        task_status.started()
+        while True:
+            await trio.sleep_until(self._paused_until)
+            self._woken = trio.Event()
+            try:
+                mail = await self._database.write(self._look)
+            except StoreError as error:
+                _log.warning("mails_not_read", reason=str(error))
+                await trio.sleep(_STORE_SECONDS)
+                continue
+            due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
+            if mail is not None and due_ms <= 0:
+                await self._attempt_in_peace(transport, mail)
+                continue
+            with trio.move_on_after(min(due_ms / 1000, _LOOK_SECONDS)):
+                await self._woken.wait()
+
+    def _look(self, tx: Transaction) -> MailRecord | None:
+        tx.mails.forget_done(self._clock.now_ms() - 2 * _DAY_MS)
+        self._waiting = tx.mails.count_waiting()
+        return tx.mails.next()
+
+    async def _attempt_in_peace(self, transport: MailTransport, mail: MailRecord) -> None:
+        sending = trio.CancelScope(shield=True)
+
+        async def send() -> None:
+            with sending:
+                await self._attempt(transport, mail)
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            try:
+                await trio.sleep_forever()
+            finally:
+                sending.deadline = trio.current_time() + self._grace_seconds
+
+    async def _attempt(self, transport: MailTransport, mail: MailRecord) -> None:
+        log = _log.bind(message_id=mail.message_id, kind=mail.kind)
+        try:
+            await transport.deliver(self._outgoing(mail))
+        except MailServerUnavailable as error:
+            await self._server_unavailable(mail, str(error))
+            return
+        except MailRejected as error:
+            await self._give_up(mail, str(error))
+        except MailDeferred as error:
+            log.info("mail_deferred", attempts=mail.attempts + 1, reason=str(error))
+            await self._defer(mail, str(error))
+        except Exception as error:  # one mail that finds a bug of ours must not hold up the others
+            log.exception("mail_attempt_failed")
+            await self._defer(mail, type(error).__name__)
+        else:
+            await self._save(lambda tx: tx.mails.finish(mail.message_id, "sent"))
+            self._sent += 1
+            log.info("mail_sent", attempts=mail.attempts + 1)
+        if self._outage:
+            _log.info("mail_server_available", failures=self._outage)
+            self._outage = 0
+
+    async def _server_unavailable(self, mail: MailRecord, reason: str) -> None:
+        pause = _step(OUTAGE_SECONDS, self._outage)
+        now_ms = self._clock.now_ms()
+        if not self._outage:
+            _log.error("mail_server_unavailable", reason=reason)
+        self._outage += 1
+        self._paused_until = trio.current_time() + pause
+
+        given_up: list[MailRecord] = []
+
+        def note(tx: Transaction) -> None:
+            next_on = now_ms + pause * 1000
+            tx.mails.defer(mail.message_id, next_on=next_on, attempts=mail.attempts, last_error=reason)
+            given_up[:] = tx.mails.give_up_older(now_ms - GIVE_UP_MS, last_error=reason)
+
+        await self._save(note)
+        for old in given_up:
+            self._note_given_up(old, reason)
+
+    async def _defer(self, mail: MailRecord, reason: str) -> None:
+        now_ms, last_ms = self._clock.now_ms(), mail.created_on + GIVE_UP_MS
+        if now_ms >= last_ms:  # asked only here: after a long stop every mail is tried once more
+            await self._give_up(mail, reason)
+            return
+        next_on = min(now_ms + _step(RETRY_SECONDS, mail.attempts) * 1000, last_ms)
+        attempts = mail.attempts + 1
+        await self._save(
+            lambda tx: tx.mails.defer(mail.message_id, next_on=next_on, attempts=attempts, last_error=reason)
+        )
+        self._deferred += 1
+
+    async def _give_up(self, mail: MailRecord, reason: str) -> None:
+        await self._save(lambda tx: tx.mails.finish(mail.message_id, "given up", last_error=reason))
+        self._note_given_up(replace(mail, attempts=mail.attempts + 1), reason)
+
+    def _note_given_up(self, mail: MailRecord, reason: str) -> None:
+        self._given_up += 1
+        _log.error(
+            "mail_given_up",
+            message_id=mail.message_id,
+            kind=mail.kind,
+            recipient=mail.recipient,
+            attempts=mail.attempts,
+            reason=reason,
+        )
+
+    async def _save(self, work: Callable[[Transaction], None]) -> None:
+        """Write what became of a mail, however long it takes: going on without would send it again and again."""
+        while True:
+            try:
+                await self._database.write(work)
+            except StoreError as error:
+                _log.warning("mail_outcome_not_saved", reason=str(error))
+                await trio.sleep(_STORE_SECONDS)
+            else:
+                return
+
+    def _outgoing(self, mail: MailRecord) -> OutgoingMail:
+        try:
+            subject, text = _decode_content(self._vault.open(mail.content or b""))
+        except InvalidToken:
+            raise MailRejected("its content was sealed with another key") from None
+        message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
+        message["From"] = self._sender.header
+        message["To"] = Address(addr_spec=mail.recipient)
+        message["Subject"] = subject
+        message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
+        message["Message-ID"] = f"<{mail.message_id}>"
+        message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no holiday notes, please
+        message.set_content(text)
+        return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)
+
+    def statistics(self) -> MailStatistics:
+        return MailStatistics(
+            self._waiting,
+            self._queued,
+            self._refused,
+            self._sent,
+            self._deferred,
+            self._given_up,
+            server_available=not self._outage,
+        )
+
+
+def _step(delays: tuple[int, ...], taken: int) -> int:
+    return delays[min(taken, len(delays) - 1)]
+
+
+def _has_room(tx: Transaction, letter: Letter) -> bool:
+    mail = letter.record
+    minute_ms, day_ms = mail.created_on - 60_000, mail.created_on // _DAY_MS * _DAY_MS
+    to_recipient = tx.mails.count_since(mail.kind, "recipient", mail.recipient, minute_ms=minute_ms, day_ms=day_ms)
+    of_cause = tx.mails.count_since(mail.kind, "cause", mail.cause, minute_ms=minute_ms, day_ms=day_ms)
+    return (
+        _is_under(to_recipient, letter.per_recipient)
+        and _is_under(of_cause, letter.per_cause)
+        and tx.mails.count_waiting() < WAITING_MAX
+    )
+
+
+def _is_under(counted: tuple[int, int], rate: Rate) -> bool:
+    minute, day = counted
+    return minute < rate.minute and day < rate.day

@@ -1,0 +1,48 @@
+"""The daemon's errors as exit statuses (design/interfaces.md)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker.errors import DomainError, ValidationFailed
+from config.settings import SettingsError
+from protocols.cli.failures import CommandError, leaves
+from protocols.control import ControlFailedError
+from protocols.daemon import ListenerError
+from protocols.state import StateError
+from storage.sql import StoreError
+
+_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (SettingsError, 2),
+    (ListenerError, 3),
+    (StateError, 4),
+    (StoreError, 4),
+    (ControlFailedError, 1),
+    (DomainError, 1),
+)
+
+
+@contextmanager
+def failures_reported(*, about: Path | None = None) -> Iterator[None]:
+    """Turn what an operator can act on into its line and status; anything else is a bug and keeps its traceback.
+
+    Args:
+        about: the file whose content is at fault when validation finds one.
+    """
+    try:
+        yield
+    except Exception as error:
+        for leaf in leaves(error):
+            if isinstance(leaf, CommandError):
+                raise leaf from error
+            for kind, status in _STATUSES:
+                if isinstance(leaf, kind):
+                    raise CommandError(_text(leaf, about), status) from error
+        raise
+
+
+def _text(error: BaseException, about: Path | None) -> str:
+    if not isinstance(error, ValidationFailed):
+        return str(error)
+    findings = "; ".join(f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
+    return findings if about is None else f"{about}: {findings}"

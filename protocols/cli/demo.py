@@ -1,0 +1,245 @@
+"""`trunkline demo`: a daemon with an embedded store, demo data and simulated devices; nothing else to install."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import trio
+
+from broker.device_types.examples import load_examples
+from broker.ids import new_id
+from broker.provisioning import ProvisionReport
+from broker.services import Services
+from config.logging import configure_logging
+from config.settings import Address, Http, Log, Mqtt, Settings
+from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.failures import CommandError
+from protocols.cli.serve import announce
+from protocols.daemon import run_daemon
+
+_DEFAULT_STATE = Path("~/.local/state/trunkline-demo")
+_HOST = "127.0.0.1"
+_ORGANIZATION = "example"  # owner of the shipped device types (compatibility.md 8.7)
+_ADMINISTRATOR = "admin@example.org"
+_APPLICATION = "Demo"
+_LIGHT, _WEATHER = "example.smart_light", "example.weather_station"
+_DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    id: str
+    name: str
+    type: str
+    protocol: str | None  # None: for the person at the keyboard
+
+
+_DEVICES = (
+    _Device("d0" * 15 + "01", "Kitchen light", _LIGHT, "mqtt"),
+    _Device("d0" * 15 + "02", "Garden weather", _WEATHER, "websocket"),
+    _Device("d0" * 15 + "03", "Roof weather", _WEATHER, "http"),
+    _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
+)
+
+
+@click.command()
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_DEFAULT_STATE,
+    show_default=True,
+    help="Where the demo keeps its store; delete it to begin anew.",
+)
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--mqtt-port", type=click.IntRange(0, 65535), default=1883, show_default=True)
+@click.pass_context
+def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> None:
+    """Serve with demo data and simulated devices, on this machine only, and say what to try."""
+    settings = Settings(
+        state_dir=state.expanduser(),
+        http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
+        mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port))),
+        log=Log(level="warning"),
+    )
+    configure_logging(settings.log.level, settings.log.format)
+    with failures_reported():
+        trio.run(_run, settings)
+
+
+def _port(ctx: click.Context, option: str, port: int) -> int:
+    """A port that was asked for is used or fails; the usual one gives way to whoever has it."""
+    if ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
+        return port
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            click.echo(f"Port {port} is taken; using a free one. --{option.replace('_', '-')} chooses another.")
+            return 0
+    return port
+
+
+async def _run(settings: Settings) -> None:
+    async with trio.open_nursery() as simulators:
+
+        async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
+            user_token = new_id()
+            report = await services.provisioning.apply(_document(user_token))
+            tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
+            await announce(services, addresses)
+            click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))
+            simulators.start_soon(_end_with, services.stopping, simulators.cancel_scope)
+            for device in _DEVICES:
+                if device.protocol is not None:
+                    address = addresses["mqtt" if device.protocol == "mqtt" else "http"]
+                    simulators.start_soon(_simulate, device, address, tokens[device.id])
+
+        await run_daemon(settings, ready=ready)
+    click.echo("The demo has stopped; its data is kept.")
+
+
+async def _end_with(stopping: trio.Event, scope: trio.CancelScope) -> None:
+    """The devices go first; else they would complain that their daemon is gone."""
+    await stopping.wait()
+    scope.cancel()
+
+
+def _document(user_token: str) -> Mapping[str, Any]:
+    """The demo as a provision file. Devices keep their generated tokens; the user token is new in every run."""
+    return {
+        "organizations": [{"name": _ORGANIZATION}],
+        "users": [
+            {
+                "email": _ADMINISTRATOR,
+                "full_name": "Demo Administrator",
+                "organization": _ORGANIZATION,
+                "role": "administrator",
+            }
+        ],
+        "device_types": [
+            {
+                "unique_name": example.unique_name,
+                "name": example.name,
+                "description": example.description,
+                "organization": _ORGANIZATION,
+                "published": example.published,
+                "tags": [tag.name for tag in example.tags],
+                "manifest": msgspec.json.decode(example.manifest_document),
+            }
+            for example in load_examples()
+            if example.unique_name in {_LIGHT, _WEATHER}
+        ],
+        "applications": [{"name": _APPLICATION, "organization": _ORGANIZATION, "methods": ["client_credentials"]}],
+        "devices": [
+            {"id": device.id, "owner": _ADMINISTRATOR, "type": device.type, "name": device.name} for device in _DEVICES
+        ],
+        "tokens": [
+            {"value": user_token, "application": _APPLICATION, "user": _ADMINISTRATOR, "expires_in": _DAY_SECONDS}
+        ],
+    }
+
+
+async def _device_token(services: Services, device_id: str) -> str:
+    device = await services.devices.find(device_id)
+    token = await services.database.read(lambda tx: tx.devices.token_of(device.key))
+    if token is None:
+        raise CommandError(f"the demo's device {device_id} has no token: delete the state directory to begin anew")
+    return services.vault.open(token.sealed)
+
+
+async def _simulate(device: _Device, address: Address, token: str) -> None:
+    """One device in a process of its own, as devices are. It ends with the nursery."""
+    command = [sys.executable, "-P", "-m", "protocols.cli", "simulate", "--protocol", str(device.protocol)]
+    command += ["--address", str(address), "--device", device.id, "--type", device.type, "--label", device.name]
+    # The token stands in the environment, not among the arguments that every process list shows.
+    async with trio.open_nursery() as nursery:
+        # The pipe is never written to: it ends when the demo does, even when the demo is killed.
+        start = partial(
+            trio.run_process,
+            [*command, "--period", "2", "--until-stdin-ends"],
+            env={**os.environ, "TRUNKLINE_TOKEN": token},
+            stdin=subprocess.PIPE,
+            check=False,
+        )
+        await nursery.start(start)
+
+
+def _introduction(
+    settings: Settings,
+    addresses: Mapping[str, Address],
+    report: ProvisionReport,
+    user_token: str,
+    tokens: Mapping[str, str],
+) -> list[str]:
+    http, mqtt = addresses["http"], addresses["mqtt"]
+    passwords = [one.value for one in report.generated if one.key == "password"]
+    password = passwords[0] if passwords else "(was shown when this state directory was new)"
+    yours = next(device for device in _DEVICES if device.protocol is None)
+    api, authorization = f"http://{http}/v1.1", f"Authorization: Bearer {user_token}"
+    message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
+    data = '{"state":true,"intensity":40}'
+    action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
+    json = ["-H", "Content-Type: application/json"]
+    return [
+        "",
+        "Trunkline demo. Ctrl-C ends it.",
+        "",
+        f"  REST and live feed  {api}",
+        f"  MQTT                {mqtt}",
+        f"  State directory     {settings.state_dir}",
+        f"  Administrator       {_ADMINISTRATOR}",
+        f"  Password            {password}",
+        f"  User token          {user_token}  (valid for a day)",
+        "",
+        "Devices",
+        *(f"  {device.name:<18}  {device.id}  {_player(device)}" for device in _DEVICES),
+        "",
+        "Send a message as your light",
+        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", message),
+        "",
+        "Read the last messages of all devices",
+        _line(
+            "curl",
+            "-s",
+            f"{api}/messages/last?count=5&sdids={','.join(one.id for one in _DEVICES)}",
+            "-H",
+            authorization,
+        ),
+        "",
+        "Send an Action to the kitchen light; it prints what it receives here",
+        _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
+        "",
+        "Publish over MQTT as your light",
+        _line(
+            *("mosquitto_pub", "-h", mqtt.host, "-p", str(mqtt.port), "-q", "1"),
+            *("-u", yours.id, "-P", tokens[yours.id], "-t", f"/v1.1/messages/{yours.id}", "-m", data),
+        ),
+        "",
+        "Watch messages as they arrive",
+        f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "tail", "--live", f"ws://{http}/v1.1/live").strip(),
+        "",
+    ]
+
+
+def _player(device: _Device) -> str:
+    return "yours to try" if device.protocol is None else f"simulated over {device.protocol}"
+
+
+def _line(*words: str) -> str:
+    """A command that can be pasted into a shell."""
+    return "  " + shlex.join(words)
+
+
+def _tail() -> str:
+    """How this program was called: it need not be on the path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "trunkline" else "trunkline"

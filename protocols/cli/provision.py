@@ -1,0 +1,113 @@
+"""`trunkline provision`: create or update what a file describes, on a stopped or a running daemon."""
+
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import trio
+
+from broker.provisioning import Generated, ProvisionReport
+from broker.services import open_services
+from config.logging import configure_logging
+from config.settings import Settings, load_settings
+from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.failures import CommandError
+from protocols.control import ControlUnavailableError, call
+from protocols.state import StateInUseError, open_state
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+
+_PATIENCE_SECONDS = 10
+_RETRY_SECONDS = 0.1
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="The daemon's configuration file.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
+def provision(file: Path, config: Path | None, dry_run: bool) -> None:
+    """Create or update what FILE describes; running it twice changes nothing.
+
+    Works on a stopped daemon's state and, through its control socket, on a running one. On any error nothing is
+    applied.
+    """
+    with failures_reported(about=file):
+        settings = load_settings(config)
+        configure_logging("warning", settings.log.format)
+        document = read_provision_file(file)
+        report = trio.run(partial(_apply, settings, document, dry_run=dry_run))
+    for line in describe(report):
+        click.echo(line)
+
+
+def read_provision_file(path: Path) -> dict[str, Any]:
+    """Parse the file and put the Manifests it names, which lie beside it, in their places."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: not valid TOML: {error}") from error
+    device_types = document.get("device_types")
+    for index, entry in enumerate(device_types if isinstance(device_types, list) else ()):
+        if isinstance(entry, dict) and isinstance(entry.get("manifest"), str):
+            place = f"{path}: device_types[{index}].manifest"
+            entry["manifest"] = _read_manifest(path.parent / entry["manifest"], place)
+    return document
+
+
+def _read_manifest(path: Path, place: str) -> object:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise CommandError(f"{place}: {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{place}: {path}: not valid JSON: {error}") from error
+
+
+async def _apply(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
+    """Through the store if nobody has it, else through whoever has it: a daemon that starts or stops takes a moment."""
+    deadline = trio.current_time() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return await _apply_to_store(settings, document, dry_run=dry_run)
+        except StateInUseError as in_use:
+            try:
+                answer = await call(settings.state_dir, "provision", {"document": document, "dry_run": dry_run})
+                return msgspec.convert(answer, ProvisionReport)
+            except ControlUnavailableError:
+                if trio.current_time() > deadline:
+                    raise in_use from None
+        await trio.sleep(_RETRY_SECONDS)
+
+
+async def _apply_to_store(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
+    with open_state(settings) as state:
+        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        async with open_services(settings, Database(engine), state.vault) as services:
+            return await services.provisioning.apply(document, dry_run=dry_run)
+
+
+def describe(report: ProvisionReport) -> list[str]:
+    """The report as an operator reads it."""
+    lines = ["Dry run: nothing was changed."] if report.dry_run else []
+    kinds = ("created", "changed", "unchanged")
+    for table, counts in report.tables.items():
+        lines.append(f"{table:<14}" + "".join(f"{getattr(counts, kind):>7} {kind}" for kind in kinds))
+    if report.generated and report.dry_run:
+        lines += ["", "Would be generated:"]
+    elif report.generated:
+        lines += ["", "Generated; secrets, tokens and passwords are shown only this once:"]
+    return lines + _table(report.generated)
+
+
+def _table(generated: list[Generated]) -> list[str]:
+    """Aligned rows, unless there are none."""
+    rows = [(one.table, one.name, one.key, one.value or "") for one in generated]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

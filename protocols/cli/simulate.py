@@ -1,0 +1,88 @@
+"""`trunkline simulate`: one device that is not there, for demonstrations and for trying a gateway out."""
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+import click
+
+from broker.device_types.examples import load_examples
+from config.settings import Address
+from protocols.cli.failures import CommandError
+from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.readings import readings_of
+
+_PROTOCOLS = ("mqtt", "websocket", "http")
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+
+
+@click.command()
+@click.option("--protocol", type=click.Choice(_PROTOCOLS), required=True)
+@click.option("--address", metavar="HOST:PORT", required=True, help="Where the daemon listens for this protocol.")
+@click.option("--device", metavar="ID", required=True)
+@click.option("--type", "type_name", default="example.smart_light", show_default=True, help="A shipped device type.")
+@click.option(
+    "--period", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Seconds between messages."
+)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many acknowledged messages.")
+@click.option("--until-stdin-ends", is_flag=True, help="End when standard input does: with whoever started this.")
+@click.option("--label", help="What to call the device in the output, instead of its id.")
+def simulate(
+    protocol: str,
+    address: str,
+    device: str,
+    type_name: str,
+    period: float,
+    count: int | None,
+    label: str | None,
+    until_stdin_ends: bool,
+) -> None:
+    """Send plausible messages as a device and print the Actions it receives.
+
+    The device's token is read from the environment variable TRUNKLINE_TOKEN, so that it stands in no process list.
+    """
+    token = os.environ.get("TRUNKLINE_TOKEN")
+    if not token:
+        raise CommandError("TRUNKLINE_TOKEN must hold the device's token", 2)
+    try:
+        where = Address.parse(address)
+    except ValueError as error:
+        raise CommandError(f"--address: {error}", 2) from error
+    example = next((one for one in load_examples() if one.unique_name == type_name), None)
+    if example is None:
+        known = ", ".join(one.unique_name for one in load_examples())
+        raise CommandError(f"--type: there is no example {type_name!r} (allowed: {known})", 2)
+    readings = readings_of(example.manifest, device)
+    plan = Plan(where.host, where.port, device, token, readings, period, count, label or device)
+    if until_stdin_ends:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    # Only the client that is needed is loaded.
+    run: Callable[[Plan], None] = import_module(f"protocols.cli.simulated.{protocol}").run
+    _persist(run, plan)
+    click.echo(f"{plan.label} sent {plan.sent} messages")
+
+
+def _end_with_stdin() -> None:
+    """A parent that is killed cannot end its children, but the pipe it held closes all the same."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _persist(run: Callable[[Plan], None], plan: Plan) -> None:
+    """Connect again, with longer and longer pauses, until the plan is finished."""
+    pause, sent_before = _FIRST_PAUSE_SECONDS, 0
+    while not plan.is_finished:
+        try:
+            run(plan)
+        except RefusedError as error:
+            raise CommandError(f"{plan.label} was refused: {error}") from error
+        except LinkLostError as error:
+            if plan.sent > sent_before:
+                pause, sent_before = _FIRST_PAUSE_SECONDS, plan.sent
+            click.echo(f"{plan.label}: {error}; next attempt in {pause:.1f} s", err=True)
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads devices, guards nothing
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,196 @@
+"""CoAP messages as bytes and back (RFC 7252 section 3), and nothing above that.
+
+Encoding is aiocoap's. Decoding is ours, with aiocoap's as the oracle it is tested against, because aiocoap's trusts the
+sender: it takes tokens of 9 bytes and an empty payload behind its marker, raises whatever a bad UTF-8 text raises, and
+keeps every unknown option number, code and content format for ever, each of them as long as a datagram allows. What
+stands here is also what the hot path needs: five times as fast.
+"""
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from aiocoap.numbers.optionnumbers import OptionNumber
+from aiocoap.options import Options
+from aiocoap.optiontypes import OpaqueOption
+
+CON: Final = 0
+NON: Final = 1
+ACK: Final = 2
+RST: Final = 3
+
+#: Content formats (RFC 7252 section 12.3, RFC 8949).
+LINK_FORMAT: Final = 40
+JSON: Final = 50
+CBOR: Final = 60
+
+_MAX_TOKEN_BYTES = 8
+_MAX_OPTION_NUMBER = 65_535
+_RESERVED_CLASSES = (1, 6, 7)
+
+
+class Code(IntEnum):
+    """Class and detail in one byte: 4.04 is `0x84`."""
+
+    EMPTY = 0
+    GET = 1
+    POST = 2
+    CREATED = 0x41
+    CONTENT = 0x45
+    CONTINUE = 0x5F
+    UNAUTHORIZED = 0x81
+    SERVICE_UNAVAILABLE = 0xA3
+
+
+class Option(IntEnum):
+    IF_MATCH = 1
+    URI_HOST = 3
+    ETAG = 4
+    IF_NONE_MATCH = 5
+    OBSERVE = 6
+    URI_PORT = 7
+    URI_PATH = 11
+    CONTENT_FORMAT = 12
+    MAX_AGE = 14
+    URI_QUERY = 15
+    ACCEPT = 17
+    BLOCK2 = 23
+    BLOCK1 = 27
+    SIZE2 = 28
+    PROXY_URI = 35
+    PROXY_SCHEME = 39
+    SIZE1 = 60
+    ECHO = 252
+    REQUEST_TAG = 292
+
+
+class MalformedMessage(Exception):
+    """No CoAP message. `answer` is what RFC 7252 section 4.2 has for it: a Reset, or silence."""
+
+    def __init__(self, answer: bytes | None = None) -> None:
+        super().__init__("malformed CoAP message")
+        self.answer = answer
+
+
+class Message(NamedTuple):
+    type: int
+    code: int
+    message_id: int
+    token: bytes = b""
+    options: tuple[tuple[int, bytes], ...] = ()  # in the order of their numbers
+    payload: bytes = b""
+
+    @property
+    def least_bytes(self) -> int:
+        """What its datagram had at least."""
+        return 4 + len(self.token) + len(self.payload) + sum(1 + len(value) for _, value in self.options)
+
+    @property
+    def is_request(self) -> bool:
+        return 0 < self.code < 32
+
+    @property
+    def is_response(self) -> bool:
+        return self.code >= 64
+
+
+def decode(datagram: bytes) -> Message:
+    """One datagram as a message. Raises MalformedMessage."""
+    try:
+        first, code = datagram[0], datagram[1]
+        message_id = datagram[2] << 8 | datagram[3]
+    except IndexError:
+        raise MalformedMessage from None
+    if first >> 6 != 1:  # another version is ignored without a word (RFC 7252 section 3)
+        raise MalformedMessage
+    type_, token_bytes = first >> 4 & 3, first & 15
+    start = 4 + token_bytes
+    is_odd = code == 0 and len(datagram) > 4  # an empty message is four bytes
+    if is_odd or token_bytes > _MAX_TOKEN_BYTES or start > len(datagram) or code >> 5 in _RESERVED_CLASSES:
+        raise MalformedMessage(_rejection(type_, message_id))
+    try:
+        options, payload = _split(datagram, start)
+    except IndexError:
+        raise MalformedMessage(_rejection(type_, message_id)) from None
+    return Message(type_, code, message_id, datagram[4:start], options, payload)
+
+
+def _rejection(type_: int, message_id: int) -> bytes | None:
+    return empty(RST, message_id) if type_ == CON else None
+
+
+def _split(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], bytes]:
+    """Options and payload. Raises IndexError for whatever is wrong with them."""
+    options: list[tuple[int, bytes]] = []
+    number, size = 0, len(datagram)
+    while at < size:
+        head = datagram[at]
+        at += 1
+        if head == 0xFF:
+            if at == size:
+                raise IndexError("a payload marker without a payload")
+            return tuple(options), datagram[at:]
+        delta, length = head >> 4, head & 15
+        if delta > 12:
+            delta, at = _extended(delta, datagram, at)
+        if length > 12:
+            length, at = _extended(length, datagram, at)
+        number += delta
+        end = at + length
+        if end > size or number > _MAX_OPTION_NUMBER:
+            raise IndexError("an option that is not there")
+        options.append((number, datagram[at:end]))
+        at = end
+    return tuple(options), b""
+
+
+def _extended(nibble: int, datagram: bytes, at: int) -> tuple[int, int]:
+    if nibble == 13:
+        return datagram[at] + 13, at + 1
+    if nibble == 14:
+        return (datagram[at] << 8 | datagram[at + 1]) + 269, at + 2
+    raise IndexError("a reserved option header")
+
+
+def encode(message: Message) -> bytes:
+    return frame(
+        message.type,
+        message.code,
+        message.message_id,
+        message.token,
+        encode_options(message.options),
+        message.payload,
+    )
+
+
+def frame(type_: int, code: int, message_id: int, token: bytes, options: bytes = b"", payload: bytes = b"") -> bytes:
+    """A datagram around options that are encoded already."""
+    head = bytes((0x40 | type_ << 4 | len(token), code, message_id >> 8, message_id & 0xFF))
+    return b"".join((head, token, options, b"\xff", payload)) if payload else head + token + options
+
+
+def empty(type_: int, message_id: int) -> bytes:
+    """A ping, an empty ACK or a Reset."""
+    return bytes((0x40 | type_ << 4, 0, message_id >> 8, message_id & 0xFF))
+
+
+def encode_fresh_options(options: tuple[tuple[int, bytes], ...]) -> bytes:
+    """Options as they stand in a message. Only for option numbers of ours: aiocoap never forgets one."""
+    draft = Options()
+    for number, value in options:
+        draft.add_option(OpaqueOption(OptionNumber(number), value))
+    encoded: bytes = draft.encode()
+    return encoded
+
+
+#: The same for options that come again and again.
+encode_options = lru_cache(maxsize=512)(encode_fresh_options)
+
+
+def uint(value: int) -> bytes:
+    """An option value of format uint: as few bytes as it takes, none for zero (RFC 7252 section 3.2)."""
+    return value.to_bytes((value.bit_length() + 7) // 8, "big")
+
+
+def content_format(number: int) -> tuple[int, bytes]:
+    return Option.CONTENT_FORMAT, uint(number)

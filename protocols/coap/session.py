@@ -1,0 +1,205 @@
+"""One peer, and all of them: who came when, who may stay, and what is due."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+from protocols.coap.blockwise import Blockwise
+from protocols.coap.exchange import Exchange
+
+if TYPE_CHECKING:
+    from protocols.coap.observers import Observer
+
+_BYTES = 2048  # a session that has said one thing, beside its account of what it holds: measured, rounded up
+
+
+class Rank(IntEnum):
+    """Who goes first when there are too many. An address in a datagram is no proof of anything."""
+
+    STRANGER = 0
+    MEMBER = 1  # it has shown a valid device token
+    OBSERVER = 2
+
+
+class Session:
+    """What we hold for one peer."""
+
+    __slots__ = (
+        "_blocks",
+        "_end",
+        "accounted",
+        "exchange",
+        "idle_seconds",
+        "is_closed",
+        "is_verified",
+        "key",
+        "last_heard",
+        "lost_pings",
+        "observers",
+        "rank",
+        "scheduled",
+        "send",
+    )
+
+    def __init__(
+        self,
+        key: Hashable,
+        exchange: Exchange,
+        send: Callable[[bytes], None],
+        end: Callable[[], None],
+        *,
+        idle_seconds: float,
+        is_verified: bool,
+        now: float,
+    ) -> None:
+        """`send` takes a datagram at once, `end` is called when the session is let go of; neither may wait."""
+        self.key = key
+        self.exchange = exchange
+        self.send = send
+        self._end = end
+        self.idle_seconds = idle_seconds
+        self.is_verified = is_verified  # it receives what we send to this address
+        self.last_heard = now
+        self.rank = Rank.STRANGER
+        self.lost_pings = 0
+        self.is_closed = False
+        self.scheduled = inf
+        self.accounted = 0
+        self.observers: dict[bytes, Observer] = {}  # by the token of their request
+        self._blocks: Blockwise | None = None
+
+    @property
+    def blocks(self) -> Blockwise:
+        if self._blocks is None:
+            self._blocks = Blockwise()
+        return self._blocks
+
+    @property
+    def bytes_held(self) -> int:
+        held = _BYTES + self.exchange.bytes_held
+        if self._blocks is not None:
+            held += self._blocks.bytes_held
+        for observer in self.observers.values():
+            held += observer.observation.bytes_held
+        return held
+
+    def flush(self) -> None:
+        for datagram in self.exchange.take_output():
+            self.send(datagram)
+
+    def end(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._end()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one listener holds at most. The oldest idle goes first."""
+
+    sessions: int = 10_000
+    bytes_held: int = 64 * 1024 * 1024
+    requests_per_session: int = 64
+    observations_per_session: int = 16
+    half_open_handshakes: int = 512
+
+
+class Sessions:
+    """Every session of one listener, by its key, by when it was last heard, and by when it has something to do."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._by_key: dict[Hashable, Session] = {}
+        self._ranks: tuple[OrderedDict[Hashable, Session], ...] = tuple(OrderedDict() for _ in Rank)
+        self._due: list[tuple[float, int, Session]] = []
+        self._order = count()
+        self.bytes_held = 0
+        self.find = self._by_key.get
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._by_key.values()))
+
+    def count(self, rank: Rank) -> int:
+        return len(self._ranks[rank])
+
+    def add(self, session: Session) -> None:
+        self._by_key[session.key] = session
+        self._ranks[session.rank][session.key] = session
+        self.account(session)
+
+    def remove(self, session: Session) -> None:
+        if self._by_key.get(session.key) is session:
+            del self._by_key[session.key]
+            del self._ranks[session.rank][session.key]
+            self.bytes_held -= session.accounted
+
+    def heard(self, session: Session, now: float) -> None:
+        session.last_heard = now
+        self._ranks[session.rank].move_to_end(session.key)
+
+    def rise(self, session: Session, rank: Rank) -> None:
+        if session.rank != rank and self._by_key.get(session.key) is session:
+            del self._ranks[session.rank][session.key]
+            session.rank = rank
+            self._ranks[rank][session.key] = session
+
+    def account(self, session: Session) -> None:
+        """It may hold more or less than before."""
+        held = session.bytes_held
+        self.bytes_held += held - session.accounted
+        session.accounted = held
+
+    def surplus(self) -> Session | None:
+        """Whom to let go of because there is too much; the newest stays in any case."""
+        if len(self._by_key) < 2 or (
+            len(self._by_key) <= self._limits.sessions and self.bytes_held <= self._limits.bytes_held
+        ):
+            return None
+        return next(next(iter(sessions.values())) for sessions in self._ranks if sessions)
+
+    def idle(self, now: float) -> list[Session]:
+        """Those without observation that have said nothing for their time."""
+        found = []
+        for rank in (Rank.STRANGER, Rank.MEMBER):
+            for session in self._ranks[rank].values():
+                if session.last_heard + session.idle_seconds > now:
+                    break
+                found.append(session)
+        return found
+
+    def silent_observers(self, now: float, seconds: float) -> list[Session]:
+        found = []
+        for session in self._ranks[Rank.OBSERVER].values():
+            if session.last_heard + seconds > now:
+                break
+            found.append(session)
+        return found
+
+    def schedule(self, session: Session) -> None:
+        """Note when it has something to do. A note is only ever added for an earlier moment than the one there is."""
+        deadline = session.exchange.deadline
+        if deadline < session.scheduled:
+            session.scheduled = deadline
+            heapq.heappush(self._due, (deadline, next(self._order), session))
+
+    @property
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else inf
+
+    def due(self, now: float) -> list[Session]:
+        """Those that may have something to do now; they have no note any more."""
+        found = []
+        while self._due and self._due[0][0] <= now:
+            deadline, _, session = heapq.heappop(self._due)
+            if session.scheduled == deadline and not session.is_closed:
+                session.scheduled = inf
+                found.append(session)
+        return found

@@ -1,0 +1,52 @@
+"""How standard clients configure themselves: authorization server metadata (RFC 8414)."""
+
+from quart import Blueprint, Response
+
+from broker.accounts.token_server import DEVICE_CODE_GRANT
+from config.settings import Settings
+from protocols.http.answers import json_answer
+
+_PATH = "/.well-known/oauth-authorization-server"
+_CLIENT_PROOFS = ["client_secret_basic", "client_secret_post", "none"]
+
+
+def discovery_blueprint(settings: Settings) -> Blueprint:
+    routes = Blueprint("discovery", __name__)
+
+    def about(issuer: str) -> Response:
+        root = settings.accounts_url
+        answer = json_answer(
+            {
+                "issuer": issuer,
+                "authorization_endpoint": f"{root}/authorize",
+                "token_endpoint": f"{root}/token",
+                "device_authorization_endpoint": f"{root}/device/code",
+                "revocation_endpoint": f"{root}/revokeToken",
+                "scopes_supported": [],
+                "response_types_supported": ["code", "token"],
+                "response_modes_supported": ["query", "fragment"],
+                "grant_types_supported": [
+                    "authorization_code",
+                    "implicit",
+                    "client_credentials",
+                    "refresh_token",
+                    DEVICE_CODE_GRANT,
+                ],
+                "token_endpoint_auth_methods_supported": _CLIENT_PROOFS,
+                "revocation_endpoint_auth_methods_supported": _CLIENT_PROOFS,
+                "code_challenge_methods_supported": ["S256"],
+            }
+        )
+        answer.headers["Access-Control-Allow-Origin"] = "*"
+        return answer
+
+    @routes.get(_PATH)
+    async def of_the_origin() -> Response:
+        return about(settings.origin)
+
+    @routes.get(f"{_PATH}/accounts")
+    async def of_the_accounts() -> Response:
+        """RFC 8414, 3.1: the well-known part of an issuer with a path stands in front of the path."""
+        return about(settings.accounts_url)
+
+    return routes

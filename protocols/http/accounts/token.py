@@ -1,0 +1,52 @@
+"""POST /token and POST /device/code. Their errors are flat, unlike everyone else's (compatibility.md 3.1)."""
+
+import structlog
+from quart import Blueprint, Response, request
+
+from broker.accounts.grants import Grants, TokenRequest
+from broker.accounts.token_server import Answer
+from broker.errors import DomainError
+from broker.ids import new_id
+from protocols.http.answers import json_answer
+from protocols.http.body import read_body
+
+_log = structlog.get_logger(__name__)
+
+
+def token_blueprint(grants: Grants) -> Blueprint:
+    routes = Blueprint("token", __name__)
+
+    @routes.post("/token")
+    async def token() -> Response:
+        return _flat(await grants.token(await token_request()))
+
+    @routes.post("/device/code")
+    async def device_code() -> Response:
+        return _flat(await grants.device_code(await token_request()))
+
+    @routes.errorhandler(DomainError)
+    async def refused(error: DomainError) -> Response:
+        return json_answer({"error": "invalid_request", "error_description": str(error)}, error.status)
+
+    @routes.errorhandler(Exception)
+    async def failed(error: Exception) -> Response:
+        error_id = new_id()
+        # Never the query or the body: they carry secrets.
+        _log.error("token_call_failed", exc_info=error, error_id=error_id, path=request.path)
+        return json_answer({"error": "server_error", "error_description": f"Unexpected error {error_id}"}, 400)
+
+    return routes
+
+
+async def token_request() -> TokenRequest:
+    return TokenRequest.of(
+        query=request.query_string,
+        body=await read_body(),
+        authorization=request.headers.get("Authorization", ""),
+    )
+
+
+def _flat(answer: Answer) -> Response:
+    response = json_answer(answer.body, answer.status)
+    response.headers.update(answer.headers)
+    return response

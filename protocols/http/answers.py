@@ -1,0 +1,71 @@
+"""What REST answers look like: compact JSON, its headers, and the CORS rules (compatibility.md 1.4)."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from quart import Response, request
+
+from broker.errors import Finding
+
+REST_ROOT: Final = "/v1.1"
+_JSON: Final = "application/json; charset=utf-8"
+_CORS: Final = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "POST, GET, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": (
+        "Origin, X-Requested-With, Content-Type, Accept, Referer, User-Agent, Authorization"
+    ),
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_answer(payload: Any, status: int = 200) -> Response:
+    return Response(_encode(payload), status, content_type=_JSON)
+
+
+def page_of(entries: Iterable[bytes], **about: object) -> dict[str, Any]:
+    """The flat page of a search. What is None is left out."""
+    raw = [msgspec.Raw(entry) for entry in entries]
+    return {name: value for name, value in about.items() if value is not None} | {"size": len(raw), "data": raw}
+
+
+def search_answer(payload: Mapping[str, Any], started: float) -> Response:
+    """What message and Action searches answer. `started` is the `time.perf_counter` at which the search began."""
+    answer = Response(_encode(payload), content_type="application/json")
+    answer.headers["Request-Time"] = f"{time.perf_counter() - started:.3f}"
+    return answer
+
+
+def error_body(code: int | str, text: str, error_id: str, findings: tuple[Finding, ...] = ()) -> bytes:
+    error: dict[str, Any] = {"code": code, "message": text, "id": error_id}
+    if findings:
+        error["errors"] = [[{"field": one.field, "messages": one.messages} for one in findings]]
+    return _encode({"error": error})
+
+
+def error_answer(status: int, body: bytes) -> Response:
+    return Response(body, status, content_type=_JSON)
+
+
+async def answer_preflight() -> Response | None:
+    """OPTIONS on any REST path: no token, no body."""
+    if request.method != "OPTIONS" or not _is_rest() or request.routing_exception is not None:
+        return None
+    answer = Response(b"")
+    del answer.headers["Content-Type"]
+    return answer
+
+
+async def add_cors(answer: Response) -> Response:
+    """Answers that carry tokens are the ones nobody may store, and go to no other origin."""
+    if _is_rest() and "Cache-Control" not in answer.headers:
+        answer.headers.extend(_CORS)
+    return answer
+
+
+def _is_rest() -> bool:
+    path = request.path
+    return path.startswith(REST_ROOT) and path[len(REST_ROOT) : len(REST_ROOT) + 1] in {"", "/"}

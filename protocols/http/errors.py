@@ -1,0 +1,68 @@
+"""Refusals and failures as REST tells them (compatibility.md section 3).
+
+Every error has a fresh id that the caller and the log both see.
+"""
+
+import structlog
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from broker.errors import BodyTooLarge, DomainError, StorageUnavailable, ValidationFailed
+from broker.ids import new_id
+from protocols.http.answers import error_answer, error_body
+from storage.sql import StoreError
+
+_RETRY_SECONDS = 5
+
+_log = structlog.get_logger(__name__)
+
+
+def install(app: Quart) -> None:
+    app.register_error_handler(DomainError, _refused)
+    app.register_error_handler(StoreError, _store_failed)
+    app.register_error_handler(HTTPException, _refused_by_http)
+    app.register_error_handler(Exception, _failed)
+
+
+async def _refused(error: DomainError) -> Response:
+    error_id = new_id()
+    about = _about(error_id, error.status)
+    if isinstance(error, StorageUnavailable):
+        _log.error("http_storage_unavailable", reason=error.reason, **about)
+    else:
+        _log.info("http_refused", code=error.code, reason=str(error), **about)
+    findings = error.findings if isinstance(error, ValidationFailed) else ()
+    answer = error_answer(error.status, error_body(error.code, str(error), error_id, findings))
+    if error.status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 503:
+        answer.headers["Retry-After"] = str(_RETRY_SECONDS)
+    return answer
+
+
+async def _store_failed(error: StoreError) -> Response:
+    return await _refused(StorageUnavailable(str(error)))
+
+
+async def _refused_by_http(error: HTTPException) -> Response:
+    """What Quart refuses by itself: unknown paths, wrong methods, bodies that are too long or too slow."""
+    status = error.code or 500
+    if status == 413:
+        return await _refused(BodyTooLarge())
+    error_id, text = new_id(), error.name
+    _log.info("http_refused", code=status, reason=text, **_about(error_id, status))
+    answer = error_answer(status, error_body(status, text, error_id))
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        answer.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+    return answer
+
+
+async def _failed(error: Exception) -> Response:
+    error_id = new_id()
+    _log.error("http_failed", exc_info=error, **_about(error_id, 500))
+    return error_answer(500, error_body(500, "Internal Server Error", error_id))
+
+
+def _about(error_id: str, status: int) -> dict[str, object]:
+    # Never the query: it may carry a token.
+    return {"error_id": error_id, "status": status, "method": request.method, "path": request.path}

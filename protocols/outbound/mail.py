@@ -1,0 +1,240 @@
+"""Mails by SMTP, or as `.eml` files where no server is configured.
+
+smtplib blocks, so a dialogue runs in a worker thread. It cannot be cancelled there: when nobody waits for it any more,
+its socket is shut down under it.
+"""
+
+import os
+import smtplib
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
+from config.mail import MailSecurity, Sender, SmtpServer
+from config.settings import Settings, SettingsError
+
+#: For each thing the server must do.
+STEP_SECONDS: Final = 30.0
+#: For all of it: a server that sends one byte now and then keeps to every step.
+DIALOGUE_SECONDS: Final = 300.0
+# The server wants to know who we are: an operator can mend that, so no mail is given up for it.
+_AUTHENTICATION = frozenset({530, 534, 535, 538})
+_SIZE_EXCEEDED = 552
+_SERVICE_CLOSING = 421
+
+
+class RunBlocking(Protocol):
+    """Runs a blocking function; it is abandoned when the caller is cancelled."""
+
+    def __call__(self, sync_fn: Callable[[], None], /) -> Awaitable[None]: ...
+
+
+async def run_in_thread(sync_fn: Callable[[], None], /) -> None:
+    await trio.to_thread.run_sync(sync_fn, abandon_on_cancel=True)
+
+
+def mail_transport(settings: Settings) -> MailTransport:
+    """What the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
+    if not settings.outbound.smtp_url:
+        return SpoolTransport(settings.state_dir / "outbox")
+    server = SmtpServer.parse(settings.outbound.smtp_url)
+    helo = Sender.of(settings.outbound.mail_from, settings.public_url).domain
+    return SmtpTransport(server, _tls(server, settings.outbound.ca_file), helo=helo)
+
+
+def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca_file:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"outbound.ca_file: cannot use {ca_file}: {error}") from error
+    if server.security is MailSecurity.STARTTLS_IF_OFFERED:
+        # Loopback, where plain text is good enough: what a mail server signs for itself there is no worse.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class SmtpTransport:
+    """One dialogue for each mail."""
+
+    def __init__(
+        self, server: SmtpServer, context: ssl.SSLContext, *, helo: str, run_sync: RunBlocking = run_in_thread
+    ) -> None:
+        self._server = server
+        self._context = context
+        self._helo = helo
+        self._run_sync = run_sync
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        dialogue = _Dialogue(self._server, self._context, self._helo, mail)
+        try:
+            with trio.move_on_after(DIALOGUE_SECONDS) as scope:
+                await self._run_sync(dialogue.run)
+        finally:
+            dialogue.abort()
+        if scope.cancelled_caught:
+            raise MailDeferred(f"not done after {DIALOGUE_SECONDS:.0f} s")
+
+
+class _Smtp(smtplib.SMTP):
+    """Makes itself known before its constructor connects, so that this, too, can be ended."""
+
+    def __init__(
+        self, note: Callable[[smtplib.SMTP], None], host: str, port: int, helo: str, *, timeout: float
+    ) -> None:
+        note(self)
+        super().__init__(host, port, local_hostname=helo, timeout=timeout)
+
+
+class _SmtpOverTls(smtplib.SMTP_SSL):
+    def __init__(
+        self,
+        note: Callable[[smtplib.SMTP], None],
+        host: str,
+        port: int,
+        helo: str,
+        *,
+        timeout: float,
+        context: ssl.SSLContext,
+    ) -> None:
+        note(self)
+        super().__init__(host, port, local_hostname=helo, timeout=timeout, context=context)
+
+
+class _Dialogue:
+    def __init__(self, server: SmtpServer, context: ssl.SSLContext, helo: str, mail: OutgoingMail) -> None:
+        self._server = server
+        self._context = context
+        self._helo = helo
+        self._mail = mail
+        self._smtp: smtplib.SMTP | None = None
+
+    def run(self) -> None:
+        try:
+            smtp = self._introduced()
+            self._hand_over(smtp)
+            with suppress(OSError):  # it has taken the mail; how it says goodbye does not matter
+                smtp.quit()
+        finally:
+            self._close()
+
+    def abort(self) -> None:
+        """Whoever waits for the server stops waiting. From any thread, at any time."""
+        connection = self._smtp.sock if self._smtp is not None else None
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _close(self) -> None:
+        if self._smtp is not None:
+            self._smtp.close()
+
+    def _introduced(self) -> smtplib.SMTP:
+        """A server that we trust and that knows us."""
+        try:
+            smtp = self._connect()
+            self._introduce(smtp)
+        except OSError as error:  # smtplib's errors are OSErrors, too
+            raise MailServerUnavailable(_reason(error)) from error
+        return smtp
+
+    def _connect(self) -> smtplib.SMTP:
+        server, note = self._server, self._note
+        if server.security is MailSecurity.TLS:
+            return _SmtpOverTls(note, server.host, server.port, self._helo, timeout=STEP_SECONDS, context=self._context)
+        return _Smtp(note, server.host, server.port, self._helo, timeout=STEP_SECONDS)
+
+    def _note(self, smtp: smtplib.SMTP) -> None:
+        self._smtp = smtp
+
+    def _introduce(self, smtp: smtplib.SMTP) -> None:
+        smtp.ehlo_or_helo_if_needed()
+        if self._server.security is not MailSecurity.TLS:
+            if smtp.has_extn("starttls"):
+                smtp.starttls(context=self._context)
+            elif self._server.security is MailSecurity.STARTTLS:
+                raise MailServerUnavailable("the server offers no STARTTLS, and without it nothing is sent")
+        if self._server.user:
+            smtp.login(self._server.user, self._server.password)
+
+    def _hand_over(self, smtp: smtplib.SMTP) -> None:
+        mail = self._mail
+        try:
+            smtp.send_message(mail.message, mail.sender, [mail.recipient])
+        except smtplib.SMTPRecipientsRefused as error:
+            code, text = error.recipients[mail.recipient]
+            raise _verdict(code, text) from error
+        except smtplib.SMTPSenderRefused as error:
+            if error.smtp_code >= 500 and error.smtp_code != _SIZE_EXCEEDED:  # not this mail: all of ours
+                raise MailServerUnavailable(_reason(error)) from error
+            raise _verdict(error.smtp_code, error.smtp_error) from error
+        except smtplib.SMTPResponseException as error:
+            raise _verdict(error.smtp_code, error.smtp_error) from error
+        except smtplib.SMTPNotSupportedError as error:
+            raise MailRejected("the server takes ASCII addresses only") from error
+        except OSError as error:
+            raise MailDeferred(_reason(error)) from error
+
+
+def _verdict(code: int, text: bytes | str) -> Exception:
+    reason = _one_line(f"{code} {_decoded(text)}")
+    if code in _AUTHENTICATION or code == _SERVICE_CLOSING:
+        return MailServerUnavailable(reason)
+    return MailRejected(reason) if 500 <= code < 600 else MailDeferred(reason)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, smtplib.SMTPResponseException):
+        return _one_line(f"{error.smtp_code} {_decoded(error.smtp_error)}")
+    return _one_line(f"{type(error).__name__}: {error}")
+
+
+def _decoded(text: bytes | str) -> str:
+    return text if isinstance(text, str) else text.decode(errors="replace")
+
+
+def _one_line(text: str) -> str:
+    """What a server said, fit for a log."""
+    return "".join(character if character.isprintable() else " " for character in text)[:300]
+
+
+class SpoolTransport:
+    """One `.eml` file for each mail, in order of time; a repeated attempt replaces its own file."""
+
+    def __init__(self, directory: Path, *, run_sync: RunBlocking = run_in_thread) -> None:
+        self._directory = directory
+        self._run_sync = run_sync
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        try:
+            await self._run_sync(lambda: self._write(mail))
+        except OSError as error:
+            raise MailServerUnavailable(f"{self._directory}: {error.strerror or error}") from error
+
+    def _write(self, mail: OutgoingMail) -> None:
+        created = datetime.fromtimestamp(mail.created_on / 1000, UTC)
+        name = f"{created:%Y%m%dT%H%M%S}.{mail.created_on % 1000:03d}Z-{mail.message_id.partition('@')[0]}.eml"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._directory / f".{name}.new"
+        draft.unlink(missing_ok=True)
+        # Written beside and renamed: whoever finds the mail finds all of it.
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
+            file.write(mail.message.as_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self._directory / name)
+        folder = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,168 @@
+"""The firehose, /live: every message of the devices one watches, as soon as it is stored (compatibility.md 19.2)."""
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from broker.accounts.permissions import Permission, Reach
+from broker.accounts.tokens import TokenKind
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
+from broker.messages.ingest import Ingest
+from broker.routing.feeds import Encoding, Subscriber
+from broker.services import Services
+from config.limits import IDS_MAX
+from protocols.rendering import action_frame, action_object, message_frame, message_object
+from protocols.websocket.connection import Connection
+from protocols.websocket.errors import TokenEnded
+from protocols.websocket.frames import Form, form_of
+from protocols.websocket.handshake import Call
+from protocols.websocket.wire import encode, encode_text
+from storage.records import MessageRow
+
+_to_message_pack = msgspec.msgpack.Encoder().encode
+
+
+@lru_cache(maxsize=1)
+def encodings(ingest: Ingest) -> Mapping[Form, Encoding]:
+    """The wire forms of messages and Actions: one object each for all of a daemon, so that subscribers share frames."""
+    mid = ingest.mid
+
+    def json_message(row: MessageRow, device: Device) -> bytes:
+        return encode_text(message_frame(row, device, mid(row.position)))
+
+    def json_action(action: Action) -> bytes:
+        return encode_text(action_frame(action))
+
+    def packed_message(row: MessageRow, device: Device) -> bytes:
+        return encode(_to_message_pack(message_object(row, device, mid(row.position))))
+
+    def packed_action(action: Action) -> bytes:
+        return encode(_to_message_pack(action_object(action)))
+
+    return {Form.JSON: Encoding(json_message, json_action), Form.MESSAGE_PACK: Encoding(packed_message, packed_action)}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which devices a subscriber watches: everything that was asked for at once, within what its token may read."""
+
+    reach: Reach
+    devices: frozenset[int] | None = None
+    types: frozenset[int] | None = None
+    owner: int | None = None
+
+    def watches(self, device: Device) -> bool:
+        return (
+            (self.devices is None or device.key in self.devices)
+            and (self.types is None or device.type_key in self.types)
+            and (self.owner is None or device.owner == self.owner)
+            and self.reach.allows(device, Permission.READ)
+        )
+
+
+async def select(services: Services, call: Call) -> Selection:
+    """What the parameters stand for.
+
+    Raises:
+        Unauthorized: no token, or one that is not valid.
+        DeviceNotFound, DeviceTypeNotFound, UserNotFound: something named does not exist.
+        PermissionDenied: a device or a user named is not the caller's to read, or a device token asks by type.
+        ValidationFailed: too many ids.
+    """
+    if not call.token:
+        raise Unauthorized
+    caller = await services.tokens.caller(call.token)
+    devices = [await services.devices.find(id_) for id_ in _ids(call, "sdids", "sdid")]
+    types = [await services.device_types.find(id_) for id_ in _ids(call, "sdtids")]
+    uid = call.value("uid")
+    user = None if uid is None else await services.users.find(uid, caller)
+    reach = await services.permissions.reach(caller)
+
+    for device in devices:
+        if not reach.allows(device, Permission.READ):
+            raise PermissionDenied(f"READ on device {device.id}")
+    if types and caller.kind is TokenKind.DEVICE:
+        raise PermissionDenied("messages by device type with a device token")
+    owner = caller.user if user is None else user.key
+    if user is not None and not await _acts_for(services, reach, user.key):
+        raise PermissionDenied(f"READ on user {user.id}")
+    await services.tokens.caller(call.token)  # it may have been revoked meanwhile
+    return Selection(reach, _keys(devices), _keys(types), owner)
+
+
+def _ids(call: Call, *names: str) -> tuple[str, ...]:
+    ids = tuple(dict.fromkeys(id_ for name in names for id_ in call.ids(name)))
+    if len(ids) > IDS_MAX:
+        raise ValidationFailed.of(names[0], f"Maximum length {IDS_MAX}")
+    return ids
+
+
+def _keys(named: list[Device] | list[DeviceType]) -> frozenset[int] | None:
+    return frozenset(one.key for one in named) or None
+
+
+async def _acts_for(services: Services, reach: Reach, user: int) -> bool:
+    """A device token may name its owner: that takes nothing away and adds nothing."""
+    caller = reach.caller
+    if caller.kind is TokenKind.DEVICE and caller.device is not None:
+        return (await services.devices.get(caller.device)).owner == user
+    return reach.covers_user(user)
+
+
+class LiveFeed:
+    """One subscriber of the firehose."""
+
+    deadline = math.inf
+
+    def __init__(self, services: Services, call: Call, selection: Selection, connection: Connection) -> None:
+        self._services = services
+        self._call = call
+        self._selection = selection
+        self._connection = connection
+        self._subscription = ExitStack()
+        self.form = Form.JSON
+
+    async def talk(self) -> None:
+        """What the client says does not matter, only how it writes."""
+        self._subscribe()
+        while (payloads := await self._connection.receive()) is not None:
+            if payloads and (form := form_of(payloads[-1])) is not self.form:
+                self.form = form
+                self._subscribe()
+
+    def _subscribe(self) -> None:
+        """As things are now. Nothing is stored between leaving and entering, so nothing is missed or seen twice."""
+        self._subscription.close()
+        subscriber = Subscriber(self._selection.watches, self._offer, encodings(self._services.ingest)[self.form])
+        self._subscription.enter_context(self._services.feeds.subscribe(subscriber))
+
+    def _offer(self, frames: bytes, count: int) -> None:
+        self._connection.offer(frames, count)
+
+    async def check(self) -> None:
+        """Token, devices and permissions may have gone; and an application may have been granted more."""
+        try:
+            self._selection = await select(self._services, self._call)
+        except Unauthorized as error:
+            raise TokenEnded from error
+        if self._selection.reach.caller.kind is TokenKind.APPLICATION:
+            self._subscribe()
+
+    def expired(self) -> None:
+        """There is no deadline."""
+
+    def pinged(self) -> None:
+        """A subscriber is no device."""
+
+    async def finish(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self._subscription.close()

@@ -1,0 +1,241 @@
+"""WebSocket frames as bytes, without I/O (RFC 6455, sections 5 and 7.4): what the server reads and what it writes.
+
+The device channel and the firehose are hot, and most frames are short, whole and alone; so `feed` takes everything that
+was read in one go and looks at each byte once. What a library would do per frame with objects and events of its own
+costs several times what the message itself does.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from config.limits import WEBSOCKET_FRAME_BYTES
+
+# RFC 6455, 5.2.
+_CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+_FIN: Final = 0x80
+_WHOLE_TEXT: Final = _FIN | _TEXT
+_WHOLE_BINARY: Final = _FIN | _BINARY
+_MASKED: Final = 0x80
+_CONTROL_BYTES: Final = 125
+
+# RFC 6455, 7.4.1.
+NORMAL_CLOSURE: Final = 1000
+GOING_AWAY: Final = 1001
+PROTOCOL_ERROR: Final = 1002
+NO_CODE: Final = 1005  # stands for a close frame without one, and is never sent
+INVALID_DATA: Final = 1007
+POLICY_VIOLATION: Final = 1008
+MESSAGE_TOO_BIG: Final = 1009
+INTERNAL_ERROR: Final = 1011
+TRY_AGAIN_LATER: Final = 1013
+
+_length_of_16_bits = struct.Struct("!H").unpack_from
+_length_of_64_bits = struct.Struct("!Q").unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The peer's last frame."""
+
+    code: int
+    reason: str
+
+
+Control: TypeAlias = Ping | Pong | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Messages in their order, `str` of text and `bytes` of binary ones; and control frames in theirs.
+
+    Which of the two came first does not matter: a Close is the last of all, and the others stand for themselves.
+    """
+
+    messages: list[str | bytes]
+    controls: list[Control]
+
+
+class WireError(Exception):
+    """The peer breaks the protocol, or sends too much. `received` came before that and counts."""
+
+    def __init__(self, code: int, reason: str, received: Received | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.received = received or Received([], [])
+
+
+class FrameReader:
+    """Turns what a client sends into messages and control frames. After a WireError or a Close it must not be fed."""
+
+    __slots__ = ("_begun", "_buffer", "_limit", "_opcode")
+
+    def __init__(self, *, limit: int = WEBSOCKET_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._opcode = 0  # of the fragmented message that has begun; 0 when there is none
+        self._begun: bytearray | None = None
+
+    def feed(self, data: bytes | bytearray) -> Received:
+        """Everything that is complete now. Raises WireError."""
+        received = Received([], [])
+        try:
+            self._read(data, received)
+        except WireError as error:
+            raise WireError(error.code, error.reason, received) from error
+        return received
+
+    def _read(self, data: bytes | bytearray, received: Received) -> None:
+        messages = received.messages
+        buffer = self._buffer
+        buffer += data
+        at, end = 0, len(buffer)
+        while end - at >= 2:
+            first, length = buffer[at], buffer[at + 1]
+            if length < _MASKED:
+                raise WireError(PROTOCOL_ERROR, "frame without a mask")
+            length ^= _MASKED
+            mask_at = at + 2
+            if length > 125:
+                mask_at = at + (4 if length == 126 else 10)
+                if end < mask_at:
+                    break
+                length = self._long_length(at, length)
+            if first != _WHOLE_TEXT or length > self._limit or self._opcode:
+                self._check(first, length)
+            begin = mask_at + 4
+            if end < begin + length:
+                break
+            at = begin + length
+            # XOR of two long integers: one operation for the whole payload.
+            mask = (buffer[mask_at:begin] * ((length + 3) >> 2))[:length]
+            payload = (int.from_bytes(buffer[begin:at], "little") ^ int.from_bytes(mask, "little")).to_bytes(
+                length, "little"
+            )
+            if first == _WHOLE_TEXT:
+                messages.append(_text(payload))
+            elif first == _WHOLE_BINARY:
+                messages.append(payload)
+            elif first & 0x8:
+                received.controls.append(_control(first & 0x0F, payload))
+                if first & 0x0F == _CLOSE:
+                    break
+            elif (message := self._joined(first, payload)) is not None:
+                messages.append(message)
+        del buffer[:at]
+
+    def _long_length(self, at: int, length: int) -> int:
+        length = (_length_of_16_bits if length == 126 else _length_of_64_bits)(self._buffer, at + 2)[0]
+        if length < 126 or (length < 65536 and self._buffer[at + 1] & 0x7F == 127):
+            raise WireError(PROTOCOL_ERROR, "length not in its shortest form")
+        return length
+
+    def _check(self, first: int, length: int) -> None:
+        """May such a frame come now? Asked as soon as its head is there, before its payload is waited for."""
+        if first & 0x70:
+            raise WireError(PROTOCOL_ERROR, "reserved bit set")
+        opcode = first & 0x0F
+        if opcode & 0x8:
+            if opcode > _PONG:
+                raise WireError(PROTOCOL_ERROR, f"unknown opcode {opcode}")
+            if not first & _FIN or length > _CONTROL_BYTES:
+                raise WireError(PROTOCOL_ERROR, "control frame fragmented or too long")
+            return
+        if opcode > _BINARY:
+            raise WireError(PROTOCOL_ERROR, f"unknown opcode {opcode}")
+        if (opcode == _CONTINUATION) is not bool(self._opcode):
+            raise WireError(PROTOCOL_ERROR, "fragment out of order")
+        if length + len(self._begun or b"") > self._limit:
+            raise WireError(MESSAGE_TOO_BIG, f"over {self._limit} bytes")
+
+    def _joined(self, first: int, payload: bytes) -> str | bytes | None:
+        """One more fragment of a message; the message with the last of them."""
+        if self._begun is None:
+            self._opcode, self._begun = first & 0x0F, bytearray()
+        self._begun += payload
+        if not first & _FIN:
+            return None
+        whole, is_text = bytes(self._begun), self._opcode == _TEXT
+        self._opcode, self._begun = 0, None
+        return _text(whole) if is_text else whole
+
+
+def _control(opcode: int, payload: bytes) -> Control:
+    if opcode == _CLOSE:
+        return _close(payload)
+    return Ping(payload) if opcode == _PING else Pong(payload)
+
+
+def _text(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        raise WireError(INVALID_DATA, "text is not UTF-8") from None
+
+
+def _close(payload: bytes) -> Close:
+    if not payload:
+        return Close(NO_CODE, "")
+    if len(payload) == 1:
+        raise WireError(PROTOCOL_ERROR, "half a close code")
+    code = _length_of_16_bits(payload, 0)[0]
+    if not (1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999):
+        raise WireError(PROTOCOL_ERROR, f"close code {code}")
+    return Close(code, _text(payload[2:]))
+
+
+# --- What the server says: never masked, never fragmented ---
+
+
+def encode(payload: str | bytes) -> bytes:
+    """One message: `str` as a text frame, `bytes` as a binary one."""
+    if isinstance(payload, str):
+        return encode_text(payload.encode())
+    return _head(_WHOLE_BINARY, len(payload)) + payload
+
+
+def encode_text(payload: bytes) -> bytes:
+    """A text frame of what is UTF-8 already."""
+    length = len(payload)
+    if length < 126:
+        return _SHORT_TEXT[length] + payload
+    return _head(_WHOLE_TEXT, length) + payload
+
+
+def encode_ping(payload: bytes = b"") -> bytes:
+    return _head(_FIN | _PING, len(payload)) + payload
+
+
+def encode_pong(payload: bytes) -> bytes:
+    return _head(_FIN | _PONG, len(payload)) + payload
+
+
+def encode_close(code: int, reason: str = "") -> bytes:
+    """`reason` is cut to what a control frame holds."""
+    payload = b""
+    if code != NO_CODE:
+        text = reason.encode()[: _CONTROL_BYTES - 2].decode(errors="ignore")
+        payload = struct.pack("!H", code) + text.encode()
+    return _head(_FIN | _CLOSE, len(payload)) + payload
+
+
+def _head(first: int, length: int) -> bytes:
+    if length < 126:
+        return bytes((first, length))
+    if length < 65536:
+        return struct.pack("!BBH", first, 126, length)
+    return struct.pack("!BBQ", first, 127, length)
+
+
+_SHORT_TEXT: Final = tuple(bytes((_WHOLE_TEXT, length)) for length in range(126))

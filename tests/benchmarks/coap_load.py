@@ -1,0 +1,254 @@
+"""A load generator for CoAP over UDP and DTLS: one thread, epoll, pre-encoded messages, bounded in time.
+
+    python -m tests.benchmarks.coap_load posts|observers|handshakes|idle --port … [--dtls] [--devices 50] [--seconds 5]
+
+It prints one line of JSON. It is a process of its own, so that it takes nothing from the server but its core.
+"""
+
+import argparse
+import json
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from OpenSSL import SSL
+
+from tests.daemon import device_token
+
+PAYLOAD = b'{"data":{"temperature":21.53,"intensity":48,"state":true,"text":"ok"},"ts":1760000000000}'
+
+
+class Plain:
+    """A connected socket."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.connect(("127.0.0.1", port))
+        self.socket.setblocking(False)
+        self.send: Callable[[bytes], object] = self.socket.send
+
+    def receive(self) -> bytes | None:
+        try:
+            return self.socket.recv(2048)
+        except BlockingIOError:
+            return None
+
+
+class Dtls(Plain):
+    """The same beneath OpenSSL."""
+
+    def __init__(self, port: int, context: SSL.Context) -> None:
+        super().__init__(port)
+        self._ssl = SSL.Connection(context, None)
+        self._ssl.set_ciphertext_mtu(1400)
+        self._ssl.set_connect_state()
+        self.is_open = False
+        self.send = self._encrypt
+        self.step()
+
+    def step(self) -> bool:
+        """One step of the handshake; whether it is done."""
+        datagram: bytes | None = b""
+        while datagram is not None and not self.is_open:
+            if datagram:
+                self._ssl.bio_write(datagram)
+            try:
+                self._ssl.do_handshake()
+                self.is_open = True
+            except SSL.WantReadError:
+                pass
+            self._flush()
+            datagram = super().receive()
+        return self.is_open
+
+    def _flush(self) -> None:
+        try:
+            flight = self._ssl.bio_read(65536)
+        except SSL.WantReadError:
+            return
+        while flight:  # one record to a datagram
+            end = 13 + int.from_bytes(flight[11:13], "big")
+            self.socket.send(flight[:end])
+            flight = flight[end:]
+
+    def _encrypt(self, data: bytes) -> None:
+        self._ssl.write(data)
+        self.socket.send(self._ssl.bio_read(4096))
+
+    def receive(self) -> bytes | None:
+        datagram = super().receive()
+        if datagram is None:
+            return None
+        self._ssl.bio_write(datagram)
+        try:
+            return self._ssl.read(4096)
+        except SSL.WantReadError:
+            return b""
+
+
+def client_context() -> SSL.Context:
+    context = SSL.Context(SSL.DTLS_CLIENT_METHOD)
+    context.set_cipher_list(b"ECDHE-ECDSA-AES128-GCM-SHA256")
+    context.set_options(SSL.OP_NO_QUERY_MTU | SSL.OP_NO_TICKET)
+    return context
+
+
+def connect(options: argparse.Namespace, count: int) -> Sequence[Plain]:
+    if not options.dtls:
+        return [Plain(options.port) for _ in range(count)]
+    return handshakes(options.port, count)[0]
+
+
+def handshakes(port: int, count: int, at_once: int = 32) -> tuple[list[Dtls], float]:
+    """That many DTLS sessions, and the seconds they took."""
+    context, begin = client_context(), time.perf_counter()
+    done: list[Dtls] = []
+    poll, waiting = select.epoll(), {}
+    while len(done) < count and time.perf_counter() < begin + 60:
+        while len(waiting) < at_once and len(done) + len(waiting) < count:
+            peer = Dtls(port, context)
+            waiting[peer.socket.fileno()] = peer
+            poll.register(peer.socket, select.EPOLLIN)
+        for fd, _ in poll.poll(1.0):
+            if waiting[fd].step():
+                poll.unregister(fd)
+                done.append(waiting.pop(fd))
+    poll.close()
+    return done, time.perf_counter() - begin
+
+
+def path(*segments: bytes) -> bytes:
+    encoded = b""
+    for index, segment in enumerate(segments):
+        head = 0xB0 if index == 0 else 0
+        encoded += bytes((head | len(segment),)) if len(segment) < 13 else bytes((head | 13, len(segment) - 13))
+        encoded += segment
+    return encoded
+
+
+def posts(options: argparse.Namespace) -> dict[str, object]:
+    peers = connect(options, options.devices)
+    poll, by_fd = select.epoll(), {}
+    tails = []
+    for number, peer in enumerate(peers):
+        by_fd[peer.socket.fileno()] = number
+        poll.register(peer.socket, select.EPOLLIN)
+        options_ = path(b"v1.1", b"messages", device_token(number).encode()) + b"\x11\x32"
+        if options.aiocoap:
+            options_ = path(b"m") + b"\x11\x32"
+        tails.append(options_ + b"\xff" + PAYLOAD)
+    ids = [number * 977 & 0xFFFF for number in range(len(peers))]
+    sent: list[dict[bytes, float]] = [{} for _ in peers]
+    pack = struct.Struct("!BBH").pack
+
+    def send(number: int) -> None:
+        ids[number] = (ids[number] + 1) & 0xFFFF
+        token = ids[number].to_bytes(2, "big")
+        sent[number][token] = time.perf_counter()
+        peers[number].send(pack(0x42, 2, ids[number]) + token + tails[number])
+
+    for number in range(len(peers)):
+        for _ in range(options.window):
+            send(number)
+    begin = time.perf_counter() + options.warmup
+    end = begin + options.seconds
+    latencies: list[float] = []
+    refused = lost = 0
+    while (now := time.perf_counter()) < end:
+        ready = poll.poll(0.5, 256)
+        if not ready:  # everything was lost
+            for number in range(len(peers)):
+                lost += len(sent[number])
+                sent[number].clear()
+                for _ in range(options.window):
+                    send(number)
+        for fd, _ in ready:
+            number = by_fd[fd]
+            peer = peers[number]
+            while (answer := peer.receive()) is not None:
+                if len(answer) < 6 or not answer[1]:
+                    continue
+                if answer[0] & 0x30 == 0:  # a separate response
+                    peer.send(b"\x60\0" + answer[2:4])
+                at = sent[number].pop(answer[4:6], None)
+                if at is None:
+                    continue
+                if now >= begin:
+                    refused += answer[1] != 0x41
+                    latencies.append(time.perf_counter() - at)
+                send(number)
+    latencies.sort()
+    rate = len(latencies) / options.seconds
+    share = lambda part: latencies[int(len(latencies) * part)] * 1000 if latencies else 0.0  # noqa: E731
+    return {"rate": rate, "p50_ms": share(0.5), "p99_ms": share(0.99), "refused": refused, "lost": lost}
+
+
+def observers(options: argparse.Namespace) -> dict[str, object]:
+    """Register, then acknowledge whatever comes."""
+    peers = connect(options, options.devices)
+    poll, by_fd = select.epoll(), {}
+    for number, peer in enumerate(peers):
+        by_fd[peer.socket.fileno()] = peer
+        poll.register(peer.socket, select.EPOLLIN)
+        segments = path(b"v1.1", b"actions", device_token(number).encode())
+        # Observe 0, then Uri-Path with a delta of 5 from there.
+        peer.send(
+            b"\x41\x01" + struct.pack("!H", number) + b"\x01" + b"\x60" + bytes((segments[0] - 0x60,)) + segments[1:]
+        )
+    registered = notifications = 0
+    first = last = 0.0
+    end = time.perf_counter() + options.seconds + 5
+    while time.perf_counter() < end:
+        ready = poll.poll(0.5, 256)
+        if not ready and notifications:
+            break
+        for fd, _ in ready:
+            peer = by_fd[fd]
+            while (answer := peer.receive()) is not None:
+                if len(answer) < 4:
+                    continue
+                if answer[0] & 0x30 == 0x20:
+                    registered += answer[1] == 0x45
+                    if registered == len(peers):
+                        sys.stderr.write("registered\n")
+                        sys.stderr.flush()
+                        registered += 1
+                elif answer[0] & 0x30 == 0:
+                    peer.send(b"\x60\0" + answer[2:4])
+                    last = time.perf_counter()
+                    first = first or last
+                    notifications += 1
+    return {"rate": notifications / (last - first) if last > first else 0.0, "notifications": notifications}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("posts", "observers", "handshakes", "idle"))
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--dtls", action="store_true")
+    parser.add_argument("--aiocoap", action="store_true", help="the path of aiocoap's server in the same benchmark")
+    parser.add_argument("--devices", type=int, default=50)
+    parser.add_argument("--window", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--warmup", type=float, default=1.0)
+    options = parser.parse_args()
+    if options.what == "posts":
+        result = posts(options)
+    elif options.what == "observers":
+        result = observers(options)
+    else:
+        sessions, seconds = handshakes(options.port, options.devices)
+        result = {"rate": len(sessions) / seconds, "sessions": len(sessions)}
+        if options.what == "idle":
+            sys.stdout.write(json.dumps(result) + "\n")
+            sys.stdout.flush()
+            sys.stdin.readline()
+            return
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A process that serves CoAP alone, for the benchmark: real store, `synchronous=FULL`, nothing else beside it.
+
+    python -m tests.benchmarks.coap_server FOLDER CERTIFICATE KEY DEVICES
+
+It prints one line of JSON with its ports, then obeys lines on stdin: `actions SECONDS` sends Actions to every device as
+fast as their observers take them, `statistics` prints one line of JSON.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from broker.devices.registry import Device
+from broker.errors import DomainError
+from broker.secrets import Vault, token_hash
+from broker.services import Services, open_services
+from config.settings import Address, Limits, Settings
+from protocols.coap.dtls import DtlsListener
+from protocols.coap.endpoint import Endpoint, new_guard
+from protocols.coap.server import serve_coap
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.records import DeviceTokenRecord
+from tests.daemon import device_id, device_token
+from tests.factories import build_world
+
+ACTION = b'{"actions":[{"name":"setOn"}]}'
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+async def main() -> None:
+    folder, certificate, key = map(Path, sys.argv[1:4])
+    devices = int(sys.argv[4])
+    settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"))
+    vault = Vault(Vault.new_key())
+    database = Database(SqliteEngine(folder / "store.sqlite"))
+    async with open_services(settings, database, vault) as services:
+        await build_world(database, vault)
+        await database.write(lambda tx: _add_devices(tx, vault, devices))
+        endpoint = Endpoint(services, guard=new_guard())
+        listener = DtlsListener(services)
+        async with trio.open_nursery() as nursery:
+            plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
+            dtls = await nursery.start(partial(listener.serve, ANYWHERE, certificate, key))
+            _print({"coap": plain.port, "coaps": dtls.port})
+            async for line in _lines():
+                match line.split():
+                    case ["actions", seconds]:
+                        await _send_actions(services, devices, float(seconds))
+                    case ["statistics"]:
+                        _print({
+                            "plain": asdict(endpoint.statistics()),
+                            "dtls": asdict(listener.statistics()),
+                            "dtls_endpoint": asdict(listener.endpoint.statistics()),
+                        })  # fmt: skip
+            nursery.cancel_scope.cancel()
+
+
+def _print(document: object) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+async def _lines():  # type: ignore[no-untyped-def]
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        yield line
+
+
+def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
+    for number in range(devices):
+        key = tx.devices.put_device(
+            device_id(number),
+            owner=1,
+            device_type=1,
+            name=f"Light {number}",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
+        token = device_token(number)
+        tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), 1, 1))
+
+
+async def _send_actions(services: Services, devices: int, seconds: float) -> None:
+    lights: list[Device] = [await services.devices.find(device_id(number)) for number in range(devices)]
+    end = trio.current_time() + seconds
+    while trio.current_time() < end:
+        for light in lights:
+            try:
+                services.ingest.submit_action(light, light, ACTION)
+            except DomainError:
+                return
+        await services.ingest.wait_committed()
+
+
+if __name__ == "__main__":
+    trio.run(main)

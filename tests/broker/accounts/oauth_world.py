@@ -1,0 +1,186 @@
+"""Applications with every method, and short ways to say what OAuth tests say all the time."""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from broker.accounts.authorize import AuthorizationRequest, Redirect
+from broker.accounts.grants import TokenRequest
+from broker.accounts.token_server import Answer
+from broker.secrets import Vault
+from broker.services import Services
+from storage.database import Transaction
+from storage.records import UserRecord
+from tests.factories import ACME, ADA, BOB
+
+WEB, MOBILE, BOTH, PAGE, SERVER, TV = ("a1" * 16, "a2" * 16, "a3" * 16, "a4" * 16, "a5" * 16, "a6" * 16)
+SECRETS = {one: f"s3cret %2B+{one[:2]}:x" for one in (WEB, MOBILE, BOTH, PAGE, SERVER, TV)}
+CALLBACK, OTHER_CALLBACK = "https://web.example.org/callback", "https://web.example.org/other?keep=a%2Fb"
+MOBILE_CALLBACK, PAGE_CALLBACK = "myapp:///done", "https://page.example.org/"
+THEIR_TYPE, PROTECTED_TYPE = "dt" + "2e" * 16, "dt" + "3e" * 16
+VERIFIER = "v" * 43
+
+
+def challenge_of(verifier: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+
+
+_APPLICATIONS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    WEB: ("Web", ("authorization_code",), (CALLBACK, OTHER_CALLBACK)),
+    MOBILE: ("Mobile", ("pkce",), (MOBILE_CALLBACK,)),
+    BOTH: ("Both", ("authorization_code", "pkce"), (CALLBACK,)),
+    PAGE: ("Page", ("implicit",), (PAGE_CALLBACK,)),
+    SERVER: ("Server", ("client_credentials",), ()),
+    TV: ("Television", ("limited_input",), ()),
+}
+
+
+def add_applications(tx: Transaction, vault: Vault) -> None:
+    acme = tx.accounts.organization_by_id(ACME)
+    assert acme is not None
+    others = tx.accounts.add_organization("0b" * 16, "Others", -1)
+    for id_, name, protected in (
+        (THEIR_TYPE, "Their Lock", False),
+        (PROTECTED_TYPE, "Protected Lock", True),
+    ):
+        tx.device_types.put_device_type(
+            id_,
+            unique_name=f"others.{name.lower().replace(' ', '_')}",
+            name=name,
+            organization=others.key,
+            published=True,
+            protected=protected,
+            rsp=False,
+            description=None,
+            tags=(),
+            now_ms=1,
+        )
+    for id_, (name, methods, uris) in _APPLICATIONS.items():
+        tx.accounts.put_application(
+            id_,
+            organization=acme.key,
+            name=name,
+            secret=vault.seal(SECRETS[id_]),
+            methods=methods,
+            redirect_uris=uris,
+            permissions=(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthWorld:
+    """Ada, Bob, and the applications of `_APPLICATIONS`."""
+
+    services: Services
+    ada: UserRecord
+    bob: UserRecord
+
+    async def token(self, authorization: str = "", **form: str) -> Answer:
+        body = urlencode(form).encode()
+        return await self.services.grants.token(TokenRequest.of(query=b"", body=body, authorization=authorization))
+
+    async def read(self, **query: str) -> AuthorizationRequest:
+        decided = await self.services.authorize.read(urlencode(query).encode())
+        assert isinstance(decided, AuthorizationRequest), decided
+        return decided
+
+    async def allow(self, **query: str) -> str:
+        """The address that Ada is sent to after she agreed."""
+        outcome = await self.services.authorize.allow(await self.read(**query), self.ada.key)
+        assert isinstance(outcome, Redirect)
+        return outcome.url
+
+    async def code(self, application: str = WEB, **query: str) -> str:
+        url = await self.allow(client_id=application, response_type="code", **query)
+        return query_of(url)["code"]
+
+    async def mobile_code(self, verifier: str = VERIFIER, application: str = MOBILE) -> str:
+        return await self.code(application, code_challenge=challenge_of(verifier), code_challenge_method="S256")
+
+    async def user_tokens(self, application: str = WEB) -> dict[str, Any]:
+        """What the application gets from Ada, by the way that it has."""
+        if application == PAGE:
+            url = await self.allow(client_id=PAGE, response_type="token")
+            return {name: values[0] for name, values in parse_qs(urlsplit(url).fragment).items()}
+        if application == TV:
+            device_code = await self.approved_device_code()
+            return granted(await self.token(grant_type="device_code", client_id=TV, code=device_code))
+        if application == MOBILE:
+            return granted(
+                await self.token(
+                    grant_type="authorization_code",
+                    client_id=MOBILE,
+                    code=await self.mobile_code(),
+                    code_verifier=VERIFIER,
+                )
+            )
+        code = await self.code(application)
+        return granted(await self.token(basic(application), grant_type="authorization_code", code=code))
+
+    async def device_code(self, **form: str) -> Answer:
+        body = urlencode({"client_id": TV, **form}).encode()
+        return await self.services.grants.device_code(TokenRequest.of(query=b"", body=body))
+
+    async def approved_device_code(self) -> str:
+        body = (await self.device_code()).body
+        await self.services.device_codes.approve(body["user_code"], self.ada.key, address="192.0.2.1")
+        return str(body["device_code"])
+
+    async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:
+        """Change what the application asks for."""
+
+        def work(tx: Transaction) -> None:
+            known = tx.accounts.application_by_id(application)
+            assert known is not None
+            tx.accounts.put_application(
+                known.id,
+                organization=known.organization,
+                name=known.name,
+                secret=known.secret,
+                methods=known.methods,
+                redirect_uris=known.redirect_uris,
+                permissions=permissions,
+            )
+
+        await self.services.database.write(work)
+
+    async def change_methods(self, application: str, *methods: str) -> None:
+        def work(tx: Transaction) -> None:
+            known = tx.accounts.application_by_id(application)
+            assert known is not None
+            tx.accounts.put_application(
+                known.id,
+                organization=known.organization,
+                name=known.name,
+                secret=known.secret,
+                methods=methods,
+                redirect_uris=known.redirect_uris,
+                permissions=known.permissions,
+            )
+
+        await self.services.database.write(work)
+
+
+async def make_oauth_world(services: Services) -> OAuthWorld:
+    await services.database.write(lambda tx: add_applications(tx, services.vault))
+    return OAuthWorld(services, await services.users.find(ADA), await services.users.find(BOB))
+
+
+def basic(application: str, secret: str | None = None) -> str:
+    given = SECRETS[application] if secret is None else secret
+    return "Basic " + base64.b64encode(f"{application}:{given}".encode()).decode()
+
+
+def granted(answer: Answer) -> dict[str, Any]:
+    assert answer.status == 200, answer
+    return dict(answer.body)
+
+
+def refused(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.body["error"]
+
+
+def query_of(url: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}

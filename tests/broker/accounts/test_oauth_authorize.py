@@ -1,0 +1,351 @@
+"""/authorize: every row of the error table, where errors go, and when people are asked."""
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.accounts.applications import Application
+from broker.accounts.authorize import AuthorizationRequest, Redirect, Refusal
+from broker.accounts.permissions import Permission
+from broker.accounts.redirects import with_parameters
+from broker.services import Services
+from storage.records import ApplicationRecord
+from tests.broker.accounts.oauth_world import (
+    BOTH,
+    CALLBACK,
+    MOBILE,
+    MOBILE_CALLBACK,
+    OTHER_CALLBACK,
+    PAGE,
+    PAGE_CALLBACK,
+    PROTECTED_TYPE,
+    SERVER,
+    THEIR_TYPE,
+    VERIFIER,
+    WEB,
+    OAuthWorld,
+    basic,
+    challenge_of,
+    granted,
+    query_of,
+)
+from tests.factories import KITCHEN, LIGHT_TYPE
+
+CHALLENGE = challenge_of(VERIFIER)
+PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("", "client_id"),
+        ("response_type=code", "client_id"),
+        ("response_type=code&client_id=" + "ff" * 16, "client_id"),
+        (f"response_type=code&client_id={WEB.upper()}", "client_id"),
+        (f"response_type=code&client_id={WEB}&client_id={WEB}", "client_id"),
+        (f"response_type=code&client_id=%FF&redirect_uri={CALLBACK}", "client_id"),
+        (f"response_type=code&client_id={WEB}&redirect_uri=https://evil.example", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}/", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}%3Fx", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}%23x", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}%0A", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri=+{CALLBACK}", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK.upper()}", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri=https://web.example.org%40evil.example", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri=//web.example.org/callback", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}&redirect_uri={CALLBACK}", "redirect_uri"),
+        (f"response_type=code&client_id={WEB}&redirect_uri={PAGE_CALLBACK}", "redirect_uri"),
+        (f"response_type=code&client_id={SERVER}", "redirect_uri"),  # it has none
+    ],
+)
+async def test_what_cannot_be_sent_to_the_application_is_told_to_the_person(
+    services: Services, oauth: OAuthWorld, query: str, text: str
+) -> None:
+    assert await services.authorize.read(query.encode()) == Refusal(400, f"Invalid parameter: {text}")
+
+
+@pytest.mark.parametrize(
+    ("application", "query", "error"),
+    [
+        (WEB, "", "invalid_request"),
+        (WEB, "response_type=", "invalid_request"),
+        (WEB, "response_type=id_token", "invalid_request"),
+        (WEB, "response_type=code+token", "invalid_request"),
+        (WEB, "response_type=Code", "invalid_request"),
+        (WEB, "response_type=code&response_type=code", "invalid_request"),
+        (WEB, "response_type=code&prompt=login&prompt=login", "invalid_request"),
+        (WEB, "response_type=code&account_type=a&account_type=b", "invalid_request"),
+        (WEB, "response_type=code&prompt=none", "invalid_request"),
+        (MOBILE, f"response_type=code&code_challenge={CHALLENGE}", "invalid_request"),
+        (MOBILE, "response_type=code&code_challenge_method=S256", "invalid_request"),
+        (MOBILE, f"response_type=code&code_challenge={CHALLENGE}&code_challenge_method=plain", "invalid_request"),
+        (MOBILE, f"response_type=code&code_challenge={CHALLENGE}&code_challenge_method=s256", "invalid_request"),
+        (MOBILE, f"response_type=code&code_challenge={CHALLENGE}=&code_challenge_method=S256", "invalid_request"),
+        (MOBILE, f"response_type=code&code_challenge={CHALLENGE[:-1]}&code_challenge_method=S256", "invalid_request"),
+        (MOBILE, f"response_type=code&{PKCE}&code_challenge={CHALLENGE}", "invalid_request"),
+        (MOBILE, "response_type=code", "unauthorized_client"),
+        (PAGE, "response_type=code", "unauthorized_client"),
+        (PAGE, f"response_type=code&{PKCE}", "unauthorized_client"),
+    ],
+)
+async def test_other_errors_of_the_code_flow_go_into_the_query(
+    services: Services, oauth: OAuthWorld, application: str, query: str, error: str
+) -> None:
+    decided = await services.authorize.read(f"client_id={application}&state=x&{query}".encode())
+    assert isinstance(decided, Redirect)
+    assert query_of(decided.url) == {"error": error, "state": "x"}
+    assert decided.url.startswith({WEB: CALLBACK, MOBILE: MOBILE_CALLBACK, PAGE: PAGE_CALLBACK}[application] + "?")
+
+
+@pytest.mark.parametrize(
+    ("application", "query", "error"),
+    [
+        (WEB, "response_type=token", "unauthorized_client"),
+        (PAGE, "response_type=token&prompt=no", "invalid_request"),
+        (PAGE, "response_type=token&response_type=token", "invalid_request"),
+    ],
+)
+async def test_errors_of_the_implicit_flow_go_into_the_fragment(
+    services: Services, oauth: OAuthWorld, application: str, query: str, error: str
+) -> None:
+    decided = await services.authorize.read(f"client_id={application}&state=x&{query}".encode())
+    assert isinstance(decided, Redirect)
+    assert urlsplit(decided.url).query == ""
+    assert urlsplit(decided.url).fragment == f"error={error}&state=x"
+
+
+async def test_a_repeated_state_is_nobodys_state(services: Services, oauth: OAuthWorld) -> None:
+    decided = await services.authorize.read(f"client_id={WEB}&response_type=code&state=a&state=b".encode())
+    assert decided == Redirect(f"{CALLBACK}?error=invalid_request")
+
+
+async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> None:
+    web = await oauth.read(client_id=WEB, response_type="code", state="s")
+    page = await oauth.read(client_id=PAGE, response_type="token", state="s")
+    assert oauth.services.authorize.deny(web).url == f"{CALLBACK}?error=access_denied&state=s"
+    assert oauth.services.authorize.deny(page).url == f"{PAGE_CALLBACK}#error=access_denied&state=s"
+    assert web.error("server_error").url == f"{CALLBACK}?error=server_error&state=s"
+
+
+@pytest.mark.parametrize(
+    ("application", "query"),
+    [
+        (WEB, "response_type=code"),
+        (WEB, f"response_type=code&redirect_uri={OTHER_CALLBACK.replace('%', '%25')}"),
+        (WEB, f"response_type=code&{PKCE}"),  # a challenge does no harm beside a secret
+        (MOBILE, f"response_type=code&{PKCE}"),
+        (BOTH, "response_type=code"),
+        (BOTH, f"response_type=code&{PKCE}"),
+        (PAGE, "response_type=token"),
+        (WEB, "?response_type=code&scope=a&scope=b&client=x&client=y&unknown=1&unknown=2&account_type=&prompt="),
+    ],
+)
+async def test_what_is_right_is_accepted(services: Services, oauth: OAuthWorld, application: str, query: str) -> None:
+    decided = await services.authorize.read(f"{query}&client_id={application}".encode())
+    assert isinstance(decided, AuthorizationRequest)
+    assert decided.application.id == application
+
+
+async def test_what_pages_need_to_know(oauth: OAuthWorld) -> None:
+    plain = await oauth.read(client_id=WEB, response_type="code")
+    assert (plain.login_wanted, plain.account_type, plain.blank_style, plain.state) == (False, None, False, None)
+    asked = await oauth.read(
+        client_id=WEB, response_type="code", prompt="login", account_type="google", test_css_blank="1"
+    )
+    assert (asked.login_wanted, asked.account_type, asked.blank_style) == (True, "google", True)
+    assert await oauth.services.authorize.read(asked.query) == asked
+
+
+@pytest.mark.parametrize("state", ["a b+c&d=e#f%25", "ä漢", "~-_.,!", "\r\nSet-Cookie: x=1"])
+async def test_state_comes_back_unchanged(oauth: OAuthWorld, state: str) -> None:
+    url = await oauth.allow(client_id=WEB, response_type="code", state=state)
+    assert query_of(url)["state"] == state
+    assert url.isascii()
+    assert url.isprintable()
+
+
+async def test_state_comes_back_even_when_it_is_no_text(services: Services, oauth: OAuthWorld) -> None:
+    decided = await services.authorize.read(f"client_id={WEB}&response_type=x&state=%FF%00a".encode())
+    assert decided == Redirect(f"{CALLBACK}?error=invalid_request&state=%FF%00a")
+
+
+async def test_the_code_flow_ends_with_a_code_in_the_query(oauth: OAuthWorld) -> None:
+    url = await oauth.allow(client_id=WEB, response_type="code", redirect_uri=OTHER_CALLBACK)
+    assert re.fullmatch(re.escape(OTHER_CALLBACK) + "&code=[0-9a-f]{32}", url)
+    mobile = await oauth.allow(
+        client_id=MOBILE, response_type="code", code_challenge=CHALLENGE, code_challenge_method="S256"
+    )
+    assert re.fullmatch(r"myapp:///done\?code=[0-9a-f]{32}", mobile)
+
+
+async def test_the_implicit_flow_ends_with_tokens_in_the_fragment(oauth: OAuthWorld) -> None:
+    url = await oauth.allow(client_id=PAGE, response_type="token", state="s")
+    assert re.fullmatch(
+        re.escape(PAGE_CALLBACK) + "#access_token=[0-9a-f]{32}&token_type=bearer&expires_in=1209600"
+        "&refresh_token=[0-9a-f]{32}&scope=read,write&state=s",
+        url,
+    )
+    token = parse_qs(urlsplit(url).fragment)["access_token"][0]
+    caller = await oauth.services.tokens.caller(token)
+    assert (caller.user_id, caller.application_id) == (oauth.ada.id, PAGE)
+
+
+async def test_an_application_that_lost_its_right_meanwhile_gets_nothing(oauth: OAuthWorld) -> None:
+    asked = await oauth.read(client_id=WEB, response_type="code")
+    await oauth.change_methods(WEB, "client_credentials")
+    outcome = await oauth.services.authorize.allow(asked, oauth.ada.key)
+    assert outcome == Redirect(f"{CALLBACK}?error=unauthorized_client")
+
+
+# Consent
+
+
+def asks(device_type: str, *permissions: str) -> dict[str, object]:
+    return {"device_type": device_type, "permissions": list(permissions)}
+
+
+@pytest.mark.parametrize(
+    ("requested", "shown"),
+    [
+        ([], None),
+        ([asks(LIGHT_TYPE, "READ", "WRITE")], None),
+        ([asks("profile", "READ")], None),
+        ([asks("dt" + "9" * 32, "READ")], None),  # it is gone
+        ([asks(PROTECTED_TYPE, "READ")], None),  # only for its own organization's applications
+        ([asks(THEIR_TYPE, "READ")], [("Their Lock", ("READ",))]),
+        ([asks(THEIR_TYPE, "DEVICE_WRITE")], [("Their Lock", ("WRITE",))]),
+        (
+            [asks(LIGHT_TYPE, "READ"), asks(THEIR_TYPE, "WRITE")],
+            [("Smart Light", ("READ",)), ("Their Lock", ("WRITE",))],
+        ),
+        ([asks("*", "READ", "WRITE")], [("All device types", ("READ", "WRITE"))]),
+        ([asks("profile", "PROFILE_WRITE")], [("Your profile", ("WRITE",))]),
+    ],
+)
+async def test_when_people_are_asked(
+    oauth: OAuthWorld, requested: list[dict[str, object]], shown: list[tuple[str, tuple[str, ...]]] | None
+) -> None:
+    await oauth.ask_for(WEB, requested)
+    screen = await oauth.services.authorize.consent_needed(await oauth.read(client_id=WEB, response_type="code"))
+    if shown is None:
+        assert screen is None
+    else:
+        assert screen is not None
+        assert (screen.application, screen.organization) == ("Web", "Acme")
+        assert [(asked.name, asked.permissions) for asked in screen.asked] == shown
+
+
+async def grants_of(oauth: OAuthWorld, application: str) -> set[tuple[int | None, bool, bool]]:
+    found = await oauth.services.applications.find(application)
+    assert found is not None
+    grants = await oauth.services.database.read(lambda tx: tx.accounts.grants(found.key, oauth.ada.key))
+    return {(grant.device_type, grant.read, grant.write) for grant in grants}
+
+
+async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> None:
+    lock = await oauth.services.database.read(lambda tx: tx.device_types.by_id(THEIR_TYPE))
+    assert lock is not None
+    await oauth.ask_for(WEB, [asks(THEIR_TYPE, "READ")])
+    asked = await oauth.read(client_id=WEB, response_type="code")
+    oauth.services.authorize.deny(asked)
+    assert await grants_of(oauth, WEB) == set()
+    await oauth.services.authorize.allow(asked, oauth.ada.key)
+    assert await grants_of(oauth, WEB) == {(None, False, False), (lock.key, True, False)}
+    await oauth.ask_for(WEB, [asks(THEIR_TYPE, "WRITE"), asks("*", "READ")])
+    await oauth.code(WEB)
+    assert await grants_of(oauth, WEB) == {(None, True, False), (lock.key, True, True)}
+    await oauth.ask_for(WEB, [])
+    await oauth.code(WEB)
+    assert await grants_of(oauth, WEB) == {(None, True, False), (lock.key, True, True)}
+
+
+async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth: OAuthWorld) -> None:
+    await oauth.change_methods(WEB, "authorization_code", "client_credentials")
+    application = await oauth.services.applications.find(WEB)
+    assert application is not None
+    answer = granted(await oauth.token(basic(WEB), grant_type="client_credentials"))
+    caller = await oauth.services.tokens.caller(answer["access_token"])
+    kitchen = await oauth.services.devices.find(KITCHEN)
+    assert not (await oauth.services.permissions.reach(caller)).allows(kitchen, Permission.READ)
+    await oauth.code(WEB)
+    assert (await oauth.services.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
+
+
+# Properties of redirect URIs
+
+uris = st.from_regex(r"[a-z][a-z0-9+.-]{0,8}:(//)?[A-Za-z0-9._~/?&=%:@;-]{0,30}", fullmatch=True)
+
+
+def application_with(*registered: str) -> Application:
+    return Application(ApplicationRecord(1, "a" * 32, 1, "A", b"", (), registered, ()))
+
+
+@given(registered=st.lists(uris, min_size=1, max_size=10), wanted=uris | st.text(max_size=40))
+def test_only_a_registered_address_is_ever_used(registered: list[str], wanted: str) -> None:
+    found = application_with(*registered).redirect_uri(wanted)
+    assert found == (wanted if wanted in registered else None)
+    assert application_with(*registered).redirect_uri(None) == registered[0]
+
+
+@given(registered=uris, position=st.integers(0, 50), character=st.characters())
+def test_one_character_more_or_other_is_another_address(registered: str, position: int, character: str) -> None:
+    application = application_with(registered)
+    at = position % (len(registered) + 1)
+    longer = registered[:at] + character + registered[at:]
+    assert application.redirect_uri(longer) is None
+    changed = registered[:at] + character + registered[at + 1 :]
+    assert (application.redirect_uri(changed) is None) is (changed != registered)
+
+
+@given(
+    uri=uris,
+    parameters=st.lists(st.tuples(st.sampled_from(["code", "state", "error"]), st.text(min_size=1, max_size=20))),
+    fragment=st.booleans(),
+)
+def test_parameters_are_appended_and_the_address_stays(
+    uri: str, parameters: list[tuple[str, str]], fragment: bool
+) -> None:
+    parameters = [
+        (name, "".join(c for c in value if not "\ud800" <= c <= "\udfff") or "x") for name, value in parameters
+    ]
+    url = with_parameters(uri, parameters, fragment=fragment)
+    assert url.startswith(uri)
+    added = url[len(uri) :].lstrip("?&#")
+    assert added.isascii()
+    assert added.isprintable()
+    assert " " not in added
+    expected: dict[str, list[str]] = {}
+    for name, value in parameters:
+        expected.setdefault(name, []).append(value)
+    assert parse_qs(added, keep_blank_values=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "fragment", "url"),
+    [
+        ("https://a.example", False, "https://a.example?code=1"),
+        ("https://a.example/?", False, "https://a.example/?code=1"),
+        ("https://a.example/?x=%2F+1", False, "https://a.example/?x=%2F+1&code=1"),
+        ("https://a.example/#top", False, "https://a.example/?code=1#top"),
+        ("https://a.example/#top", True, "https://a.example/#top&code=1"),
+        ("myapp:///done", False, "myapp:///done?code=1"),
+        ("myapp:done", True, "myapp:done#code=1"),
+    ],
+)
+def test_where_parameters_go(uri: str, fragment: bool, url: str) -> None:
+    assert with_parameters(uri, [("code", "1"), ("state", None)], fragment=fragment) == url
+
+
+async def test_logout_knows_every_registered_address(oauth: OAuthWorld) -> None:
+    for uri, known in (
+        (CALLBACK, True),
+        (OTHER_CALLBACK, True),
+        (MOBILE_CALLBACK, True),
+        (f"{CALLBACK}/", False),
+        ("https://evil.example", False),
+        ("", False),
+    ):
+        assert await oauth.services.applications.is_redirect_uri(uri) is known

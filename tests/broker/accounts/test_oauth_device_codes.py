@@ -1,0 +1,176 @@
+"""The limited-input flow: polling, typing the code, guessing it."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.accounts.device_codes import UserCodeNotFound
+from broker.accounts.throttle import address_key
+from broker.accounts.user_codes import ALPHABET, new_user_code, typed_user_code
+from broker.errors import TooManyAttempts
+from tests.broker.accounts.oauth_world import BOTH, SECRETS, TV, WEB, OAuthWorld, basic, granted, refused
+from tests.fakes import FakeClock
+
+HERE, ELSEWHERE = "192.0.2.1", "192.0.2.2"
+
+
+async def poll(oauth: OAuthWorld, code: str) -> tuple[int, str]:
+    answer = await oauth.token(grant_type="device_code", client_id=TV, code=code)
+    if answer.status != 200:
+        assert answer.body["error_description"]
+    return (200, "") if answer.status == 200 else refused(answer)
+
+
+async def test_what_a_device_gets(oauth: OAuthWorld) -> None:
+    body = granted(await oauth.device_code())
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", body["device_code"])
+    assert re.fullmatch(f"[{ALPHABET}]{{4}}-[{ALPHABET}]{{4}}", body["user_code"])
+    url = f"{oauth.services.settings.accounts_url}/go"
+    assert (body["expires_in"], body["interval"]) == (1800, 5)
+    assert body["verification_url"] == body["verification_uri"] == url
+    assert body["verification_uri_complete"] == f"{url}?user_code={body['user_code']}"
+
+
+@pytest.mark.parametrize(
+    ("form", "refusal"),
+    [
+        ({"client_id": ""}, (400, "invalid_request")),
+        ({"client_id": "ff" * 16}, (401, "invalid_client")),
+        ({"client_id": WEB}, (400, "unauthorized_client")),
+        ({"client_secret": "wrong"}, (401, "invalid_client")),
+    ],
+)
+async def test_who_gets_no_device_code(oauth: OAuthWorld, form: dict[str, str], refusal: tuple[int, str]) -> None:
+    assert refused(await oauth.device_code(**form)) == refusal
+
+
+async def test_a_secret_does_no_harm(oauth: OAuthWorld) -> None:
+    granted(await oauth.device_code(client_secret=SECRETS[TV]))
+
+
+async def test_the_next_poll_after_approval_gets_the_token_once(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    body = (await oauth.device_code()).body
+    assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
+    waiting = await oauth.services.device_codes.find(body["user_code"], address=HERE)
+    assert waiting.screen.application == "Television"
+    assert waiting.user_code == body["user_code"]
+    fake_clock.advance(5000)
+    assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
+    await oauth.services.device_codes.approve(body["user_code"].replace("-", ""), oauth.ada.key, address=HERE)
+    assert await poll(oauth, body["device_code"]) == (200, "")
+    assert await poll(oauth, body["device_code"]) == (400, "expired_token")
+
+
+async def test_a_refusal_is_told_to_every_poll(oauth: OAuthWorld) -> None:
+    body = (await oauth.device_code()).body
+    await oauth.services.device_codes.deny(body["user_code"], oauth.ada.key, address=HERE)
+    for _ in range(2):
+        assert await poll(oauth, body["device_code"]) == (400, "access_denied")
+    with pytest.raises(UserCodeNotFound):
+        await oauth.services.device_codes.approve(body["user_code"], oauth.ada.key, address=HERE)
+
+
+async def test_who_polls_too_soon_has_to_wait_longer(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    code = (await oauth.device_code()).body["device_code"]
+    for pause_ms, outcome in (
+        (0, "authorization_pending"),
+        (4_999, "slow_down"),  # 10 s from now on
+        (9_999, "slow_down"),  # 15 s from now on
+        (14_999, "slow_down"),  # 20 s from now on
+        (20_000, "authorization_pending"),
+        (20_000, "authorization_pending"),
+    ):
+        fake_clock.advance(pause_ms)
+        assert await poll(oauth, code) == (400, outcome)
+
+
+async def test_a_device_code_expires(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    body, approved = (await oauth.device_code()).body, await oauth.approved_device_code()
+    fake_clock.advance(1_800_000)
+    for code in (body["device_code"], approved):
+        assert await poll(oauth, code) == (400, "expired_token")
+    with pytest.raises(UserCodeNotFound):
+        await oauth.services.device_codes.find(body["user_code"], address=HERE)
+
+
+async def test_a_device_code_is_good_for_its_application_only(oauth: OAuthWorld) -> None:
+    await oauth.change_methods(BOTH, "limited_input")
+    form = {"grant_type": "device_code", "code": await oauth.approved_device_code()}
+    assert refused(await oauth.token(client_id=BOTH, **form)) == (400, "invalid_grant")
+    assert refused(await oauth.token(basic(BOTH), **form)) == (400, "invalid_grant")
+    granted(await oauth.token(client_id=TV, **form))
+
+
+async def test_approval_keeps_what_was_asked_for(oauth: OAuthWorld) -> None:
+    await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
+    await oauth.approved_device_code()
+    application = await oauth.services.applications.find(TV)
+    assert application is not None
+    (grant,) = await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
+    assert (grant.device_type, grant.read, grant.write) == (None, True, False)
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "AAAA-AAA", "aaaa-aaaa", "AAAA-AAAA ", "AAAA--AAAA", "AAAA-AAA0", "Ä" * 8, "%" * 999]
+)
+async def test_a_wrong_code_is_not_found(oauth: OAuthWorld, typed: str) -> None:
+    for _ in range(3):
+        with pytest.raises(UserCodeNotFound):
+            await oauth.services.device_codes.find(typed, address=HERE)
+
+
+async def test_one_address_may_guess_ten_times(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    codes = oauth.services.device_codes
+    right = (await oauth.device_code()).body["user_code"]
+    for number in range(10):
+        with pytest.raises(UserCodeNotFound):
+            await codes.find(f"AAAA-AA{ALPHABET[number]}{ALPHABET[number]}", address=HERE)
+    for attempt in (codes.find(right, address=HERE), codes.approve(right, oauth.ada.key, address=HERE)):
+        with pytest.raises(TooManyAttempts) as caught:
+            await attempt
+        assert (caught.value.status, caught.value.retry_seconds) == (429, 900)
+    await codes.find(right, address=ELSEWHERE)
+    fake_clock.advance(900_000)
+    await codes.find(right, address=HERE)
+
+
+async def test_one_wrong_code_may_be_tried_ten_times_from_anywhere(oauth: OAuthWorld) -> None:
+    codes = oauth.services.device_codes
+    for number in range(10):
+        with pytest.raises(UserCodeNotFound):
+            await codes.find("AAAAAAAA" if number % 2 else "AAAA-AAAA", address=f"198.51.100.{number}")
+    for typed in ("AAAA-AAAA", "AAAAAAAA"):
+        with pytest.raises(TooManyAttempts):
+            await codes.find(typed, address="203.0.113.1")
+
+
+async def test_guesses_are_forgotten_when_they_are_old(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    for number in range(15):
+        fake_clock.advance(100_000)
+        with pytest.raises(UserCodeNotFound):
+            await oauth.services.device_codes.find(f"AAAA-AA{ALPHABET[number]}A", address=HERE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("2001:db8::1", "2001:db8:0:0:ffff::2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("unix", "unix", True),
+    ],
+)
+def test_who_counts_as_one_address(one: str, other: str, same: bool) -> None:
+    assert (address_key(one) == address_key(other)) is same
+
+
+@given(st.data())
+def test_a_user_code_is_read_as_it_was_shown(data: st.DataObject) -> None:
+    code = new_user_code()
+    assert typed_user_code(code) == typed_user_code(code.replace("-", "")) == code
+    other = data.draw(st.text(max_size=10))
+    assert typed_user_code(other) in {None, other, f"{other[:4]}-{other[4:]}"}

@@ -1,0 +1,105 @@
+"""A token that ends, ends the connections that came with it."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from broker.clock import Clock
+from broker.routing.connections import CloseReason
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+from tests.broker.accounts.oauth_world import WEB, OAuthWorld, basic, granted, make_oauth_world
+from tests.factories import KITCHEN, build_world
+from tests.fakes import BreakableEngine, FakeClock, run_inline
+
+USER_MS = 1_209_600_000
+
+
+async def connected(services: Services, token: str, nursery: trio.Nursery) -> tuple[list[CloseReason], trio.Event]:
+    """A link that came with this token; what it is closed with, and when."""
+    device, caller = await services.devices.find(KITCHEN), await services.tokens.caller(token)
+    reasons: list[CloseReason] = []
+    closed = trio.Event()
+
+    def close(reason: CloseReason) -> None:
+        reasons.append(reason)
+        closed.set()
+
+    async def hold() -> None:
+        with services.connections.connect(
+            device,
+            protocol="WEBSOCKET",
+            token=caller.token,
+            exclusive=False,
+            deliver=lambda _action: True,
+            close=close,
+        ):
+            await closed.wait()
+
+    nursery.start_soon(hold)
+    await trio.testing.wait_all_tasks_blocked()
+    return reasons, closed
+
+
+async def test_expiry_closes_live_links_within_five_seconds(
+    oauth: OAuthWorld, fake_clock: FakeClock, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    tokens = await oauth.user_tokens()
+    reasons, closed = await connected(oauth.services, tokens["access_token"], nursery)
+    fake_clock.advance(USER_MS - 1)
+    await trio.sleep(10)
+    assert reasons == []
+    fake_clock.advance(1)
+    with trio.fail_after(5):
+        await closed.wait()
+    assert reasons == [CloseReason.TOKEN_REVOKED]
+
+
+async def test_a_refresh_gives_live_links_five_minutes(
+    oauth: OAuthWorld, fake_clock: FakeClock, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    tokens = await oauth.user_tokens()
+    reasons, closed = await connected(oauth.services, tokens["access_token"], nursery)
+    granted(await oauth.token(basic(WEB), grant_type="refresh_token", refresh_token=tokens["refresh_token"]))
+    fake_clock.advance(299_999)
+    await trio.sleep(10)
+    assert reasons == []
+    fake_clock.advance(1)
+    with trio.fail_after(5):
+        await closed.wait()
+
+
+async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: trio.Nursery) -> None:
+    tokens = await oauth.user_tokens()
+    reasons, _closed = await connected(oauth.services, tokens["access_token"], nursery)
+    await oauth.services.tokens.revoke(tokens["access_token"])
+    assert reasons == [CloseReason.TOKEN_REVOKED]
+
+
+async def test_a_clock_that_is_set_back_announces_nothing(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+    tokens = await oauth.user_tokens()
+    fake_clock.advance(-1_000_000)
+    await oauth.services.tokens.end_expired()
+    fake_clock.advance(1_000_000)
+    await oauth.services.tokens.end_expired()
+    await oauth.services.tokens.caller(tokens["access_token"])
+
+
+async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, autojump_clock: MockClock
+) -> None:
+    breakable = BreakableEngine(engine)
+    database = Database(breakable, run_sync=run_inline)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        await build_world(services.database, services.vault)
+        await make_oauth_world(services)
+        breakable.error = StoreError("disk full")
+        await trio.sleep(700)  # the purge is every ten minutes
+        breakable.error = None
+        with pytest.raises(trio.TooSlowError), trio.fail_after(700):
+            await trio.sleep_forever()
+        await services.tokens.purge()

@@ -1,0 +1,105 @@
+"""Organization roles, and device types that are for the users of one organization's applications."""
+
+import pytest
+
+from broker.accounts.permissions import ADMINISTRATORS, DEVELOPERS, Permission, Reach, Role
+from broker.accounts.tokens import Caller, TokenKind
+from broker.errors import PermissionDenied
+from broker.services import Services
+from storage.records import DeviceTypeRecord, GrantRecord
+from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN_TOKEN, World, make_device
+
+OURS, THEIRS = 1, 2
+application = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=1, application_organization=OURS)
+
+
+class ProtectedDevice:
+    """Ada's, of type 7."""
+
+    key, id, owner, type_key, type_protected = 1, "1" * 32, 1, 7, True
+
+    def __init__(self, organization: int) -> None:
+        self.type_organization = organization
+
+
+@pytest.mark.parametrize("type_key", [7, None])
+@pytest.mark.parametrize(("organization", "reached"), [(OURS, True), (THEIRS, False)])
+def test_applications_of_others_never_reach_a_protected_type(
+    organization: int, reached: bool, type_key: int | None
+) -> None:
+    reach = Reach(application, [GrantRecord(1, 1, type_key, True, True)])
+    assert reach.allows(ProtectedDevice(organization), Permission.READ) is reached
+
+
+def test_devices_of_types_that_are_not_protected_are_reached_as_ever() -> None:
+    assert Reach(application, [GrantRecord(1, 1, 1, True, True)]).allows(
+        make_device(organization=THEIRS), Permission.READ
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "administers", "develops"),
+    [
+        (Role.ADMINISTRATOR, True, True),
+        (Role.DEVELOPER, False, True),
+        (Role.VIEWER, False, False),
+        (None, False, False),
+    ],
+)
+async def test_what_members_may_do_for_their_organization(
+    services: Services, world: World, role: Role | None, administers: bool, develops: bool
+) -> None:
+    acme = await services.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    assert acme is not None
+    if role is not None:
+        await services.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, role))
+    caller = await services.tokens.caller(ADA_TOKEN)
+    for roles, allowed in ((ADMINISTRATORS, administers), (DEVELOPERS, develops)):
+        if allowed:
+            await services.permissions.require_organization(caller, acme.key, roles)
+            continue
+        with pytest.raises(PermissionDenied, match="administrator.* of the organization"):
+            await services.permissions.require_organization(caller, acme.key, roles)
+
+
+async def test_only_its_own_applications_and_members_act_for_an_organization(services: Services, world: World) -> None:
+    acme = await services.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    assert acme is not None
+    await services.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, "administrator"))
+    permissions = services.permissions
+    own = await services.tokens.caller(APPLICATION_TOKEN)
+    await permissions.require_organization(own, acme.key, ADMINISTRATORS)
+    for token, organization in (
+        (APPLICATION_TOKEN, acme.key + 1),
+        (ADA_TOKEN, acme.key + 1),
+        (BOB_TOKEN, acme.key),
+        (KITCHEN_TOKEN, acme.key),
+    ):
+        with pytest.raises(PermissionDenied):
+            await permissions.require_organization(await services.tokens.caller(token), organization, DEVELOPERS)
+
+
+def type_of(organization: int, *, published: bool, protected: bool) -> DeviceTypeRecord:
+    return DeviceTypeRecord(5, "dt5", "a.b", "B", organization, "0" * 32, published, protected, False, None, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("published", "protected", "free"),
+    [(True, False, True), (False, False, False), (True, True, False), (False, True, False)],
+)
+async def test_who_may_use_a_device_type(
+    services: Services, world: World, published: bool, protected: bool, free: bool
+) -> None:
+    caller = await services.tokens.caller(ADA_TOKEN)
+    organization = caller.application_organization
+    assert organization is not None
+    others = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Others", 1))
+    ours, theirs = (type_of(key, published=published, protected=protected) for key in (organization, others.key))
+    await services.permissions.require_type(caller, ours)  # through the organization's application
+    if free:
+        return await services.permissions.require_type(caller, theirs)
+    for token in (ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN):
+        with pytest.raises(PermissionDenied, match="use of device type dt5"):
+            await services.permissions.require_type(await services.tokens.caller(token), theirs)
+    await services.database.write(lambda tx: tx.accounts.set_role(others.key, world.ada, "viewer"))
+    return await services.permissions.require_type(caller, theirs)

@@ -1,0 +1,679 @@
+"""The queue of outgoing mails, over the real store, with a transport in the tests' own hands and trio's mock clock."""
+
+import email
+import email.policy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from string import Template
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.errors import ValidationFailed
+from broker.mail import (
+    AccountInvitation,
+    DeviceQuotaUsedUp,
+    DeviceShareInvitation,
+    ExportFinished,
+    Mail,
+    MailDeferred,
+    MailRejected,
+    Mails,
+    MailServerUnavailable,
+    MonetizationPlanDecided,
+    OutgoingMail,
+    PasswordReset,
+    RuleMail,
+    StreamRemoved,
+    SubscriptionSuspended,
+    TrialInvitation,
+)
+from broker.mail import queue as mail_queue
+from broker.secrets import Vault
+from config.settings import Outbound, Settings
+from storage.database import Database, Engine, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.records import MailRecord
+from storage.sql import StoreError
+from tests.config.test_mail import NO_ADDRESSES
+from tests.factories import NOW_MS
+from tests.fakes import BreakableEngine, run_inline
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+SITE = "https://gateway.example.org:8080"
+VAULT = Vault(Vault.new_key())
+HELLO = RuleMail(subject="Hello", body="It is warm.")
+
+SAMPLES = (
+    ExportFinished(export_id="e" * 32, url="https://app.example.org/done"),
+    TrialInvitation(trial="Lamps", role="participant", code="c0de", expires_on=NOW_MS),
+    DeviceShareInvitation(device="Kitchen light", owner="Ada", code="c0de"),
+    DeviceQuotaUsedUp(device="Kitchen light", device_id="1" * 32, limit=150, reset_on=NOW_MS),
+    MonetizationPlanDecided(device_type="Smart Light", version=2, decision="rejected", comments="Too dear.\nSorry."),
+    SubscriptionSuspended(subscription_id="5" * 32, last_error="410 Gone"),
+    StreamRemoved(stream_id="6" * 32, last_error="no such stream"),
+    HELLO,
+    PasswordReset(code="c0de", expires_on=NOW_MS),
+    AccountInvitation(organization="Acme", code="c0de", expires_on=NOW_MS),
+)
+
+
+class Transport:
+    """Takes mails, or does what the test says instead."""
+
+    def __init__(self, *, otherwise: Exception | None = None) -> None:
+        self.script: list[BaseException | None] = []
+        self.otherwise = otherwise
+        self.mails: list[OutgoingMail] = []
+        self.times: list[float] = []
+        self.delivered = trio.Event()
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        await trio.lowlevel.checkpoint()
+        self.mails.append(mail)
+        self.times.append(trio.current_time())
+        outcome = self.script.pop(0) if self.script else self.otherwise
+        if outcome is not None:
+            raise outcome
+        self.delivered.set()
+
+    @property
+    def recipients(self) -> list[str]:
+        return [mail.recipient for mail in self.mails]
+
+
+class SlowTransport(Transport):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.started = trio.Event()
+        self._seconds = seconds
+
+    async def deliver(self, mail: OutgoingMail) -> None:
+        self.started.set()
+        await trio.sleep(self._seconds)
+        await super().deliver(mail)
+
+
+@dataclass
+class Office:
+    mails: Mails
+    database: Database
+    transport: Transport
+    workers: trio.Nursery
+
+    async def send(self, to: str = "ada@example.org", mail: Mail = HELLO, cause: str = "user:1") -> bool:
+        return await self.mails.send(to, mail, cause=cause)
+
+    async def waiting(self) -> list[MailRecord]:
+        return await self.database.read(lambda tx: tx.mails.waiting())
+
+    async def record(self, message_id: str) -> MailRecord:
+        found = await self.database.read(lambda tx: tx.mails.mail(message_id))
+        assert found is not None
+        return found
+
+
+OpenOffice = Callable[..., Any]
+
+
+@pytest.fixture
+def open_office(engine: SqliteEngine, settings: Settings, autojump_clock: object) -> OpenOffice:
+    """Opens the queue on the same file as often as a test likes. Wall clock and trio's mock clock go together."""
+
+    @asynccontextmanager
+    async def open_(
+        transport: Transport | None = None, *, on: Engine = engine, vault: Vault = VAULT, start_ms: int = NOW_MS
+    ) -> AsyncIterator[Office]:
+        database = Database(on, run_sync=run_inline)
+        await database.open()
+        clock = Clock(lambda: start_ms + round(trio.current_time() * 1000))
+        mails = Mails(database, vault, clock, replace_public_url(settings))
+        async with trio.open_nursery() as writer:
+            await writer.start(database.commit_forever)
+            async with trio.open_nursery() as workers:
+                if transport is not None:
+                    await workers.start(mails.deliver_forever, transport)
+                yield Office(mails, database, transport or Transport(), workers)
+                workers.cancel_scope.cancel()
+            writer.cancel_scope.cancel()
+
+    return open_
+
+
+def replace_public_url(settings: Settings) -> Settings:
+    return Settings(state_dir=settings.state_dir, public_url=SITE + "/", outbound=Outbound(mail_from=""))
+
+
+def parsed(mail: OutgoingMail) -> email.message.EmailMessage:
+    return email.message_from_bytes(mail.message.as_bytes(), policy=email.policy.default)
+
+
+# What mails say
+
+
+def test_every_kind_of_mail_has_a_sample_and_a_template() -> None:
+    assert {mail.kind for mail in Mail.__subclasses__()} == {sample.kind for sample in SAMPLES}
+    names = {path.name for path in resources.files("broker.mail").joinpath("templates").iterdir()}
+    assert names == {f"{sample.kind}.txt" for sample in SAMPLES}
+
+
+@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
+    text = resources.files("broker.mail").joinpath("templates", f"{mail.kind}.txt").read_text(encoding="utf-8")
+    assert text.startswith("Subject: ")
+    shown = {field.name if field.name != "code" else "link" for field in fields(mail)}
+    if mail.kind != "rule_mail":
+        shown.add("site")
+    assert set(Template(text).get_identifiers()) == shown
+
+
+@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+def test_a_rendered_mail_is_complete(mail: Mail) -> None:
+    subject, text = mail.render(SITE)
+    assert "$" not in subject + text
+    assert subject
+    for field in fields(mail):
+        value = getattr(mail, field.name)
+        assert ("2025-10-09 08:53 UTC" if field.name.endswith("_on") else str(value)) in subject + text
+
+
+def test_a_share_invitation_reads_well() -> None:
+    subject, text = SAMPLES[2].render(SITE)
+    assert subject == "A device is shared with you"
+    assert text == (
+        "Ada wants to share a device with you.\n\nDevice: Kitchen light\n\nTo accept, open this link and sign in:\n\n"
+        "https://gateway.example.org:8080/accounts/accept/share?code=c0de\n\n"
+        "You will be able to read its messages and to send it messages and Actions. If you did not expect this,"
+        " ignore this\nmail: nothing happens.\n\n-- \nTrunkline at https://gateway.example.org:8080\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mail", "path"),
+    [
+        (DeviceShareInvitation(device="d", owner="o", code="a&b=c/ü"), "accept/share"),
+        (TrialInvitation(trial="t", role="participant", code="a&b=c/ü", expires_on=1), "accept/trial"),
+        (PasswordReset(code="a&b=c/ü", expires_on=1), "reset"),
+        (AccountInvitation(code="a&b=c/ü", expires_on=1), "signup"),
+    ],
+)
+def test_links_lead_to_the_accounts_pages_with_the_code(mail: Mail, path: str) -> None:
+    assert f"\n\n{SITE}/accounts/{path}?code=a%26b%3Dc%2F%C3%BC\n\n" in mail.render(SITE)[1]
+
+
+def test_a_line_without_a_value_is_left_out() -> None:
+    assert "Your link" not in ExportFinished(export_id="e").render(SITE)[1]
+    text = MonetizationPlanDecided(device_type="t", version=1, decision="approved").render(SITE)[1]
+    assert "Version: 1\n\n-- \n" in text
+
+
+def test_a_name_cannot_write_lines_of_ours_and_nothing_in_it_is_expanded() -> None:
+    name = "Light\r\n\r\nYour account is closed.\u2028\x00 $site ${code} {0} {{x}} %s"
+    text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(SITE)[1]
+    assert "\nDevice: Light Your account is closed. $site ${code} {0} {{x}} %s\n" in text
+    assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000).render(SITE)[1]
+
+
+def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:
+    assert RuleMail(subject="s", body="one\r\n\r\ntwo\x00\rthree\tfour").render(SITE)[1] == (
+        "one\n\ntwo\ufffd\nthree   four\n"
+    )
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("to", NO_ADDRESSES)
+async def test_a_mail_to_what_is_no_address_is_refused(open_office: OpenOffice, to: str) -> None:
+    async with open_office() as office:
+        with pytest.raises(ValidationFailed) as caught:
+            await office.send(to)
+        assert [(finding.field, finding.messages) for finding in caught.value.findings] == [("to", ("Invalid email",))]
+        assert await office.waiting() == []
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "Hi\r\nBcc: eve@example.org",
+        "Hi\nBcc: eve@example.org",
+        "Hi\rBcc: eve@example.org",
+        "Hi\r\n\r\nother text",
+        "Hi\x00",
+        "Hi\x0b",
+        "Hi\x85Bcc: eve@example.org",
+        "Hi\u2028Bcc: eve@example.org",
+        "Hi\u2029",
+        "Hi\ud800",
+        "x" * 501,
+    ],
+)
+async def test_a_subject_that_is_no_line_is_refused(open_office: OpenOffice, subject: str) -> None:
+    async with open_office() as office:
+        with pytest.raises(ValidationFailed) as caught:
+            await office.send(mail=RuleMail(subject=subject, body=""))
+        assert caught.value.findings[0].field == "subject"
+        assert await office.waiting() == []
+
+
+async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice) -> None:
+    async with open_office() as office:
+        with pytest.raises(ValidationFailed):
+            await office.send(mail=RuleMail(subject="", body="x" * 65_536))
+        assert await office.send(mail=RuleMail(subject="", body="x" * 65_535))
+
+
+# What is delivered
+
+
+async def test_a_mail_is_delivered_at_once_with_its_headers(open_office: OpenOffice) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        assert await office.send("Ada@Example.ORG", RuleMail(subject="Warm: 30 °C 🌡️", body="Zimmer: 30 °C\n\n.\nEnde"))
+        await transport.delivered.wait()
+    assert trio.current_time() == 0
+    (mail,) = transport.mails
+    message = parsed(mail)
+    assert (mail.sender, mail.recipient) == ("trunkline@gateway.example.org", "Ada@example.org")
+    assert message["From"] == "Trunkline <trunkline@gateway.example.org>"
+    assert message["To"] == "Ada@example.org"
+    assert message["Subject"] == "Warm: 30 °C 🌡️"
+    assert message["Date"] == "Thu, 09 Oct 2025 08:53:20 +0000"
+    assert message["Message-ID"] == f"<{mail.message_id}>"
+    assert mail.message_id.endswith("@gateway.example.org")
+    assert message["Auto-Submitted"] == "auto-generated"
+    assert message.get_content_type() == "text/plain"
+    assert message.get_content_charset() == "utf-8"
+    assert message.get_content() == "Zimmer: 30 °C\n\n.\nEnde\n"
+    assert mail.message.as_bytes().isascii()
+
+
+async def test_an_international_address_keeps_its_local_part(open_office: OpenOffice) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        await office.send("jürgen@bücher.example")
+        await transport.delivered.wait()
+    (mail,) = transport.mails
+    assert mail.recipient == "jürgen@xn--bcher-kva.example"
+    assert "To: jürgen@xn--bcher-kva.example\r\n".encode() in mail.message.as_bytes()
+
+
+@pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
+async def test_every_kind_of_mail_arrives(open_office: OpenOffice, mail: Mail) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        await office.send(mail=mail)
+        await transport.delivered.wait()
+    message = parsed(transport.mails[0])
+    assert (message["Subject"], message.get_content()) == mail.render(SITE)
+
+
+async def test_a_mail_is_queued_with_its_cause(open_office: OpenOffice) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        letter = office.mails.compose("ada@example.org", HELLO, cause="user:1")
+
+        def work(tx: Transaction) -> str:
+            assert office.mails.add(tx, letter)
+            tx.accounts.add_organization("0a" * 16, "Acme", 1)
+            return "done"
+
+        assert await office.database.write(work) == "done"
+        await transport.delivered.wait()
+        assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
+
+
+async def test_a_mail_is_undone_with_its_cause(open_office: OpenOffice) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        letter = office.mails.compose("ada@example.org", HELLO, cause="user:1")
+
+        def work(tx: Transaction) -> None:
+            assert office.mails.add(tx, letter)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await office.database.write(work)
+        await trio.sleep(120)  # on the mock clock: the worker looked twice
+        assert transport.mails == []
+        assert await office.waiting() == []
+
+
+async def test_what_waits_does_not_show_its_content(open_office: OpenOffice, engine: SqliteEngine) -> None:
+    async with open_office() as office:
+        await office.send(mail=PasswordReset(code="0123456789abcdef", expires_on=NOW_MS))
+        (waiting,) = await office.waiting()
+        assert waiting.content is not None
+    for path in engine.path.parent.glob("store.sqlite*"):
+        assert b"0123456789abcdef" not in path.read_bytes()
+
+
+async def test_what_is_done_is_erased_and_after_two_days_forgotten(open_office: OpenOffice) -> None:
+    transport = Transport()
+    async with open_office(transport) as office:
+        await office.send()
+        await transport.delivered.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        id_ = transport.mails[0].message_id
+        done = await office.record(id_)
+        assert (done.outcome, done.content, done.next_on) == ("sent", None, None)
+        await trio.sleep(47 * 3600)
+        assert (await office.record(id_)).outcome == "sent"
+        await trio.sleep(2 * 3600)
+        assert await office.database.read(lambda tx: tx.mails.mail(id_)) is None
+
+
+# Rates
+
+
+async def test_a_recipient_or_a_cause_that_has_had_enough_is_refused(open_office: OpenOffice) -> None:
+    reset = PasswordReset(code="c", expires_on=1)  # 2 a minute and 10 a day to one, 5 a minute and 50 a day from one
+    async with open_office() as office:
+        assert [await office.send("a@x.example", reset, "1") for _ in range(3)] == [True, True, False]
+        assert not await office.send("A@X.example", reset, "2")
+        assert [await office.send(f"{n}@x.example", reset, "1") for n in range(4)] == [True] * 3 + [False]
+        assert await office.send("a@x.example", HELLO, "1")
+        statistics = office.mails.statistics()
+        assert (statistics.queued, statistics.refused) == (6, 3)
+
+
+async def test_the_minute_is_a_sliding_one(open_office: OpenOffice) -> None:
+    reset = PasswordReset(code="c", expires_on=1)
+    async with open_office() as office:
+        assert await office.send(mail=reset)
+        await trio.sleep(30)
+        assert await office.send(mail=reset)
+        await trio.sleep(29.999)
+        assert not await office.send(mail=reset)
+        await trio.sleep(0.001)
+        assert await office.send(mail=reset)
+        assert not await office.send(mail=reset)
+
+
+async def test_the_day_is_the_utc_day(open_office: OpenOffice) -> None:
+    reset = PasswordReset(code="c", expires_on=1)
+    midnight = (NOW_MS // DAY_MS + 1) * DAY_MS
+    async with open_office(start_ms=midnight - 300_001) as office:
+        for n in range(10):
+            await trio.sleep(30)
+            assert await office.send(mail=reset, cause=str(n))
+        assert not await office.send(mail=reset)
+        await trio.sleep(0.001)
+        assert not await office.send(mail=reset)  # a minute still has room for two only
+        await trio.sleep(30)
+        assert await office.send(mail=reset)
+
+
+async def test_a_used_up_quota_is_mailed_once_a_day_for_each_device(open_office: OpenOffice) -> None:
+    async with open_office(start_ms=NOW_MS // DAY_MS * DAY_MS) as office:
+        mail = DeviceQuotaUsedUp(device="Light", device_id="1", limit=150, reset_on=NOW_MS)
+        assert await office.send(mail=mail, cause="device:1")
+        await trio.sleep(23 * 3600)
+        assert not await office.send(mail=mail, cause="device:1")
+        assert await office.send(mail=mail, cause="device:2")
+        await trio.sleep(3600)
+        assert await office.send(mail=mail, cause="device:1")
+
+
+async def test_a_rule_sends_five_a_minute_and_fifty_a_day(open_office: OpenOffice) -> None:
+    async with open_office(start_ms=NOW_MS // DAY_MS * DAY_MS) as office:
+        assert [await office.send() for _ in range(6)] == [True] * 5 + [False]
+        sent = 5
+        for _ in range(60):
+            await trio.sleep(60)
+            sent += await office.send()
+        assert sent == 50
+
+
+async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(open_office: OpenOffice) -> None:
+    mail = DeviceQuotaUsedUp(device="Light", device_id="1", limit=150, reset_on=NOW_MS)
+    async with open_office() as office:
+        await office.send(mail=mail)
+        letter = office.mails.compose("ada@example.org", mail, cause="user:1")
+
+        def work(tx: Transaction) -> bool:
+            tx.accounts.add_organization("0a" * 16, "Acme", 1)
+            return office.mails.add(tx, letter)
+
+        with structlog.testing.capture_logs() as logs:
+            assert not await office.database.write(work)
+        assert [(log["event"], log["kind"], log["cause"]) for log in logs] == [
+            ("mail_refused", "device_quota_used_up", "user:1")
+        ]
+        assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
+
+
+async def test_the_queue_is_bounded(open_office: OpenOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_queue, "WAITING_MAX", 3)
+    async with open_office() as office:
+        assert [await office.send(f"{n}@x.example", cause=str(n)) for n in range(4)] == [True] * 3 + [False]
+
+
+# When it does not work
+
+
+async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(open_office: OpenOffice) -> None:
+    transport = Transport(otherwise=MailDeferred("450 later"))
+    with structlog.testing.capture_logs() as logs:
+        async with open_office(transport) as office:
+            await office.send()
+            await trio.sleep(48 * 3600)
+            assert await office.waiting() == []
+            record = await office.record(transport.mails[0].message_id)
+            assert (record.outcome, record.content, record.last_error) == ("given up", None, "450 later")
+            statistics = office.mails.statistics()
+            assert (statistics.deferred, statistics.given_up, statistics.sent) == (12, 1, 0)
+    delays = [60, 300, 900, 1800, 3600, 7200] + 5 * [14400]
+    assert transport.times == [sum(delays[:n]) for n in range(len(delays) + 1)] + [24 * 3600]
+    assert len({mail.message_id for mail in transport.mails}) == 1
+    assert len({mail.message.as_bytes() for mail in transport.mails}) == 1
+    (given_up,) = [log for log in logs if log["event"] == "mail_given_up"]
+    assert given_up["log_level"] == "error"
+    assert (given_up["recipient"], given_up["attempts"]) == ("ada@example.org", 13)
+    assert (given_up["kind"], given_up["reason"]) == ("rule_mail", "450 later")
+
+
+async def test_a_deferred_mail_does_not_hold_up_the_others(open_office: OpenOffice) -> None:
+    transport = Transport()
+    transport.script = [MailDeferred("450 greylisted")]
+    async with open_office(transport) as office:
+        await office.send("a@x.example")
+        await office.send("b@x.example")
+        await trio.sleep(61)
+    assert transport.recipients == ["a@x.example", "b@x.example", "a@x.example"]
+    assert transport.times == [0, 0, 60]
+
+
+async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice) -> None:
+    transport = Transport(otherwise=MailRejected("550 no such user"))
+    async with open_office(transport) as office:
+        await office.send()
+        await trio.sleep(60)
+        record = await office.record(transport.mails[0].message_id)
+        assert (record.outcome, record.last_error) == ("given up", "550 no such user")
+        assert office.mails.statistics().server_available
+    assert transport.times == [0]
+
+
+async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(open_office: OpenOffice) -> None:
+    transport = Transport()
+    transport.script = [MailServerUnavailable("refused")] * 4
+    with structlog.testing.capture_logs() as logs:
+        async with open_office(transport) as office:
+            await office.send("a@x.example")
+            await office.send("b@x.example")
+            await trio.sleep(20)
+            assert not office.mails.statistics().server_available
+            await trio.sleep(1000)
+            assert await office.waiting() == []
+            assert office.mails.statistics().server_available
+    assert transport.recipients[:4] == ["a@x.example", "b@x.example", "a@x.example", "b@x.example"]
+    assert transport.times == [0, 10, 40, 100, 220, 220]
+    assert sorted(transport.recipients[4:]) == ["a@x.example", "b@x.example"]
+    events = [log["event"] for log in logs]
+    assert (events.count("mail_server_unavailable"), events.count("mail_server_available")) == (1, 1)
+
+
+async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice) -> None:
+    transport = Transport()
+    transport.script = [MailServerUnavailable("refused")] * 3 + [MailDeferred("450")]
+    async with open_office(transport) as office:
+        await office.send()
+        await trio.sleep(1000)
+    assert transport.times == [0, 10, 40, 100, 160]
+
+
+async def test_an_outage_of_a_day_gives_up_everything_that_old(open_office: OpenOffice) -> None:
+    transport = Transport(otherwise=MailServerUnavailable("refused"))
+    async with open_office(transport) as office:
+        for n in range(3):
+            await office.send(f"{n}@x.example")
+        await trio.sleep(12 * 3600)
+        await office.send("late@x.example")
+        await trio.sleep(12.1 * 3600)
+        assert [mail.recipient for mail in await office.waiting()] == ["late@x.example"]
+        assert office.mails.statistics().given_up == 3
+        transport.otherwise = None
+        await trio.sleep(301)
+        assert await office.waiting() == []
+
+
+async def test_a_bug_in_an_attempt_is_logged_and_harms_nobody_else(open_office: OpenOffice) -> None:
+    transport = Transport()
+    transport.script = [ZeroDivisionError()]
+    with structlog.testing.capture_logs() as logs:
+        async with open_office(transport) as office:
+            await office.send("a@x.example")
+            await office.send("b@x.example")
+            await trio.sleep(61)
+    assert transport.recipients == ["a@x.example", "b@x.example", "a@x.example"]
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["mail_attempt_failed"]
+
+
+async def test_nothing_is_sent_twice_while_the_store_cannot_take_the_news(
+    open_office: OpenOffice, engine: SqliteEngine
+) -> None:
+    breakable = BreakableEngine(engine)
+    transport = SlowTransport(1)
+    async with open_office(transport, on=breakable) as office:
+        await office.send()
+        await transport.started.wait()
+        breakable.error = StoreError("disk full")
+        await trio.sleep(600)
+        breakable.error = None
+        await trio.sleep(600)
+        assert await office.waiting() == []
+        assert office.mails.statistics().sent == 1
+    assert len(transport.mails) == 1
+
+
+async def test_a_store_that_cannot_be_read_is_asked_again(open_office: OpenOffice, engine: SqliteEngine) -> None:
+    breakable = BreakableEngine(engine)
+    async with open_office(on=breakable) as office:
+        await office.send()
+        breakable.error = StoreError("disk full")
+        transport = Transport()
+        await office.workers.start(office.mails.deliver_forever, transport)
+        await trio.sleep(60)
+        assert transport.mails == []
+        breakable.error = None
+        await trio.sleep(6)
+        assert len(transport.mails) == 1
+
+
+async def test_a_mail_sealed_with_another_key_is_given_up(open_office: OpenOffice) -> None:
+    async with open_office() as office:
+        await office.send()
+        (mail,) = await office.waiting()
+    transport = Transport()
+    async with open_office(transport, vault=Vault(Vault.new_key())) as office:
+        await trio.sleep(1)
+        assert (await office.record(mail.message_id)).outcome == "given up"
+    assert transport.mails == []
+
+
+# Stopping and starting
+
+
+async def test_what_waits_survives_a_restart_with_its_schedule(open_office: OpenOffice) -> None:
+    first = Transport(otherwise=MailDeferred("450"))
+    async with open_office(first) as office:
+        await office.send()
+        await trio.sleep(100)
+    assert first.times == [0, 60]
+    second = Transport()
+    async with open_office(second) as office:
+        await second.delivered.wait()
+    assert second.times == [360]
+    assert second.mails[0].message_id == first.mails[0].message_id
+    assert second.mails[0].message.as_bytes() == first.mails[0].message.as_bytes()
+
+
+async def test_after_a_stop_of_days_a_mail_is_tried_once_more(open_office: OpenOffice) -> None:
+    async with open_office() as office:
+        await office.send("a@x.example")
+        await office.send("b@x.example")
+    transport = Transport()
+    transport.script = [MailDeferred("450")]
+    async with open_office(transport, start_ms=NOW_MS + 3 * DAY_MS) as office:
+        await trio.sleep(3600)
+        assert await office.waiting() == []
+    assert transport.recipients == ["a@x.example", "b@x.example"]
+
+
+async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(open_office: OpenOffice) -> None:
+    first = Transport()
+    first.script = [SystemExit("the process dies")]
+    with pytest.RaisesGroup(SystemExit, flatten_subgroups=True):
+        async with open_office(first) as office:
+            await office.send()
+            await trio.sleep_forever()
+    second = Transport()
+    async with open_office(second):
+        await second.delivered.wait()
+    assert second.mails[0].message_id == first.mails[0].message_id
+
+
+async def test_a_mail_that_is_being_sent_at_the_stop_is_finished(open_office: OpenOffice) -> None:
+    transport = SlowTransport(4)
+    async with open_office(transport) as office:
+        await office.send()
+        await transport.started.wait()
+    assert trio.current_time() == 4
+    async with open_office() as office:
+        assert await office.waiting() == []
+        assert (await office.record(transport.mails[0].message_id)).outcome == "sent"
+
+
+async def test_a_mail_that_takes_longer_than_the_grace_stays_queued(open_office: OpenOffice) -> None:
+    transport = SlowTransport(1000)
+    async with open_office(transport) as office:
+        await office.send()
+        await transport.started.wait()
+    assert trio.current_time() == 5
+    async with open_office() as office:
+        assert len(await office.waiting()) == 1
+
+
+async def test_without_a_transport_mails_stay_queued(open_office: OpenOffice) -> None:
+    async with open_office() as office:
+        await office.send()
+        await trio.sleep(60)
+        assert len(await office.waiting()) == 1
+
+
+async def test_statistics(open_office: OpenOffice) -> None:
+    transport = Transport()
+    transport.script = [None, MailDeferred("450"), MailRejected("550")]
+    async with open_office(transport) as office:
+        for n in range(3):
+            await office.send(f"{n}@x.example")
+        await trio.sleep(1)
+        statistics = office.mails.statistics()
+    assert statistics == replace(statistics, waiting=1, queued=3, refused=0, sent=1, deferred=1, given_up=1)

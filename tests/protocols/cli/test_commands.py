@@ -1,0 +1,237 @@
+"""The commands as an operator meets them: processes with arguments, output and an exit status."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token
+
+SECONDS = 60
+
+
+def trunkline(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TRUNKLINE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+        env={**os.environ, **environment},
+    )
+
+
+@contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=1)
+    return daemon
+
+
+def one_line(run: subprocess.CompletedProcess[str]) -> str:
+    (line,) = run.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("colour = 1", "colour"),
+        ('state_dir = "/x"\n[mqtt]\naction_payload = "x"', "mqtt.action_payload"),
+        ("=", "TOML"),
+    ],
+)
+def test_bad_configuration_exits_with_2(tmp_path: Path, content: str, named: str) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(content)
+    run = trunkline("serve", "--config", config)
+    assert run.returncode == 2
+    assert str(config) in one_line(run)
+    assert named in one_line(run)
+
+
+def test_taken_port_exits_with_3(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        config = tmp_path / "trunkline.toml"
+        config.write_text(f'state_dir = "{tmp_path}/state"\n[mqtt]\nbind = "{address}"\n')
+        run = trunkline("serve", "--config", config)
+    assert run.returncode == 3
+    assert f"mqtt cannot listen on {address}" in one_line(run)
+
+
+def test_broken_store_exits_with_4(daemon: Daemon) -> None:
+    (daemon.state / "store.sqlite").write_bytes(b"not a database" * 500)
+    run = trunkline("serve", "--config", daemon.config)
+    assert run.returncode == 4
+    assert "store.sqlite" in one_line(run)
+
+
+def test_lost_key_exits_with_4_and_makes_no_other(daemon: Daemon) -> None:
+    (daemon.state / "key").unlink()
+    run = trunkline("serve", "--config", daemon.config)
+    assert run.returncode == 4
+    assert "restore it" in one_line(run)
+    assert not (daemon.state / "key").exists()
+
+
+def test_second_daemon_exits_with_4(daemon: Daemon) -> None:
+    with running(daemon):
+        run = trunkline("serve", "--config", daemon.config)
+        assert daemon.process is not None
+        assert run.returncode == 4
+        assert f"in use by process {daemon.process.pid}" in one_line(run)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_stop_exits_with_0(daemon: Daemon, how: signal.Signals) -> None:
+    daemon.start()
+    process = daemon.process
+    assert process is not None
+    assert process.stdout is not None
+    process.send_signal(how)
+    status = process.wait(SECONDS)
+    process.stdout.close()
+    assert status == 0
+    assert not (daemon.state / "control.sock").exists()
+
+
+def test_state_is_for_its_owner_alone(daemon: Daemon) -> None:
+    with running(daemon):
+        modes = {
+            name: stat.S_IMODE((daemon.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")
+        }
+    assert modes == {".": 0o700, "key": 0o600, "lock": 0o600, "control.sock": 0o600}
+
+
+def test_provision_reaches_a_running_daemon(daemon: Daemon) -> None:
+    more = daemon.state.parent / "more.toml"
+    more.write_text('[[devices]]\nowner = "ada@example.org"\ntype = "example.light"\nname = "Porch"\n')
+    with running(daemon):
+        dry = trunkline("provision", more, "--config", daemon.config, "--dry-run")
+        first = trunkline("provision", more, "--config", daemon.config)
+        second = trunkline("provision", more, "--config", daemon.config)
+    assert [run.returncode for run in (dry, first, second)] == [0, 0, 0]
+    assert "Dry run: nothing was changed." in dry.stdout
+    assert "1 created" in first.stdout
+    assert "devices Porch token" in " ".join(first.stdout.split())
+    assert "1 unchanged" in second.stdout
+    assert "Generated" not in second.stdout
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
+def test_provision_error_names_file_table_and_key(daemon: Daemon, runs: bool) -> None:
+    bad = daemon.state.parent / "bad.toml"
+    bad.write_text('[[users]]\nemail = "eve@example.org"\npassword = "short"\n')
+    if runs:
+        daemon.start()
+    run = trunkline("provision", bad, "--config", daemon.config)
+    if runs:
+        daemon.stop()
+    assert run.returncode == 1
+    assert one_line(run) == f"trunkline: {bad}: users[0].password: must have 8 to 1024 characters"
+
+
+@pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), ("{", "not valid JSON")])
+def test_provision_error_names_the_manifest_file(daemon: Daemon, content: str | None, problem: str) -> None:
+    bad = daemon.state.parent / "bad.toml"
+    bad.write_text('[[device_types]]\nunique_name = "a.b"\norganization = "Acme"\nmanifest = "m.json"\n')
+    if content is not None:
+        (daemon.state.parent / "m.json").write_text(content)
+    run = trunkline("provision", bad, "--config", daemon.config)
+    assert run.returncode == 1
+    assert f"{bad}: device_types[0].manifest: {daemon.state.parent / 'm.json'}: {problem}" in one_line(run)
+
+
+@pytest.mark.parametrize(("protocol", "listener"), [("mqtt", "mqtt"), ("websocket", "http"), ("http", "http")])
+def test_simulated_device_sends_what_it_was_told(daemon: Daemon, protocol: str, listener: str) -> None:
+    with running(daemon):
+        device = ["--device", device_id(0), "--protocol", protocol, "--address", daemon.addresses[listener]]
+        count = ["--count", "3", "--period", "0"]
+        sent = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN=device_token(0))
+        refused = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN="0" * 32)
+    assert (sent.returncode, sent.stdout) == (0, f"{device_id(0)} sent 3 messages\n")
+    assert refused.returncode == 1
+    assert "was refused" in one_line(refused)
+
+
+def test_tail_prints_live_messages(daemon: Daemon) -> None:
+    with running(daemon):
+        url = f"{daemon.ws_url}/live"
+        where = ["--address", daemon.addresses["http"], "--period", "0.05"]
+        simulator = subprocess.Popen(
+            [str(TRUNKLINE), "simulate", "--device", device_id(0), "--protocol", "http", *where],
+            env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
+        )
+        try:
+            run = trunkline("tail", "--live", url, "--count", "2", TRUNKLINE_TOKEN=USER_TOKEN)
+        finally:
+            simulator.terminate()
+            simulator.wait(SECONDS)
+        refused = trunkline("tail", "--live", url, TRUNKLINE_TOKEN="0" * 32)
+    frames = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [(frame["sdid"], frame["uid"]) for frame in frames] == [(device_id(0), ADA)] * 2
+    assert refused.returncode == 1
+    assert "refused with 401" in one_line(refused)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) -> None:
+    with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+        lines = introduction(process)
+        token, _, command = lines[-1].strip().partition(" ")
+        url = command.split()[-1]
+        run = trunkline("tail", "--live", url, "--count", "6", TRUNKLINE_TOKEN=token.removeprefix("TRUNKLINE_TOKEN="))
+        process.send_signal(how)
+        # The simulated devices hold the same pipe: reading ends when the last of them has ended.
+        assert process.stdout is not None
+        process.stdout.read()
+    senders = {json.loads(line)["sdid"] for line in run.stdout.splitlines()}
+    simulated = {line.split("  ")[-2].strip() for line in lines if "simulated over" in line}
+    assert (run.returncode, run.stderr) == (0, "")
+    assert len(simulated) == 3
+    assert senders == simulated
+    assert process.returncode == (0 if how is signal.SIGTERM else -how)
+
+
+def test_demo_shows_its_password_once(tmp_path: Path) -> None:
+    shown = []
+    for _ in range(2):
+        with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+            lines = introduction(process)
+            process.kill()
+        shown += [line.split(maxsplit=1)[1].strip() for line in lines if line.strip().startswith("Password")]
+    assert len(shown[0]) == 16
+    assert shown[1] == "(was shown when this state directory was new)"
+
+
+def demo(folder: Path) -> list[str]:
+    return [str(TRUNKLINE), "demo", "--state", str(folder / "demo"), "--http-port", "0", "--mqtt-port", "0"]
+
+
+def introduction(process: subprocess.Popen[str]) -> list[str]:
+    """What the demo says, up to its last line: how to watch messages."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if " tail --live " in line:
+            break
+    assert lines[0].startswith("trunkline ready http=127.0.0.1:")
+    return lines

@@ -1,0 +1,132 @@
+"""Messages as bytes: aiocoap's codec is the oracle for what is well-formed, RFC 7252 for what is not."""
+
+import aiocoap
+import pytest
+from aiocoap.numbers.optionnumbers import OptionNumber
+from aiocoap.optiontypes import OpaqueOption
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.coap.messages import (
+    ACK,
+    CON,
+    NON,
+    RST,
+    Code,
+    MalformedMessage,
+    Message,
+    Option,
+    decode,
+    empty,
+    encode,
+    frame,
+    uint,
+)
+
+#: aiocoap keeps every number it has seen for ever, so the tests stay among those that exist.
+_OPAQUE = (Option.ETAG, Option.ECHO, Option.REQUEST_TAG, Option.IF_MATCH)
+
+tokens = st.binary(max_size=8)
+payloads = st.binary(max_size=80)
+options = st.lists(st.tuples(st.sampled_from(_OPAQUE), st.binary(max_size=300)), max_size=6).map(
+    lambda found: tuple(sorted(((int(number), value) for number, value in found), key=lambda one: one[0]))
+)
+messages = st.builds(
+    Message,
+    type=st.sampled_from((CON, NON, ACK)),
+    code=st.sampled_from((Code.GET, Code.POST, Code.CREATED, Code.CONTENT)).map(int),
+    message_id=st.integers(0, 0xFFFF),
+    token=tokens,
+    options=options,
+    payload=payloads,
+)
+
+
+def _oracle(message: Message) -> aiocoap.Message:
+    theirs = aiocoap.Message(
+        code=message.code, _mtype=message.type, _mid=message.message_id, _token=message.token, payload=message.payload
+    )
+    for number, value in message.options:
+        theirs.opt.add_option(OpaqueOption(OptionNumber(number), value))
+    return theirs
+
+
+@given(messages)
+def test_what_we_encode_is_what_aiocoap_encodes(message: Message) -> None:
+    assert encode(message) == _oracle(message).encode()
+
+
+@given(messages)
+def test_what_aiocoap_encodes_we_decode(message: Message) -> None:
+    assert decode(_oracle(message).encode()) == message
+
+
+@given(messages)
+def test_what_we_encode_aiocoap_decodes(message: Message) -> None:
+    theirs = aiocoap.Message.decode(encode(message))
+    assert (theirs.mtype, theirs.code, theirs.mid) == (message.type, message.code, message.message_id)
+    assert (theirs.token, theirs.payload) == (message.token, message.payload)
+    assert tuple((int(one.number), one.encode()) for one in theirs.opt.option_list()) == message.options
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_are_a_message_or_malformed(datagram: bytes) -> None:
+    try:
+        message = decode(datagram)
+    except MalformedMessage as malformed:
+        assert malformed.answer in (None, empty(RST, int.from_bytes(datagram[2:4], "big")))
+    else:
+        assert message.least_bytes <= len(datagram)
+
+
+HEAD = bytes.fromhex("40021234")
+
+
+@pytest.mark.parametrize(
+    ("datagram", "rejected"),
+    [
+        pytest.param(b"", False, id="nothing"),
+        pytest.param(HEAD[:3], False, id="three bytes"),
+        pytest.param(b"\x00" + HEAD[1:], False, id="version 0 is ignored, though confirmable"),
+        pytest.param(b"\x80" + HEAD[1:], False, id="version 2"),
+        pytest.param(b"\x49" + HEAD[1:] + bytes(9), True, id="a token of 9 bytes"),
+        pytest.param(b"\x4f" + HEAD[1:] + bytes(15), True, id="a token of 15 bytes"),
+        pytest.param(b"\x59" + HEAD[1:] + bytes(9), False, id="a token of 9 bytes, not confirmable"),
+        pytest.param(b"\x44" + HEAD[1:] + b"ab", True, id="a token cut short"),
+        pytest.param(HEAD + b"\xff", True, id="a marker without payload"),
+        pytest.param(HEAD + b"\xb4v1", True, id="an option cut short"),
+        pytest.param(HEAD + b"\xbd", True, id="an extended length cut short"),
+        pytest.param(HEAD + b"\xbe\x01", True, id="a longer extended length cut short"),
+        pytest.param(HEAD + b"\xf1a", True, id="a reserved delta"),
+        pytest.param(HEAD + b"\xbf" + b"a" * 20, True, id="a reserved length"),
+        pytest.param(HEAD + b"\xe0\xff\xff", True, id="an option number over 65,535"),
+        pytest.param(b"\x40\x00\x12\x34\xff", True, id="an empty message that is not empty"),
+        pytest.param(b"\x41\x00\x12\x34a", True, id="an empty message with a token"),
+        pytest.param(b"\x40\x21\x12\x34", True, id="reserved class 1"),
+        pytest.param(b"\x40\xc1\x12\x34", True, id="reserved class 6"),
+        pytest.param(b"\x40\xe1\x12\x34", True, id="class 7, which is TCP's"),
+        pytest.param(b"\x60\xe1\x12\x34", False, id="an ACK of a reserved class"),
+    ],
+)
+def test_malformed(datagram: bytes, rejected: bool) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        decode(datagram)
+    assert caught.value.answer == (bytes.fromhex("70001234") if rejected else None)
+
+
+def test_unknown_numbers_leave_nothing_behind() -> None:
+    known = len(OptionNumber._value2member_map_)
+    for number in range(3000, 3100):
+        assert decode(HEAD + b"\xe1" + (number - 269).to_bytes(2, "big") + b"x").options == ((number, b"x"),)
+    assert len(OptionNumber._value2member_map_) == known
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"), [(0, b""), (1, b"\1"), (255, b"\xff"), (256, b"\1\0"), (65_536, b"\1\0\0")]
+)
+def test_uint(value: int, encoded: bytes) -> None:
+    assert uint(value) == encoded
+
+
+def test_frame_without_payload_has_no_marker() -> None:
+    assert frame(ACK, Code.CREATED, 7, b"ab", b"\xc1\x32") == bytes.fromhex("62410007") + b"ab\xc1\x32"

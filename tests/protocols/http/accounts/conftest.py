@@ -1,0 +1,22 @@
+"""The accounts server behind the real front door, with applications of every method."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from broker.services import Services
+from config.settings import Address
+from tests.broker.accounts.oauth_world import OAuthWorld, make_oauth_world
+from tests.factories import World
+
+
+@pytest.fixture
+async def oauth(services: Services, world: World) -> OAuthWorld:
+    return await make_oauth_world(services)
+
+
+@pytest.fixture
+async def accounts(door: Address, oauth: OAuthWorld) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://{door}/accounts") as client:
+        yield client

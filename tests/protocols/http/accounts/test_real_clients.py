@@ -1,0 +1,137 @@
+"""Authlib's own client completes every flow over real sockets.
+
+The person's part (signing in, agreeing) happens through `Authorize` and `DeviceCodes`: the pages stand on the same.
+"""
+
+import warnings
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from broker.accounts.authorize import AuthorizationRequest, Redirect
+from config.settings import Address
+from tests.broker.accounts.oauth_world import (
+    CALLBACK,
+    MOBILE,
+    MOBILE_CALLBACK,
+    PAGE,
+    PAGE_CALLBACK,
+    SECRETS,
+    SERVER,
+    TV,
+    WEB,
+    OAuthWorld,
+)
+from tests.factories import ADA
+from tests.fakes import FakeClock
+from tests.protocols.http.conftest import bearer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it would rather have another httpx than the one that runs on trio here
+    from authlib.common.errors import AuthlibBaseError
+    from authlib.common.security import generate_token
+    from authlib.integrations.httpx_client import AsyncOAuth2Client
+
+
+@pytest.fixture
+def token_url(door: Address) -> str:
+    return f"http://{door}/accounts/token"
+
+
+async def agree(oauth: OAuthWorld, url: str) -> str:
+    """What the browser is sent to after Ada signed in and agreed."""
+    decided = await oauth.services.authorize.read(urlsplit(url).query.encode())
+    assert isinstance(decided, AuthorizationRequest), decided
+    outcome = await oauth.services.authorize.allow(decided, oauth.ada.key)
+    assert isinstance(outcome, Redirect)
+    return outcome.url
+
+
+async def whose(client: Any, door: Address) -> str:
+    answer = await client.get(f"http://{door}/v1.1/users/self")
+    assert answer.status_code == 200, answer.text
+    user_id: str = answer.json()["data"]["id"]
+    return user_id
+
+
+@pytest.mark.parametrize("proof", ["client_secret_basic", "client_secret_post"])
+async def test_authorization_code_and_refresh(door: Address, oauth: OAuthWorld, token_url: str, proof: str) -> None:
+    async with AsyncOAuth2Client(WEB, SECRETS[WEB], redirect_uri=CALLBACK, token_endpoint_auth_method=proof) as client:
+        url, state = client.create_authorization_url(f"http://{door}/accounts/authorize")
+        back = await agree(oauth, url)
+        token = await client.fetch_token(token_url, authorization_response=back, state=state)
+        assert await whose(client, door) == ADA
+        refreshed = await client.refresh_token(token_url)
+        assert refreshed["access_token"] != token["access_token"]
+        assert await whose(client, door) == ADA
+        with pytest.raises(AuthlibBaseError, match="invalid_grant"):
+            await client.refresh_token(token_url, token["refresh_token"])
+
+
+async def test_pkce(door: Address, oauth: OAuthWorld, token_url: str) -> None:
+    async with AsyncOAuth2Client(
+        MOBILE, redirect_uri=MOBILE_CALLBACK, code_challenge_method="S256", token_endpoint_auth_method="none"
+    ) as client:
+        verifier = generate_token(48)
+        url, state = client.create_authorization_url(f"http://{door}/accounts/authorize", code_verifier=verifier)
+        back = await agree(oauth, url)
+        assert back.startswith(f"{MOBILE_CALLBACK}?code=")
+        await client.fetch_token(token_url, authorization_response=back, state=state, code_verifier=verifier)
+        assert await whose(client, door) == ADA
+        await client.refresh_token(token_url)
+        assert await whose(client, door) == ADA
+
+
+async def test_implicit_and_its_refresh(door: Address, oauth: OAuthWorld, token_url: str) -> None:
+    async with AsyncOAuth2Client(PAGE, redirect_uri=PAGE_CALLBACK, token_endpoint_auth_method="none") as client:
+        url, state = client.create_authorization_url(f"http://{door}/accounts/authorize", response_type="token")
+        client.token_from_fragment(await agree(oauth, url), state)
+        assert await whose(client, door) == ADA
+        old = client.token["access_token"]
+        await client.refresh_token(token_url, body=urlencode({"old_access_token": old}))
+        assert client.token["access_token"] != old
+        assert await whose(client, door) == ADA
+
+
+async def test_client_credentials(door: Address, oauth: OAuthWorld, token_url: str) -> None:
+    async with AsyncOAuth2Client(SERVER, SECRETS[SERVER]) as client:
+        token = await client.fetch_token(token_url, grant_type="client_credentials")
+        assert "refresh_token" not in token
+        answer = await client.get(f"http://{door}/v1.1/users/self")
+        assert answer.status_code == 403
+
+
+async def test_limited_input(door: Address, oauth: OAuthWorld, token_url: str, fake_clock: FakeClock) -> None:
+    async with AsyncOAuth2Client(TV, token_endpoint_auth_method="none") as client:
+        started = (
+            await client.request(
+                "POST", f"http://{door}/accounts/device/code", data={"client_id": TV}, withhold_token=True
+            )
+        ).json()
+        poll = {"grant_type": "urn:ietf:params:oauth:grant-type:device_code", "device_code": started["device_code"]}
+        with pytest.raises(AuthlibBaseError, match="authorization_pending"):
+            await client.fetch_token(token_url, **poll)
+        with pytest.raises(AuthlibBaseError, match="slow_down"):
+            await client.fetch_token(token_url, **poll)
+        await oauth.services.device_codes.find(started["user_code"], address="192.0.2.1")
+        await oauth.services.device_codes.approve(started["user_code"], oauth.ada.key, address="192.0.2.1")
+        await client.fetch_token(token_url, **poll)
+        assert await whose(client, door) == ADA
+        await client.refresh_token(token_url)
+        assert await whose(client, door) == ADA
+
+
+async def test_a_client_configures_itself(door: Address, oauth: OAuthWorld) -> None:
+    async with AsyncOAuth2Client(SERVER, SECRETS[SERVER]) as client:
+        about = (
+            await client.request("GET", f"http://{door}/.well-known/oauth-authorization-server", withhold_token=True)
+        ).json()
+        endpoint = urlsplit(about["token_endpoint"])
+        # public_url is not set in tests, so the port is not the one that was bound.
+        await client.fetch_token(f"http://{door}{endpoint.path}", grant_type="client_credentials")
+        await client.revoke_token(f"http://{door}{urlsplit(about['revocation_endpoint']).path}")
+        answer = await client.get(
+            f"http://{door}/v1.1/accounts/tokenInfo", headers=bearer(client.token["access_token"])
+        )
+        assert answer.status_code == 401

@@ -1,0 +1,62 @@
+"""The real application behind the real front door, on a free port of loopback."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+import httpx
+import pytest
+import trio
+
+from broker.services import Services
+from config.settings import Address
+from protocols.http.front_door import serve_http
+from tests.factories import World
+
+Raw = Callable[[bytes], Awaitable[bytes]]
+
+
+async def repeat_head(stream: trio.abc.HalfCloseableStream) -> None:
+    """Stands for the WebSocket server: answers with the head that it was handed."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += await stream.receive_some(7)
+    await stream.send_all(b"websocket: " + head)
+    await stream.aclose()
+
+
+@pytest.fixture
+async def door(services: Services, world: World, nursery: trio.Nursery) -> Address:
+    """Where the front door listens; `world` is behind it."""
+    bound: Address = await nursery.start(
+        partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=repeat_head)
+    )
+    return bound
+
+
+@pytest.fixture
+async def api(door: Address) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1") as client:
+        yield client
+
+
+@pytest.fixture
+def raw(door: Address) -> Raw:
+    """Sends bytes as they are, and gives everything that comes back until the server closes."""
+
+    async def send(request: bytes) -> bytes:
+        async with await trio.open_tcp_stream(door.host, door.port) as stream:
+            await stream.send_all(request)
+            return await receive_all(stream)
+
+    return send
+
+
+async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
+    received = b""
+    while chunk := await stream.receive_some():
+        received += chunk
+    return received
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"bearer {token}"}

@@ -1,0 +1,131 @@
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from broker.errors import BadRequest, ValidationFailed
+from protocols.http.body import Query, integer, members
+
+
+class Example(msgspec.Struct):
+    name: str | None = None
+    size: int | None = None
+    is_on: bool | None = msgspec.field(default=None, name="isOn")
+    data: Raw = Raw()
+    items: list[str] | None = None
+
+
+def findings(error: ValidationFailed) -> dict[str, str]:
+    return {finding.field: finding.messages[0] for finding in error.findings}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", Example()),
+        (b" \r\n", Example()),
+        (b"{}", Example()),
+        (b'{"name":null,"unknown":[1]}', Example()),
+        (b'{"name":"a","size":3,"isOn":true}', Example("a", 3, True)),
+        (b'{"size":3.9}', Example(size=3)),
+        (b'{"size":"3.9"}', Example(size=3)),
+        (b'{"size":" 12 ","name":null}', Example(size=12)),
+        (b'{"data": {"a" : 1}}', Example(data=Raw(b'{"a" : 1}'))),
+        ('{"name":"ä"}'.encode(), Example("ä")),
+    ],
+)
+def test_members_are_read_leniently(body: bytes, expected: Example) -> None:
+    assert members(body, Example) == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"nonsense", b"[]", b'"text"', b"5", b"null", b"{}{}", b'{"x":"\xff"}', b'{"x":' + b"[" * 8000]
+)
+def test_what_is_not_a_json_object_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        members(body, Example)
+
+
+def test_every_wrong_member_is_named() -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        members(b'{"name":5,"size":"many","isOn":"yes","items":[1]}', Example)
+    assert findings(caught.value) == {
+        "name": "Text field only",
+        "size": "Numeric field only",
+        "isOn": "Boolean field only",
+        "items": "Invalid value",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(5, 5), (5.9, 5), (-5.9, -5), ("5", 5), ("5.", 5), ("+5.9", 5), ("-1", -1), (" 7 ", 7), (10**30, 10**30)],
+)
+def test_an_integer_may_have_a_fraction_or_be_a_text(value: object, expected: int) -> None:
+    assert integer(value) == expected
+
+
+@pytest.mark.parametrize("value", [True, "", "a", "1e3", "0x1", "٣", "5,0", float("inf"), float("nan"), None, []])
+def test_anything_else_is_no_integer(value: object) -> None:
+    assert integer(value) is None
+
+
+@pytest.mark.parametrize(
+    ("query", "read", "expected"),
+    [
+        (b"", lambda q: q.text("sdid"), None),
+        (b"sdid=a", lambda q: q.text("sdid"), "a"),
+        (b"?sdid=a", lambda q: q.text("sdid"), "a"),
+        (b"%3Fsdid=a", lambda q: q.text("sdid"), "a"),
+        (b"SDID=a", lambda q: q.text("sdid"), None),
+        (b"sdid=a&sdid=b", lambda q: q.text("sdid"), "b"),
+        (b"sdid=a&sdid=", lambda q: q.text("sdid"), "a"),
+        (b"sdid&&=&%zz&sdid=a+b%20c", lambda q: q.text("sdid"), "a b c"),
+        (b"sdids=a,b,", lambda q: q.ids("sdids"), ["a", "b"]),
+        (b"sdids=a,%20b&sdids=,c", lambda q: q.ids("sdids"), ["a", "b", "c"]),
+        (b"order=DESC", lambda q: q.choice("order", ("asc", "desc"), "asc"), "desc"),
+        (b"order=", lambda q: q.choice("order", ("asc", "desc"), "asc"), "asc"),
+        (b"count=5.7", lambda q: q.count(), 5),
+        (b"", lambda q: q.count(), 100),
+        (b"count=", lambda q: q.count(), 100),
+        (b"offset=10", lambda q: q.offset(), 10),
+        (b"on=TRUE", lambda q: q.boolean("on", default=False), True),
+        (b"on=1", lambda q: q.boolean("on", default=False), True),
+        (b"on=False", lambda q: q.boolean("on", default=True), False),
+        (b"on=0", lambda q: q.boolean("on", default=True), False),
+        (b"on", lambda q: q.boolean("on", default=True), True),
+        (b"sdid=%ff", lambda q: q.text("sdid"), "\ufffd"),
+    ],
+)
+def test_a_query_is_read_leniently(query: bytes, read: Callable[[Query], Any], expected: object) -> None:
+    parsed = Query(query)
+    assert read(parsed) == expected
+    parsed.check()
+
+
+@pytest.mark.parametrize(
+    ("query", "read", "refused"),
+    [
+        (b"count=0", lambda q: q.count(), {"count": "Minimum value 1"}),
+        (b"count=101", lambda q: q.count(), {"count": "Maximum value 100"}),
+        (b"count=ten", lambda q: q.count(), {"count": "Numeric field only"}),
+        (b"count=" + b"9" * 40, lambda q: q.count(), {"count": "Invalid value"}),
+        (b"offset=-1", lambda q: q.offset(), {"offset": "Minimum value 0"}),
+        (b"offset=x", lambda q: q.offset(), {"offset": "Numeric field only"}),
+        (b"on=maybe", lambda q: q.boolean("on", default=True), {"on": "Boolean field only"}),
+        (b"order=up", lambda q: q.choice("order", ("asc", "desc"), "asc"), {"order": "Invalid value"}),
+        (b"sdid=", lambda q: q.text("sdid", required=True), {"sdid": "Required parameter"}),
+        (b"sdids=,", lambda q: q.ids("sdids", required=True), {"sdids": "Required parameter"}),
+        (b"sdids=" + b"a," * 101, lambda q: q.ids("sdids"), {"sdids": "Maximum length 100"}),
+        (b"startDate=x", lambda q: q.number("startDate"), {"startDate": "Numeric field only"}),
+        (b"count=0&on=x", lambda q: (q.count(), q.boolean("on", default=True)), {"count": "Minimum value 1"}),
+    ],
+)
+def test_findings_name_the_parameter(query: bytes, read: Callable[[Query], Any], refused: dict[str, str]) -> None:
+    parsed = Query(query)
+    read(parsed)
+    with pytest.raises(ValidationFailed) as caught:
+        parsed.check()
+    assert refused.items() <= findings(caught.value).items()

@@ -1,0 +1,348 @@
+import json
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+from structlog.testing import capture_logs
+from structlog.types import EventDict
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from broker.services import Services
+from config.settings import Address
+from protocols.http.front_door import HEAD_SECONDS, serve_http
+from protocols.http.heads import HEAD_BYTES
+from protocols.http.worker import KEEP_ALIVE_SECONDS, Patience
+from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.protocols.http.certificates import contexts
+from tests.protocols.http.conftest import Raw, bearer, receive_all, repeat_head
+
+UPGRADE = b"GET /v1.1/live HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+AUTHORIZATION = f"Host: a\r\nAuthorization: bearer {KITCHEN_TOKEN}\r\n".encode()
+BODY = b'{"data":{"state":true}}'
+POST = b"POST /v1.1/messages HTTP/1.1\r\nContent-Length: %d\r\n%s\r\n" % (len(BODY), AUTHORIZATION)
+GET_DEVICE = b"GET /v1.1/devices/%s HTTP/1.1\r\n%s\r\n" % (KITCHEN.encode(), AUTHORIZATION)
+GET_DEVICE_AND_CLOSE = GET_DEVICE.replace(b"Host:", b"Connection: close\r\nHost:")
+
+
+def errors(logs: list[EventDict]) -> list[EventDict]:
+    return [entry for entry in logs if entry["log_level"] in {"warning", "error"}]
+
+
+async def receive_answer(stream: trio.abc.ReceiveStream) -> bytes:
+    """One answer with a JSON body."""
+    received = b""
+    while not received.endswith(b"}"):
+        chunk = await stream.receive_some()
+        assert chunk, "the server closed"
+        received += chunk
+    return received
+
+
+@pytest.fixture
+async def stream(door: Address) -> AsyncIterator[trio.SocketStream]:
+    async with await trio.open_tcp_stream(door.host, door.port) as opened:
+        yield opened
+
+
+# Which server
+
+
+async def test_a_request_is_answered_by_the_rest_api(raw: Raw) -> None:
+    answer = await raw(GET_DEVICE_AND_CLOSE)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"name":"Kitchen light"' in answer
+    assert b"\r\nserver:" not in answer.lower()
+
+
+async def test_an_upgrade_is_handed_over_from_its_first_byte_on(raw: Raw) -> None:
+    assert await raw(UPGRADE) == b"websocket: " + UPGRADE
+
+
+async def test_an_upgrade_that_comes_in_pieces_is_handed_over(stream: trio.SocketStream) -> None:
+    for index in range(len(UPGRADE)):
+        await stream.send_all(UPGRADE[index : index + 1])
+        await wait_all_tasks_blocked()
+    assert await receive_all(stream) == b"websocket: " + UPGRADE
+
+
+async def test_a_kept_connection_may_become_a_websocket(stream: trio.SocketStream) -> None:
+    await stream.send_all(GET_DEVICE)
+    assert b"Kitchen light" in await receive_answer(stream)
+    await stream.send_all(UPGRADE[:40])
+    await wait_all_tasks_blocked()
+    await stream.send_all(UPGRADE[40:])
+    assert await receive_all(stream) == b"websocket: " + UPGRADE
+
+
+async def test_a_body_that_looks_like_an_upgrade_is_a_body(stream: trio.SocketStream) -> None:
+    post = POST.replace(b"Content-Length: %d" % len(BODY), b"Content-Length: %d" % len(UPGRADE))
+    for _ in range(2):
+        await stream.send_all(post)
+        await wait_all_tasks_blocked()
+        await stream.send_all(UPGRADE)
+        assert (await receive_answer(stream)).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_kept_connection_serves_request_after_request(stream: trio.SocketStream) -> None:
+    for _ in range(3):
+        await stream.send_all(POST + BODY)
+        assert b'{"data":{"mid":"' in await receive_answer(stream)
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_order(raw: Raw) -> None:
+    answers = await raw(POST + BODY + GET_DEVICE + GET_DEVICE_AND_CLOSE)
+    assert answers.count(b"HTTP/1.1 200") == 3
+    assert answers.index(b'"mid"') < answers.index(b"Kitchen light")
+
+
+async def test_head_and_body_of_an_answer_travel_together(stream: trio.SocketStream) -> None:
+    await stream.send_all(GET_DEVICE)
+    received = await stream.receive_some()
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.endswith(b"}}")
+
+
+async def test_http_2_is_not_spoken(raw: Raw) -> None:
+    asked = GET_DEVICE_AND_CLOSE.replace(
+        b"Connection: close", b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
+    )
+    assert (await raw(asked)).startswith(b"HTTP/1.1 200")
+    assert (await raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.SocketStream) -> None:
+    await stream.send_all(POST.replace(b"Host:", b"Expect: 100-continue\r\nHost:"))
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 100")
+    await stream.send_all(BODY)
+    assert b'{"data":{"mid":"' in await receive_answer(stream)
+
+
+# Refused heads
+
+
+@pytest.mark.parametrize("request_head", [b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n", b"nonsense\r\n\r\n"])
+async def test_what_is_not_http_is_refused_at_once(raw: Raw, request_head: bytes) -> None:
+    assert (await raw(request_head)).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_long_head_is_431(raw: Raw) -> None:
+    answer = await raw(b"GET /" + b"a" * (2 * HEAD_BYTES))
+    assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], error["message"]) == (431, "Request Header Fields Too Large")
+
+
+async def test_a_slow_head_is_408(stream: trio.SocketStream, autojump_clock: MockClock) -> None:
+    await stream.send_all(b"GET / HTTP/1.1\r\n")
+    started = trio.current_time()
+    answer = await receive_all(stream)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 408
+    assert trio.current_time() - started == pytest.approx(HEAD_SECONDS, abs=1.5)
+
+
+async def test_a_silent_connection_is_closed_without_a_word(
+    stream: trio.SocketStream, autojump_clock: MockClock
+) -> None:
+    assert await receive_all(stream) == b""
+    assert trio.current_time() == pytest.approx(HEAD_SECONDS, abs=1.5)
+
+
+async def test_an_idle_kept_connection_is_closed(stream: trio.SocketStream, autojump_clock: MockClock) -> None:
+    await stream.send_all(GET_DEVICE)
+    await receive_answer(stream)
+    started = trio.current_time()
+    assert await receive_all(stream) == b""
+    assert trio.current_time() - started == pytest.approx(KEEP_ALIVE_SECONDS, abs=1.5)
+
+
+async def test_a_slow_body_is_408(stream: trio.SocketStream, autojump_clock: MockClock) -> None:
+    await stream.send_all(POST + BODY[:5])
+    answer = await receive_all(stream)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "Request Timeout"
+
+
+# Endings
+
+
+async def test_connection_close_is_honoured(stream: trio.SocketStream) -> None:
+    await stream.send_all(GET_DEVICE_AND_CLOSE)
+    assert b"Kitchen light" in await receive_all(stream)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET", POST, POST + BODY[:5], POST + BODY, GET_DEVICE, GET_DEVICE * 50, UPGRADE, b"\x16"]
+)
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_a_peer_that_vanishes_is_forgotten_in_silence(door: Address, sent: bytes, abruptly: bool) -> None:
+    with capture_logs() as logs:
+        await wait_all_tasks_blocked()
+        before = trio.lowlevel.current_statistics().tasks_living
+        stream = await trio.open_tcp_stream(door.host, door.port)
+        await stream.send_all(sent)
+        if abruptly:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await stream.aclose()
+        await wait_all_tasks_blocked(0.05)
+    assert errors(logs) == []
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_a_failing_websocket_server_ends_only_its_connection(
+    services: Services, world: World, nursery: trio.Nursery
+) -> None:
+    async def fail(_stream: trio.abc.HalfCloseableStream) -> None:
+        raise RuntimeError("a bug")
+
+    address = await nursery.start(partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=fail))
+    async with httpx.AsyncClient(base_url=f"http://{address}/v1.1", headers=bearer(ADA_TOKEN)) as client:
+        assert (await client.get("/users/self")).status_code == 200
+        with capture_logs() as logs:
+            async with await trio.open_tcp_stream(address.host, address.port) as stream:
+                await stream.send_all(UPGRADE)
+                assert await receive_all(stream) == b""
+        assert [entry["event"] for entry in errors(logs)] == ["connection_failed"]
+        assert (await client.get("/users/self")).status_code == 200
+
+
+async def test_an_address_in_use_is_an_error(services: Services, door: Address, nursery: trio.Nursery) -> None:
+    with pytest.raises(OSError, match="in use"):
+        await nursery.start(partial(serve_http, services, door, nursery, websocket=repeat_head))
+
+
+# Stopping
+
+
+class Stopping:
+    """A listener and its connections in the nurseries of the daemon, and how it stops."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.address = Address("", 0)
+        self.stop = trio.Event()
+        self.ended = trio.Event()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as listeners:
+                serve = partial(serve_http, self.services, Address("127.0.0.1", 0), connections, websocket=repeat_head)
+                self.address = await listeners.start(serve)
+                task_status.started()
+                await self.stop.wait()
+                listeners.cancel_scope.cancel()
+            self.services.stopping.set()
+            connections.cancel_scope.deadline = trio.current_time() + self.services.settings.grace_seconds
+        self.ended.set()
+
+
+@pytest.fixture
+async def stopping(services: Services, world: World, nursery: trio.Nursery) -> Stopping:
+    daemon = Stopping(services)
+    await nursery.start(daemon.serve)
+    return daemon
+
+
+async def test_a_stop_closes_idle_connections_at_once(stopping: Stopping) -> None:
+    async with (
+        await trio.open_tcp_stream(stopping.address.host, stopping.address.port) as fresh,
+        await trio.open_tcp_stream(stopping.address.host, stopping.address.port) as kept,
+    ):
+        await kept.send_all(GET_DEVICE)
+        await receive_answer(kept)
+        stopping.stop.set()
+        assert await receive_all(kept) == b""
+        assert await receive_all(fresh) == b""
+        await stopping.ended.wait()
+
+
+async def test_a_stop_lets_requests_in_flight_finish(stopping: Stopping) -> None:
+    async with await trio.open_tcp_stream(stopping.address.host, stopping.address.port) as stream:
+        await stream.send_all(POST + BODY[:5])
+        await wait_all_tasks_blocked()
+        stopping.stop.set()
+        await stopping.services.stopping.wait()
+        await wait_all_tasks_blocked()
+        await stream.send_all(BODY[5:])
+        answer = await receive_all(stream)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"mid"' in answer
+        await stopping.ended.wait()
+
+
+async def test_a_stop_does_not_wait_longer_than_the_grace_period(stopping: Stopping, autojump_clock: MockClock) -> None:
+    async with await trio.open_tcp_stream(stopping.address.host, stopping.address.port) as stream:
+        await stream.send_all(POST + BODY[:5])
+        await wait_all_tasks_blocked()
+        started = trio.current_time()
+        stopping.stop.set()
+        await stopping.ended.wait()
+        assert trio.current_time() - started == pytest.approx(stopping.services.settings.grace_seconds)
+
+
+@pytest.mark.parametrize(("in_flight", "seconds"), [(True, 5.0), (False, 0.0)])
+async def test_a_stop_ends_waits_that_are_shielded(
+    nursery: trio.Nursery, autojump_clock: MockClock, in_flight: bool, seconds: float
+) -> None:
+    patience = Patience(grace_seconds=5.0)
+
+    async def stop_later() -> None:
+        await trio.sleep(1)
+        patience.stop(at_once=False)
+
+    nursery.start_soon(stop_later)
+    with trio.CancelScope(shield=True), patience.wait(100, in_flight=in_flight):
+        await trio.sleep_forever()
+    assert trio.current_time() == 1 + seconds
+    with patience.wait(100, in_flight=in_flight):
+        await trio.sleep_forever()
+    assert trio.current_time() == 1 + seconds
+
+
+# TLS
+
+
+Secure = tuple[Address, ssl.SSLContext]
+
+
+@pytest.fixture
+async def secure(services: Services, world: World, nursery: trio.Nursery, tmp_path: Path) -> Secure:
+    server, client = contexts(tmp_path)
+    serve = partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=repeat_head, ssl_context=server)
+    return await nursery.start(serve), client
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_tls_serves_the_same(secure: Secure, connection: str) -> None:
+    address, context = secure
+    headers = bearer(KITCHEN_TOKEN) | {"Connection": connection}
+    async with httpx.AsyncClient(base_url=f"https://{address}/v1.1", verify=context, headers=headers) as client:
+        for _ in range(2):
+            answer = await client.post("/messages", content=BODY)
+            assert answer.status_code == 200
+
+
+async def test_tls_hands_over_websockets(secure: Secure) -> None:
+    address, context = secure
+    async with await trio.open_ssl_over_tcp_stream(
+        address.host, address.port, ssl_context=context, https_compatible=True
+    ) as stream:
+        await stream.send_all(UPGRADE)
+        assert await receive_all(stream) == b"websocket: " + UPGRADE
+
+
+async def test_plain_text_on_the_tls_port_is_dropped_in_silence(secure: Secure) -> None:
+    address, _ = secure
+    with capture_logs() as logs:
+        async with await trio.open_tcp_stream(address.host, address.port) as stream:
+            await stream.send_all(GET_DEVICE)
+            with suppress(trio.BrokenResourceError):
+                assert b"HTTP" not in await receive_all(stream)
+    assert errors(logs) == []

@@ -1,0 +1,201 @@
+"""MQTT clients in the test's own hands: every packet is written and read by name."""
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+from trio.testing import memory_stream_pair
+
+from broker.services import Services
+from protocols.mqtt.encoding import encode_publish
+from protocols.mqtt.packets import Will
+from protocols.mqtt.server import converse
+from tests.factories import KITCHEN, KITCHEN_TOKEN
+
+ACCEPTED = b"\x20\x02\x00\x00"
+PINGREQ, PINGRESP = b"\xc0\x00", b"\xd0\x00"
+DISCONNECT = b"\xe0\x00"
+MESSAGES = f"/v1.1/messages/{KITCHEN}".encode()
+ACTIONS = f"/v1.1/actions/{KITCHEN}".encode()
+ERRORS = f"/v1.1/errors/{KITCHEN}".encode()
+ON = b'{"state":true}'
+
+_PATIENCE_SECONDS = 60  # on the mock clock, or never
+
+
+def refused(code: int) -> bytes:
+    return bytes((0x20, 2, 0, code))
+
+
+def connect(
+    device_id: str | None = KITCHEN,
+    token: str | None = KITCHEN_TOKEN,
+    *,
+    level: int = 4,
+    keep_alive: int = 0,
+    will: Will | None = None,
+) -> bytes:
+    flags = 0x02
+    fields = [_text(b"")]
+    if will is not None:
+        flags |= 0x04 | will.qos << 3 | will.retain << 5
+        fields += [_text(will.topic), _text(will.payload)]
+    if device_id is not None:
+        flags |= 0x80
+        fields.append(_text(device_id.encode()))
+    if token is not None:
+        flags |= 0x40
+        fields.append(_text(token.encode()))
+    name = b"MQIsdp" if level == 3 else b"MQTT"
+    return _packet(0x10, _text(name) + bytes((level, flags)) + struct.pack("!H", keep_alive) + b"".join(fields))
+
+
+def publish(number: int = 1, payload: bytes = ON, *, qos: int = 1, topic: bytes = MESSAGES, dup: bool = False) -> bytes:
+    return encode_publish(topic, payload, qos=qos, packet_id=number.to_bytes(2) if qos else b"", dup=dup)
+
+
+def subscribe(*topics: bytes, number: int = 1, qos: int = 0) -> bytes:
+    return _packet(0x82, number.to_bytes(2) + b"".join(_text(topic) + bytes((qos,)) for topic in topics))
+
+
+def unsubscribe(*topics: bytes, number: int = 1) -> bytes:
+    return _packet(0xA2, number.to_bytes(2) + b"".join(map(_text, topics)))
+
+
+def puback(number: int = 1) -> bytes:
+    return b"\x40\x02" + number.to_bytes(2)
+
+
+def pubrec(number: int = 1) -> bytes:
+    return b"\x50\x02" + number.to_bytes(2)
+
+
+def pubrel(number: int = 1) -> bytes:
+    return b"\x62\x02" + number.to_bytes(2)
+
+
+def pubcomp(number: int = 1) -> bytes:
+    return b"\x70\x02" + number.to_bytes(2)
+
+
+def suback(*codes: int, number: int = 1) -> bytes:
+    return _packet(0x90, number.to_bytes(2) + bytes(codes))
+
+
+def unsuback(number: int = 1) -> bytes:
+    return b"\xb0\x02" + number.to_bytes(2)
+
+
+def _text(value: bytes) -> bytes:
+    return len(value).to_bytes(2) + value
+
+
+def _packet(head: int, body: bytes) -> bytes:
+    length = bytearray()
+    rest = len(body)
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes((head, *length, rest)) + body
+
+
+class Peer:
+    """One end of a stream whose other end the server has."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self.stream = stream
+        self._unread = b""
+
+    async def send(self, *packets: bytes) -> None:
+        await self.stream.send_all(b"".join(packets))
+
+    async def expect(self, *packets: bytes) -> None:
+        """These packets come next, and in this order."""
+        expected = b"".join(packets)
+        assert await self._exactly(len(expected)) == expected
+
+    async def expect_delivery(self) -> tuple[bytes, bytes]:
+        """Topic and payload of the PUBLISH that comes next, with QoS 0, no RETAIN, no DUP."""
+        assert await self._exactly(1) == b"\x30"
+        length = shift = 0
+        while (byte := (await self._exactly(1))[0]) > 0x7F:
+            length |= (byte & 0x7F) << shift
+            shift += 7
+        body = await self._exactly(length | byte << shift)
+        end = 2 + int.from_bytes(body[:2])
+        return body[2:end], body[end:]
+
+    async def expect_error(self, code: int, message: str, *, topic: bytes = ERRORS) -> None:
+        where, payload = await self.expect_delivery()
+        assert where == topic
+        text = re.escape(f'{{"error":{{"code":{code},"message":"{message}","id":"')
+        assert re.fullmatch(text.encode() + rb'[0-9a-f]{32}"\}\}', payload), payload
+
+    async def expect_nothing(self) -> None:
+        """All that was due has come: what is asked now is answered next."""
+        await self.send(PINGREQ)
+        await self.expect(PINGRESP)
+
+    async def expect_end(self) -> None:
+        """The server has closed, and said nothing before."""
+        assert self._unread == b""
+        with trio.fail_after(_PATIENCE_SECONDS):
+            assert await self.stream.receive_some() == b""
+        await self.stream.aclose()
+
+    async def _exactly(self, count: int) -> bytes:
+        with trio.fail_after(_PATIENCE_SECONDS):
+            while len(self._unread) < count:
+                received = bytes(await self.stream.receive_some())
+                assert received, f"the server closed; unread: {self._unread!r}"
+                self._unread += received
+        data, self._unread = self._unread[:count], self._unread[count:]
+        return data
+
+
+@dataclass
+class Server:
+    """Conversations on memory streams, each contained as a listener contains it."""
+
+    services: Services
+    nursery: trio.Nursery
+
+    async def dial(self) -> Peer:
+        ours, theirs = memory_stream_pair()
+        self.serve(theirs)
+        return Peer(ours)
+
+    def serve(self, stream: trio.abc.Stream) -> None:
+        self.nursery.start_soon(self._converse, stream)
+
+    async def _converse(self, stream: trio.abc.Stream) -> None:
+        try:
+            await converse(self.services, stream)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def connected(
+        self,
+        device_id: str = KITCHEN,
+        token: str = KITCHEN_TOKEN,
+        *,
+        keep_alive: int = 0,
+        will: Will | None = None,
+        topics: Sequence[bytes] = (),
+    ) -> Peer:
+        """A device that is connected, and subscribed to these topics."""
+        peer = await self.dial()
+        await peer.send(connect(device_id, token, keep_alive=keep_alive, will=will))
+        await peer.expect(ACCEPTED)
+        if topics:
+            await peer.send(subscribe(*topics))
+            await peer.expect(suback(*[0] * len(topics)))
+        return peer
+
+    async def stored(self) -> list[str]:
+        """`data` of every stored message, in log order."""
+        return await self.services.database.read(lambda tx: [row.data for row in tx.messages.after(0)])

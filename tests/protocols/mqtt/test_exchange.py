@@ -1,0 +1,357 @@
+"""What an authenticated device says and what it is told: messages, subscriptions, Actions, errors."""
+
+import json
+
+import pytest
+import trio
+from trio.testing import (
+    MockClock,
+    lockstep_stream_one_way_pair,
+    memory_stream_one_way_pair,
+    wait_all_tasks_blocked,
+)
+
+from broker.services import Services
+from config.settings import Limits, Mqtt, Settings
+from protocols.mqtt.encoding import encode_publish
+from tests.factories import BOBS, HALL, HALL_TOKEN, KITCHEN, NOW_MS
+from tests.fakes import FakeClock
+from tests.protocols.mqtt.conftest import Runner
+from tests.protocols.mqtt.peers import (
+    ACCEPTED,
+    ACTIONS,
+    ERRORS,
+    MESSAGES,
+    ON,
+    Peer,
+    Server,
+    connect,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+    suback,
+    subscribe,
+    unsuback,
+    unsubscribe,
+)
+
+SET_ON = '{"actions":[{"name":"setOn"}]}'
+
+
+async def act(services: Services, device_id: str = KITCHEN, data: str = SET_ON) -> None:
+    """An Action, sent and stored."""
+    device = await services.devices.find(device_id)
+    services.ingest.submit_action(device, device, data.encode())
+    await services.ingest.wait_committed()
+
+
+# --- Messages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("qos", "answers"), [(0, []), (1, [puback(7)]), (2, [pubrec(7)])])
+async def test_a_message_is_stored_once_with_any_quality(server: Server, qos: int, answers: list[bytes]) -> None:
+    peer = await server.connected()
+    await peer.send(publish(7, qos=qos))
+    await peer.expect(*answers)
+    if qos == 2:
+        await peer.send(pubrel(7))
+        await peer.expect(pubcomp(7))
+    await peer.expect_nothing()
+    await server.services.ingest.wait_committed()
+    assert await server.stored() == [ON.decode()]
+
+
+@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:]])
+async def test_the_leading_slash_may_be_missing(server: Server, topic: bytes) -> None:
+    peer = await server.connected()
+    await peer.send(publish(topic=topic))
+    await peer.expect(puback())
+    assert await server.stored() == [ON.decode()]
+
+
+async def test_retain_has_no_meaning(server: Server, autojump_clock: MockClock) -> None:
+    peer = await server.connected()
+    await peer.send(encode_publish(MESSAGES, ON, qos=1, packet_id=b"\x00\x01", retain=True))
+    await peer.expect(puback())
+    again = await server.connected()
+    await again.send(subscribe(MESSAGES, ACTIONS))
+    await again.expect(suback(0x80, 0))
+    await again.expect_nothing()
+
+
+async def test_acknowledgements_wait_for_the_commit(server: Server, runner: Runner) -> None:
+    peer = await server.connected()
+    runner.hold_commits()
+    await peer.send(publish(1), publish(2, qos=2), publish(3, b"[]"), publish(4))
+    await peer.expect_nothing()
+    await wait_all_tasks_blocked()
+    assert await server.stored() == []
+    runner.commits.set()
+    await peer.expect(puback(1), puback(3), puback(4), pubrec(2))
+    assert len(await server.stored()) == 3
+
+
+async def test_acknowledgements_keep_the_order_of_the_messages(server: Server, runner: Runner) -> None:
+    peer = await server.connected()
+    runner.hold_commits()
+    for number in (5, 3, 4):
+        await peer.send(publish(number, b"[]" if number == 3 else ON))
+        await wait_all_tasks_blocked()
+    runner.commits.set()
+    await peer.expect(puback(5), puback(3), puback(4))
+
+
+async def test_a_quality_2_message_that_is_sent_again_is_stored_once(server: Server, runner: Runner) -> None:
+    peer = await server.connected()
+    runner.hold_commits()
+    await peer.send(publish(1, qos=2), publish(1, qos=2, dup=True))
+    await peer.expect_nothing()
+    runner.commits.set()
+    await peer.expect(pubrec(1))
+    await peer.send(publish(1, qos=2, dup=True))
+    await peer.expect(pubrec(1))
+    await peer.send(pubrel(1), pubrel(1))
+    await peer.expect(pubcomp(1), pubcomp(1))
+    assert len(await server.stored()) == 1
+    await peer.send(publish(1, qos=2))  # from here on it is a new message
+    await peer.expect(pubrec(1))
+    assert len(await server.stored()) == 2
+
+
+async def test_a_quality_1_message_that_is_sent_again_is_a_message(server: Server) -> None:
+    peer = await server.connected()
+    await peer.send(publish(1), publish(1, dup=True))
+    await peer.expect(puback(1), puback(1))
+    assert len(await server.stored()) == 2
+
+
+# --- Refused messages -----------------------------------------------------------------------------------------------
+
+TOO_LARGE = f"Plan quota exceeded for device {KITCHEN}. Reason: Max payload Size limit"
+NO_TOPIC = "You do not have publish permission to topic"
+LARGEST = b'{"text":"' + b"x" * 1013 + b'"}'
+
+REFUSED: dict[str, tuple[bytes, bytes, int, str]] = {
+    "1,025 bytes": (MESSAGES, LARGEST + b" ", 413, TOO_LARGE),
+    "1,025 bytes of blanks": (MESSAGES, b"{}" + b" " * 1023, 413, TOO_LARGE),
+    "no JSON": (MESSAGES, b"{", 400, "Bad Request"),
+    "no UTF-8": (MESSAGES, b'{"text":"\xff"}', 400, "Bad Request"),
+    "nothing": (MESSAGES, b"", 400, "Bad Request"),
+    "an array": (MESSAGES, b"[1]", 400, "Bad Request"),
+    "a number": (MESSAGES, b"1", 400, "Bad Request"),
+    "two objects": (MESSAGES, b"{}{}", 400, "Bad Request"),
+    "another device's topic": (MESSAGES.replace(KITCHEN.encode(), HALL.encode()), ON, 403, NO_TOPIC),
+    "another owner's device": (MESSAGES.replace(KITCHEN.encode(), BOBS.encode()), ON, 403, NO_TOPIC),
+    "an unknown topic": (b"lights", ON, 403, NO_TOPIC),
+    "two slashes": (b"/" + MESSAGES, ON, 403, NO_TOPIC),
+    "its own actions topic": (ACTIONS, SET_ON.encode(), 403, NO_TOPIC),
+    "its own errors topic": (ERRORS, ON, 403, NO_TOPIC),
+    "wildcard +": (b"/v1.1/messages/+", ON, 403, NO_TOPIC),
+    "wildcard #": (b"#", ON, 403, NO_TOPIC),
+}
+
+
+@pytest.mark.parametrize(("topic", "payload", "code", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_refused_message_is_acknowledged_and_reported(
+    server: Server, qos: int, topic: bytes, payload: bytes, code: int, message: str
+) -> None:
+    peer = await server.connected()
+    refused, answer = publish(7, payload, qos=qos, topic=topic), {0: b"", 1: puback(7), 2: pubrec(7)}[qos]
+    await peer.send(refused)  # before the subscription nobody hears of it
+    await peer.expect(answer)
+    if qos == 2:
+        await peer.send(pubrel(7))
+        await peer.expect(pubcomp(7))
+    await peer.send(subscribe(ERRORS))
+    await peer.expect(suback(0))
+    await peer.send(refused)
+    await peer.expect_error(code, message)
+    await peer.expect(answer)
+    await peer.send(publish(8))
+    await peer.expect(puback(8))
+    assert await server.stored() == [ON.decode()]
+
+
+async def test_a_message_of_1024_bytes_is_taken(server: Server) -> None:
+    peer = await server.connected()
+    assert len(LARGEST) == 1024
+    await peer.send(publish(1, LARGEST))
+    await peer.expect(puback(1))
+    assert len(await server.stored()) == 1
+
+
+async def test_a_message_of_which_nothing_remains_is_acknowledged_and_no_error(server: Server) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    await peer.send(publish(1, b'{"unknown":1}'))
+    await peer.expect(puback(1))
+    await peer.expect_nothing()
+    assert await server.stored() == []
+
+
+async def test_errors_go_to_the_device_that_made_them(server: Server) -> None:
+    hall_errors = f"/v1.1/errors/{HALL}".encode()
+    kitchen = await server.connected(topics=[ERRORS])
+    hall = await server.connected(HALL, HALL_TOKEN, topics=[hall_errors])
+    await kitchen.send(publish(1, b"["))
+    await kitchen.expect_error(400, "Bad Request")
+    await hall.expect_nothing()
+    await hall.send(publish(1, b"[", topic=f"v1.1/messages/{HALL}".encode()))
+    await hall.expect_error(400, "Bad Request", topic=hall_errors)
+
+
+# --- Subscriptions --------------------------------------------------------------------------------------------------
+
+FORBIDDEN = [
+    b"#",
+    b"+",
+    b"/v1.1/actions/+",
+    b"/v1.1/+/" + KITCHEN.encode(),
+    b"/v1.1/actions/#",
+    ACTIONS + b"/#",
+    ACTIONS + b"/",
+    b"/" + ACTIONS,
+    MESSAGES,
+    ACTIONS.replace(KITCHEN.encode(), HALL.encode()),
+    ERRORS.replace(KITCHEN.encode(), BOBS.encode()),
+    ACTIONS.upper(),
+    b"$SYS/#",
+    b"lights",
+]
+
+
+@pytest.mark.parametrize("topic", FORBIDDEN)
+async def test_a_subscription_to_anything_else_is_refused_and_reported(server: Server, topic: bytes) -> None:
+    peer = await server.connected()
+    await peer.send(subscribe(topic))
+    await peer.expect(suback(0x80))
+    await peer.send(subscribe(topic, ERRORS, ACTIONS, number=2))
+    await peer.expect(suback(0x80, 0, 0, number=2))
+    await peer.expect_error(403, "You do not have subscribe permission to topic")
+    await peer.expect_nothing()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_quality_0_is_granted_whatever_is_asked_for(server: Server, qos: int) -> None:
+    peer = await server.connected()
+    await peer.send(subscribe(ACTIONS, ERRORS, qos=qos))
+    await peer.expect(suback(0, 0))
+    await act(server.services)
+    assert await peer.expect_delivery() == (ACTIONS, SET_ON.encode())
+
+
+@pytest.mark.parametrize("slash", [b"/", b""])
+async def test_deliveries_use_the_clients_spelling(server: Server, slash: bytes) -> None:
+    actions, errors = slash + ACTIONS[1:], slash + ERRORS[1:]
+    peer = await server.connected(topics=[actions, errors])
+    await act(server.services)
+    assert await peer.expect_delivery() == (actions, SET_ON.encode())
+    await peer.send(publish(1, b"["))
+    await peer.expect_error(400, "Bad Request", topic=errors)
+
+
+async def test_of_two_spellings_one_is_delivered_to(server: Server) -> None:
+    peer = await server.connected(topics=[ACTIONS, ACTIONS[1:]])
+    await act(server.services)
+    assert await peer.expect_delivery() == (ACTIONS[1:], SET_ON.encode())
+    await peer.expect_nothing()
+    await peer.send(unsubscribe(ACTIONS[1:]))
+    await peer.expect(unsuback())
+    await act(server.services)
+    assert await peer.expect_delivery() == (ACTIONS, SET_ON.encode())
+
+
+async def test_unsubscribing_ends_deliveries(server: Server) -> None:
+    peer = await server.connected(topics=[ACTIONS, ERRORS])
+    await peer.send(unsubscribe(ACTIONS, ERRORS, b"never/subscribed"), publish(1, b"["))
+    await peer.expect(unsuback(), puback(1))
+    await act(server.services)
+    await peer.expect_nothing()
+
+
+async def test_answers_keep_the_order_of_the_questions(server: Server) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    await peer.send(unsubscribe(ERRORS, number=2), subscribe(ERRORS, number=3), unsubscribe(ERRORS, number=4))
+    await peer.expect(unsuback(2), suback(0, number=3), unsuback(4))
+
+
+async def test_a_new_connection_begins_without_subscriptions(server: Server) -> None:
+    older = await server.connected(topics=[ACTIONS])
+    newer = await server.connected()
+    await act(server.services)
+    await newer.expect_nothing()
+    await older.expect_end()
+
+
+# --- Actions --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_action_goes_to_its_device_only(server: Server) -> None:
+    hall_actions = f"/v1.1/actions/{HALL}".encode()
+    kitchen = await server.connected(topics=[ACTIONS])
+    hall = await server.connected(HALL, HALL_TOKEN, topics=[hall_actions])
+    data = '{"actions":[{"name":"setOn","parameters":{"state":true,"text":"ü"}},{"name":"setOff"}]}'
+    await act(server.services, data=data)
+    assert await kitchen.expect_delivery() == (ACTIONS, data.encode())
+    await hall.expect_nothing()
+    await act(server.services, HALL)
+    assert await hall.expect_delivery() == (hall_actions, SET_ON.encode())
+
+
+async def test_a_device_that_did_not_subscribe_gets_none(server: Server) -> None:
+    peer = await server.connected(topics=[ERRORS])
+    await act(server.services)
+    await peer.expect_nothing()
+
+
+class TestBareActions:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return Settings(
+            state_dir=settings.state_dir,
+            mqtt=Mqtt(action_payload="array"),
+            limits=Limits(rate_limits="off", quotas="off"),
+        )
+
+    async def test_actions_can_be_sent_as_the_bare_array(self, server: Server) -> None:
+        peer = await server.connected(topics=[ACTIONS])
+        for actions in ([{"name": "setOn"}], [{"name": "a", "parameters": {"b": {}}}, {"name": "}"}]):
+            await act(server.services, data=json.dumps({"actions": actions}))
+            topic, payload = await peer.expect_delivery()
+            assert (topic, json.loads(payload)) == (ACTIONS, actions)
+
+
+async def test_a_slow_device_loses_its_own_actions_and_nobody_elses(server: Server) -> None:
+    to_server, reads = memory_stream_one_way_pair()
+    writes, from_server = lockstep_stream_one_way_pair()
+    server.serve(trio.StapledStream(writes, reads))
+    slow = Peer(trio.StapledStream(to_server, from_server))
+    await slow.send(connect(), subscribe(ACTIONS))
+    await slow.expect(ACCEPTED, suback(0))
+    hall_actions = f"/v1.1/actions/{HALL}".encode()
+    hall = await server.connected(HALL, HALL_TOKEN, topics=[hall_actions])
+    data = json.dumps({"actions": [{"name": "x" * 900}]}, separators=(",", ":"))
+    sent = 400
+    for _ in range(sent):
+        await act(server.services, data=data)
+    await act(server.services, HALL)
+    assert await hall.expect_delivery() == (hall_actions, SET_ON.encode())
+    statistics = server.services.connections.statistics()
+    taken = statistics.actions_delivered - 1
+    assert 0 < taken < sent
+    assert statistics.actions_dropped == sent - taken
+    for _ in range(taken):
+        assert await slow.expect_delivery() == (ACTIONS, data.encode())
+    await slow.expect_nothing()
+    await act(server.services)  # and now it keeps up again
+    assert await slow.expect_delivery() == (ACTIONS, SET_ON.encode())
+
+
+async def test_a_ping_is_a_sign_of_life(server: Server, fake_clock: FakeClock) -> None:
+    peer = await server.connected()
+    device = await server.services.devices.find(KITCHEN)
+    fake_clock.advance(5_000)
+    await peer.expect_nothing()
+    assert (await server.services.presence.of(device.key)).last_seen_on == NOW_MS + 5_000

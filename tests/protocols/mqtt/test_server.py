@@ -1,0 +1,609 @@
+"""Connections: who gets in, how long silence may last, and every way in which they end."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from broker.facts import TokenRevoked
+from broker.routing.connections import CloseReason
+from broker.secrets import token_hash
+from broker.services import Services
+from config.limits import MQTT_PACKET_BYTES
+from config.settings import Address
+from protocols.mqtt.encoding import encode_publish
+from protocols.mqtt.packets import Will
+from protocols.mqtt.server import converse, serve_mqtt
+from storage.sql import StoreError
+from tests.factories import (
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    HALL,
+    HALL_TOKEN,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    World,
+)
+from tests.fakes import BreakableEngine
+from tests.protocols.mqtt.conftest import Runner
+from tests.protocols.mqtt.peers import (
+    ACCEPTED,
+    ACTIONS,
+    DISCONNECT,
+    ERRORS,
+    MESSAGES,
+    ON,
+    PINGREQ,
+    PINGRESP,
+    Peer,
+    Server,
+    connect,
+    puback,
+    publish,
+    pubrec,
+    pubrel,
+    refused,
+    suback,
+    subscribe,
+)
+
+HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
+OFF = b'{"state":false}'
+WILL = Will(MESSAGES, OFF, 1, False)
+
+
+async def disable(server: Server, world: World, device: int, id_: str) -> None:
+    await server.services.database.write(
+        lambda tx: tx.devices.put_device(
+            id_,
+            owner=world.ada,
+            device_type=world.light_type,
+            name="Disabled",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=False,
+            now_ms=1,
+        )
+    )
+    await server.services.devices.reload()
+
+
+# --- Who gets in ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [3, 4])
+async def test_a_device_comes_in_with_its_id_and_its_token(server: Server, level: int) -> None:
+    peer = await server.dial()
+    await peer.send(connect(level=level))
+    await peer.expect(ACCEPTED)
+    await peer.expect_nothing()
+
+
+@pytest.mark.parametrize(
+    ("packet", "code"),
+    [
+        (connect(None, None), 4),
+        (connect(KITCHEN, None), 4),
+        (connect("", ""), 4),
+        (connect(KITCHEN, "9" * 32), 4),
+        (connect(KITCHEN, HALL_TOKEN), 4),
+        (connect("9" * 32, KITCHEN_TOKEN), 4),
+        (connect(KITCHEN, ADA_TOKEN), 5),
+        (connect(KITCHEN, APPLICATION_TOKEN), 5),
+        (connect(level=5), 1),
+        (connect(level=6), 1),
+    ],
+    ids=[
+        "no credentials",
+        "no token",
+        "empty",
+        "unknown token",
+        "token of another device",
+        "another id",
+        "token of a user",
+        "token of an application",
+        "version 5",
+        "version 6",
+    ],
+)
+async def test_who_does_not(server: Server, packet: bytes, code: int) -> None:
+    peer = await server.dial()
+    await peer.send(packet)
+    await peer.expect(refused(code))
+    await peer.expect_end()
+
+
+async def test_a_disabled_device_does_not_come_in(server: Server, world: World) -> None:
+    await disable(server, world, world.kitchen, KITCHEN)
+    peer = await server.dial()
+    await peer.send(connect())
+    await peer.expect(refused(5))
+    await peer.expect_end()
+
+
+async def test_nobody_comes_in_while_the_store_cannot_say_who_it_is(server: Server, runner: Runner) -> None:
+    runner.error = StoreError("disk gone")
+    peer = await server.dial()
+    await peer.send(connect())
+    await peer.expect(refused(3))
+    await peer.expect_end()
+    runner.error = None
+    await server.connected()
+
+
+async def test_what_was_sent_behind_a_refused_connect_is_not_looked_at(server: Server) -> None:
+    peer = await server.dial()
+    await peer.send(connect(KITCHEN, HALL_TOKEN), publish(), connect())
+    await peer.expect(refused(4))
+    await peer.expect_end()
+    assert await server.stored() == []
+
+
+async def test_messages_may_follow_connect_at_once(server: Server) -> None:
+    peer = await server.dial()
+    await peer.send(connect(), publish(1), publish(2))
+    await peer.expect(ACCEPTED, puback(1), puback(2))
+    assert len(await server.stored()) == 2
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [connect(KITCHEN, "9" * 32), connect(KITCHEN, ADA_TOKEN), connect(KITCHEN, HALL_TOKEN), connect(level=5)],
+    ids=["unknown token", "token of a user", "token of another device", "version 5"],
+)
+async def test_who_does_not_come_in_touches_no_connection(server: Server, packet: bytes) -> None:
+    peer = await server.connected()
+    stranger = await server.dial()
+    await stranger.send(packet)
+    await stranger.stream.receive_some(4)
+    await stranger.expect_end()
+    await peer.expect_nothing()
+    assert server.services.connections.statistics().takeovers == 0
+
+
+# --- Time -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connect_must_arrive_within_ten_seconds(server: Server, autojump_clock: MockClock) -> None:
+    begin = trio.current_time()
+    silent, half = await server.dial(), await server.dial()
+    await half.send(connect()[:20])
+    await silent.expect_end()
+    await half.expect_end()
+    assert trio.current_time() == begin + 10
+
+
+async def test_single_bytes_do_not_buy_time(server: Server, autojump_clock: MockClock) -> None:
+    begin = trio.current_time()
+    peer = await server.dial()
+
+    async def dribble() -> None:
+        for byte in connect():
+            await peer.send(bytes((byte,)))
+            await trio.sleep(0.3)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble)
+        await peer.expect_end()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == begin + 10
+
+
+async def test_a_connect_may_come_byte_by_byte(server: Server, autojump_clock: MockClock) -> None:
+    peer = await server.dial()
+    for byte in connect():
+        await peer.send(bytes((byte,)))
+        await trio.sleep(0.05)
+    await peer.expect(ACCEPTED)
+    await trio.sleep(1000)  # and from then on the limit is gone
+    await peer.expect_nothing()
+
+
+@pytest.mark.parametrize("sign_of_life", [PINGREQ, publish(qos=0)], ids=["ping", "message"])
+async def test_silence_may_last_one_and_a_half_times_the_keep_alive(
+    server: Server, autojump_clock: MockClock, sign_of_life: bytes
+) -> None:
+    peer = await server.connected(keep_alive=20)
+    await trio.sleep(29)
+    await peer.send(sign_of_life)
+    if sign_of_life == PINGREQ:
+        await peer.expect(PINGRESP)
+    begin = trio.current_time()
+    await peer.expect_end()
+    assert trio.current_time() == begin + 30
+
+
+async def test_half_a_packet_is_no_sign_of_life(server: Server, autojump_clock: MockClock) -> None:
+    peer = await server.connected(keep_alive=20)
+    begin = trio.current_time()
+    await trio.sleep(29)
+    await peer.send(publish()[:10])
+    await peer.expect_end()
+    assert trio.current_time() == begin + 30
+
+
+async def test_a_device_that_is_not_read_from_is_not_silent(
+    server: Server, runner: Runner, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.journal.MAX_WAITING_ROWS", 1)
+    peer = await server.connected(keep_alive=20)
+    runner.hold_commits()
+    await peer.send(publish(1))
+    await wait_all_tasks_blocked()  # the first one is in the held commit
+    await peer.send(publish(2))
+    await trio.sleep(100)
+    runner.commits.set()
+    await peer.expect(puback(1), puback(2))
+    await peer.expect_nothing()
+
+
+# --- Every way to end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [
+        publish(),
+        PINGREQ,
+        subscribe(ERRORS),
+        DISCONNECT,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        connect().replace(b"MQTT", b"MQTX"),
+    ],
+    ids=["PUBLISH", "PINGREQ", "SUBSCRIBE", "DISCONNECT", "HTTP", "TLS", "another protocol"],
+)
+async def test_what_comes_before_connect_is_not_answered(
+    server: Server, autojump_clock: MockClock, packets: bytes
+) -> None:
+    peer = await server.dial()
+    await peer.send(packets)
+    await peer.expect_end()
+    assert await server.stored() == []
+
+
+MISBEHAVIOUR: dict[str, bytes] = {
+    "a second CONNECT": connect(),
+    "a packet over 64 KiB": publish(2, b"x" * MQTT_PACKET_BYTES),
+    "the announcement of one": b"\x32\xff\xff\xff\x7f",
+    "a reserved packet type": b"\xf0\x00",
+    "a packet only a server sends": b"\xd0\x00",
+    "QoS 3": b"\x36\x05\x00\x01\x74\x00\x01",
+    "packet id 0": b"\x32\x05\x00\x01\x74\x00\x00",
+    "a topic that is not UTF-8": encode_publish(b"\xff", b"{}"),
+    "PUBREL before PUBREC": publish(2, qos=2) + pubrel(2),
+    "SUBSCRIBE without a filter": b"\x82\x02\x00\x01",
+}
+
+
+@pytest.mark.parametrize("packets", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR.keys())
+async def test_misbehaviour_ends_the_connection_and_disturbs_nobody(server: Server, packets: bytes) -> None:
+    hall = await server.connected(HALL, HALL_TOKEN)
+    peer = await server.connected()
+    await peer.send(publish(1), packets)
+    await peer.expect(puback(1))  # what came before it counts
+    if packets.startswith(b"\x34"):
+        await peer.expect(pubrec(2))
+    await peer.expect_end()
+    await hall.send(publish(7, topic=HALL_MESSAGES))
+    await hall.expect(puback(7))
+    assert not server.services.connections.is_online((await server.services.devices.find(KITCHEN)).key)
+
+
+async def test_a_peer_that_keeps_silent_after_its_misbehaviour_is_closed_all_the_same(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    peer = await server.connected()
+    await peer.send(publish(1), b"\xf0\x00")
+    begin = trio.current_time()
+    await peer.expect(puback(1))
+    await peer.expect_end()
+    assert trio.current_time() == begin
+
+
+async def test_after_disconnect_nothing_counts(server: Server) -> None:
+    peer = await server.connected()
+    await peer.send(publish(1), DISCONNECT, publish(2))
+    await peer.expect(puback(1))
+    await peer.expect_end()
+    assert len(await server.stored()) == 1
+
+
+async def test_a_peer_that_only_closed_its_side_gets_what_it_has_earned(server: Server, runner: Runner) -> None:
+    peer = await server.connected()
+    runner.hold_commits()
+    await peer.send(publish(1))
+    await peer.stream.send_eof()
+    await wait_all_tasks_blocked()
+    runner.commits.set()
+    await peer.expect(puback(1))
+    await peer.expect_end()
+
+
+async def test_the_newer_connection_takes_over(server: Server, autojump_clock: MockClock) -> None:
+    older = await server.connected(topics=[ACTIONS])
+    newer = await server.connected(topics=[ACTIONS])
+    begin = trio.current_time()
+    await older.expect_end()
+    assert trio.current_time() == begin
+    await newer.expect_nothing()
+    statistics = server.services.connections.statistics()
+    assert (statistics.links, statistics.takeovers) == (1, 1)
+
+
+async def test_two_devices_with_one_client_id_do_not_disturb_each_other(server: Server) -> None:
+    kitchen, hall = await server.connected(), await server.connected(HALL, HALL_TOKEN)
+    await kitchen.expect_nothing()
+    await hall.expect_nothing()
+
+
+async def test_a_revoked_token_ends_the_connection(server: Server) -> None:
+    peer, hall = await server.connected(), await server.connected(HALL, HALL_TOKEN)
+    server.services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    await peer.expect_end()
+    await hall.expect_nothing()
+
+
+async def test_a_disabled_device_is_disconnected(server: Server, world: World) -> None:
+    peer, hall = await server.connected(), await server.connected(HALL, HALL_TOKEN)
+    await disable(server, world, world.kitchen, KITCHEN)
+    await peer.expect_end()
+    await hall.expect_nothing()
+
+
+async def test_what_a_device_sent_that_was_disabled_meanwhile_is_not_stored(server: Server, world: World) -> None:
+    peer = await server.connected()
+    await peer.send(publish(1))  # it is in the socket, and not yet read
+    device = await server.services.devices.find(KITCHEN)
+    (link,) = server.services.connections._every_link()
+    link.close(CloseReason.DEVICE_DISABLED)
+    await peer.expect_end()
+    assert device.enabled
+    assert await server.stored() == []
+
+
+async def test_a_store_that_fails_ends_the_connection_without_acknowledgement(
+    server: Server, disk: BreakableEngine
+) -> None:
+    peer = await server.connected()
+    disk.error = StoreError("disk full")
+    await peer.send(publish(1), publish(2, qos=2))
+    await peer.expect_end()
+    disk.error = None
+    again = await server.connected()
+    await again.send(publish(1), publish(2, qos=2))
+    await again.expect(puback(1), pubrec(2))
+    assert len(await server.stored()) == 2
+
+
+async def test_a_stop_sends_what_the_devices_have_earned(server: Server, runner: Runner) -> None:
+    peer, idle, stranger = await server.connected(), await server.connected(HALL, HALL_TOKEN), await server.dial()
+    runner.hold_commits()
+    await peer.send(publish(1), publish(2, qos=2))
+    await wait_all_tasks_blocked()
+    server.services.stopping.set()
+    server.services.connections.close_all()
+    await idle.expect_end()
+    await stranger.expect_end()
+    runner.commits.set()
+    await peer.expect(puback(1), pubrec(2))
+    await peer.expect_end()
+
+
+async def test_who_comes_while_the_daemon_stops_is_sent_away(server: Server, autojump_clock: MockClock) -> None:
+    server.services.stopping.set()
+    peer = await server.dial()
+    await peer.send(connect())
+    assert bytes(await peer.stream.receive_some()) in {refused(3), b""}
+
+
+# --- Wills ----------------------------------------------------------------------------------------------------------
+
+
+Leave = Callable[[Server, Peer], Awaitable[None]]
+
+
+async def vanish(server: Server, peer: Peer) -> None:
+    await peer.stream.aclose()
+
+
+async def fall_silent(server: Server, peer: Peer) -> None:
+    await trio.sleep(31)
+
+
+async def misbehave(server: Server, peer: Peer) -> None:
+    await peer.send(b"\xf0\x00")
+
+
+async def be_replaced(server: Server, peer: Peer) -> None:
+    newer = await server.connected()
+    await newer.expect_nothing()
+
+
+async def disconnect(server: Server, peer: Peer) -> None:
+    await peer.send(DISCONNECT)
+
+
+async def lose_its_token(server: Server, peer: Peer) -> None:
+    server.services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+
+
+@pytest.mark.parametrize(
+    ("leave", "is_due"),
+    [
+        (vanish, True),
+        (fall_silent, True),
+        (misbehave, True),
+        (be_replaced, True),
+        (disconnect, False),
+        (lose_its_token, False),
+    ],
+    ids=["vanished", "silent", "misbehaved", "replaced", "said goodbye", "token revoked"],
+)
+@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES, b"a/+/b"])
+async def test_a_will_is_a_message_if_it_goes_to_the_devices_own_topic(
+    server: Server, autojump_clock: MockClock, leave: Leave, is_due: bool, topic: bytes
+) -> None:
+    peer = await server.connected(keep_alive=20, will=Will(topic, OFF, 1, True))
+    await leave(server, peer)
+    await wait_all_tasks_blocked()
+    await server.services.ingest.wait_committed()
+    is_own = topic in {MESSAGES, MESSAGES[1:]}
+    assert await server.stored() == ([OFF.decode()] if is_due and is_own else [])
+
+
+async def test_the_will_of_a_replaced_connection_stands_before_the_newer_ones_messages(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    await server.connected(will=WILL)
+    newer = await server.dial()
+    await newer.send(connect(), publish(1))
+    await newer.expect(ACCEPTED, puback(1))
+    await wait_all_tasks_blocked()
+    assert await server.stored() == [OFF.decode(), ON.decode()]
+
+
+async def test_a_will_that_is_no_json_is_dropped(server: Server) -> None:
+    peer = await server.connected(will=Will(MESSAGES, b"gone", 1, False))
+    await peer.stream.aclose()
+    await wait_all_tasks_blocked()
+    assert await server.stored() == []
+
+
+# --- On real sockets ------------------------------------------------------------------------------------------------
+
+
+Dial = Callable[[], Awaitable[Peer]]
+
+
+@pytest.fixture
+async def dial(server: Server) -> AsyncIterator[Dial]:
+    """Dials a listener as a device does."""
+    address = await server.nursery.start(
+        lambda task_status: serve_mqtt(
+            server.services, Address("127.0.0.1", 0), connections=server.nursery, task_status=task_status
+        )
+    )
+    async with AsyncExitStack() as stack:
+
+        async def dial() -> Peer:
+            return Peer(await stack.enter_async_context(await trio.open_tcp_stream(address.host, address.port)))
+
+        yield dial
+
+
+async def test_a_whole_conversation_on_a_socket(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect(), subscribe(ERRORS), publish(1), publish(2, qos=2), publish(3, b"[]"))
+    await peer.expect(ACCEPTED, suback(0))
+    await peer.expect_error(400, "Bad Request")
+    await peer.expect(puback(1), puback(3), pubrec(2))
+    await peer.send(DISCONNECT)
+    await peer.expect_end()
+    assert len(await server.stored()) == 2
+
+
+async def test_acknowledgements_reach_a_peer_that_is_still_sending(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    # Unread bytes in the server's socket must not turn its close into a reset.
+    await peer.send(*(publish(number) for number in range(1, 101)), b"\xf0\x00", *(PINGREQ for _ in range(50_000)))
+    await peer.expect(*(puback(number) for number in range(1, 101)))
+    await peer.expect_end()
+
+
+async def test_a_peer_that_resets_ends_alone(server: Server, dial: Dial) -> None:
+    hall = await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await hall.expect(ACCEPTED)
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    assert isinstance(peer.stream, trio.SocketStream)
+    peer.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    await peer.send(publish(1))
+    await peer.stream.aclose()
+    await hall.send(publish(7, topic=HALL_MESSAGES))
+    await hall.expect(puback(7))
+
+
+async def test_a_peer_that_never_reads_is_not_read_from(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    sent = 0
+    with trio.move_on_after(1) as patience:  # until the socket has been full for a while
+        while sent < 200_000_000:
+            await peer.send(PINGREQ * 32_768)
+            sent += 65_536
+            patience.deadline = trio.current_time() + 0.3
+    assert patience.cancelled_caught
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+
+
+class Counting(trio.abc.ReceiveStream):
+    """How much the server has read."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        received = await self._stream.receive_some(max_bytes)
+        self.bytes += len(received)
+        return received
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server, services: Services) -> None:
+    to_server, reads = trio.testing.memory_stream_one_way_pair()
+    writes, from_server = trio.testing.lockstep_stream_one_way_pair()
+    counting = Counting(reads)
+    server.serve(trio.StapledStream(writes, counting))
+    peer = Peer(trio.StapledStream(to_server, from_server))
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    total = 300_000
+    await peer.send(PINGREQ * total)
+    await wait_all_tasks_blocked()
+    assert counting.bytes < 400_000
+    await peer.expect(PINGRESP * total)
+
+
+async def test_memory_is_bounded_while_the_store_stands_still(server: Server, runner: Runner) -> None:
+    to_server, reads = trio.testing.memory_stream_one_way_pair()
+    writes, from_server = trio.testing.memory_stream_one_way_pair()
+    counting = Counting(reads)
+    server.serve(trio.StapledStream(writes, counting))
+    peer = Peer(trio.StapledStream(to_server, from_server))
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    runner.hold_commits()
+    # Refused messages take no room in the journal; what waits is their acknowledgements.
+    foreign = [publish(1 + number % 60_000, b"", topic=b"t") for number in range(100_000)]
+    await peer.send(*foreign)
+    await wait_all_tasks_blocked()
+    assert counting.bytes < 500_000
+    runner.commits.set()
+    await peer.expect(*(puback(1 + number % 60_000) for number in range(100_000)))
+
+
+async def test_one_task_of_a_connection_is_left_when_it_is_connected(server: Server) -> None:
+    """Reader and sender: what watched over the stranger is gone."""
+    ours, theirs = memory_stream_pair()
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(converse, server.services, theirs)
+        peer = Peer(ours)
+        await peer.send(connect())
+        await peer.expect(ACCEPTED)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == before + 2
+        nursery.cancel_scope.cancel()

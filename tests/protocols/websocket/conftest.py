@@ -1,0 +1,64 @@
+"""Connections to the real services on a real store, whose disk can be held."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import pytest
+import trio
+
+from broker.clock import Clock
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+from tests.factories import World
+from tests.fakes import FakeClock, run_inline
+from tests.protocols.websocket.peers import Peers, open_peers
+
+T = TypeVar("T")
+
+
+class Disk:
+    """Runs blocking work inline; commits wait while it is held, and fail while it is broken."""
+
+    def __init__(self) -> None:
+        self._free = trio.Event()
+        self._free.set()
+        self.is_broken = False
+
+    def hold(self) -> None:
+        self._free = trio.Event()
+
+    def release(self) -> None:
+        self._free.set()
+
+    async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
+        if limiter is not None:  # the writer's
+            await self._free.wait()
+            if self.is_broken:
+                raise StoreError("disk full")
+        return await run_inline(sync_fn)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def services(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, disk: Disk
+) -> AsyncIterator[Services]:
+    database = Database(engine, run_sync=disk)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as opened:
+        yield opened
+        disk.is_broken = False
+        disk.release()
+
+
+@pytest.fixture
+async def peers(services: Services, world: World) -> AsyncIterator[Peers]:
+    async with open_peers(services) as opened:
+        yield opened

@@ -1,0 +1,165 @@
+"""The other end of a WebSocket in tests: trio-websocket's client, and one that does only what it is told."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnection, RejectData, Request, TextMessage
+
+from broker.services import Services
+from protocols.websocket.server import converse
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Peers:
+    """Opens connections to a server that lives as long as the test."""
+
+    def __init__(self, services: Services, nursery: trio.Nursery) -> None:
+        self.services = services
+        self._nursery = nursery
+        self.failures: list[Exception] = []
+
+    async def connect(self, path: str, headers: Headers = ()) -> WebSocketConnection:
+        """trio-websocket's client. It answers protocol-level Pings by itself."""
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._serve(theirs)
+        encoded = [(name.encode(), value.encode()) for name, value in headers]
+        # It stops reading, and answers no Pings, when its queue is full.
+        stream: Any = ours  # any stream will do
+        return await wrap_client_stream(
+            self._nursery, stream, "localhost", path, extra_headers=encoded, message_queue_size=10_000
+        )
+
+    async def connect_plain(self, path: str, *, lockstep: bool = False) -> "PlainPeer":
+        """A client that reads and answers nothing by itself; in lockstep, nothing waits in the network either."""
+        ours, theirs = trio.testing.lockstep_stream_pair() if lockstep else trio.testing.memory_stream_pair()
+        self._serve(theirs)
+        peer = PlainPeer(ours)
+        await peer.shake_hands(path)
+        return peer
+
+    async def refusal(self, path: str) -> tuple[int, dict[bytes, bytes], Any]:
+        """Status, headers and body of a refused handshake."""
+        peer = PlainPeer(self.open_stream())
+        await peer.send_event(Request(host="localhost", target=path))
+        answer = await peer.event()
+        assert isinstance(answer, RejectConnection)
+        body = b""
+        while isinstance(event := await peer.event(), RejectData) and not event.body_finished:
+            body += event.data
+        return answer.status_code, dict(answer.headers), json.loads(body)
+
+    def open_stream(self) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._serve(theirs)
+        return ours
+
+    def _serve(self, stream: trio.abc.Stream) -> None:
+        self._nursery.start_soon(self._converse, stream)
+
+    async def _converse(self, stream: trio.abc.Stream) -> None:
+        try:
+            await converse(self.services, stream)
+        except Exception as error:
+            # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
+            self.failures.append(error)
+            raise
+        finally:
+            await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_peers(services: Services) -> AsyncIterator[Peers]:
+    async with trio.open_nursery() as nursery:
+        peers = Peers(services, nursery)
+        yield peers
+        nursery.cancel_scope.cancel()
+    assert peers.failures == []
+
+
+class PlainPeer:
+    """wsproto over a stream: what is sent is up to the test, byte by byte if need be."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self._wire = WSConnection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+
+    async def shake_hands(self, path: str) -> None:
+        await self.stream.send_all(self._wire.send(Request(host="localhost", target=path)))
+        await self.event()
+
+    def encoded(self, *frames: Mapping[str, object]) -> bytes:
+        return b"".join(self._wire.send(TextMessage(json.dumps(frame))) for frame in frames)
+
+    async def send(self, *frames: Mapping[str, object]) -> None:
+        """All in one write."""
+        await self.stream.send_all(self.encoded(*frames))
+
+    async def send_event(self, event: Event) -> None:
+        await self.stream.send_all(self._wire.send(event))
+
+    async def event(self) -> Event:
+        """The next frame, of whatever kind."""
+        while not self._events:
+            data = await self.stream.receive_some()
+            assert data, "the server hung up without a word"
+            self._wire.receive_data(bytes(data))
+            self._events.extend(self._wire.events())
+        return self._events.pop(0)
+
+    async def said(self) -> Any:
+        """The next message."""
+        while not isinstance(event := await self.event(), Message):
+            assert isinstance(event, Ping), event
+        return json.loads(event.data)
+
+    async def close_code(self) -> int:
+        """What the server closes with, whatever it says before."""
+        while not isinstance(event := await self.event(), CloseConnection):
+            pass
+        return int(event.code)
+
+
+async def say(socket: WebSocketConnection, **frame: object) -> None:
+    await socket.send_message(json.dumps(frame))
+
+
+async def said(socket: WebSocketConnection) -> Any:
+    """The next message that is no ping."""
+    while True:
+        message = json.loads(await socket.get_message())
+        if message.get("type") != "ping":
+            return message
+
+
+async def ask(socket: WebSocketConnection, **frame: object) -> Any:
+    await say(socket, **frame)
+    return await said(socket)
+
+
+async def register(socket: WebSocketConnection, sdid: str, token: str) -> None:
+    """Needs `ack=true`."""
+    answer = await ask(socket, type="register", sdid=sdid, Authorization=f"bearer {token}")
+    assert answer == {"data": {"message": "OK", "code": "200"}}
+
+
+async def closing(socket: WebSocketConnection) -> tuple[int, str]:
+    """Code and reason of the server's close frame; whatever it says before is dropped."""
+    with pytest.raises(ConnectionClosed) as closed:
+        await _read_on(socket)
+    reason = closed.value.reason
+    assert reason is not None
+    return reason.code, reason.reason or ""
+
+
+async def _read_on(socket: WebSocketConnection) -> None:
+    while True:
+        await socket.get_message()

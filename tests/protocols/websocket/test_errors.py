@@ -1,0 +1,108 @@
+"""The specification's WebSocket error table: code and text of every refusal on the device channel."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from broker.errors import (
+    BadRequest,
+    Conflict,
+    DestinationDeviceDisabled,
+    DeviceNotFound,
+    DeviceTypeNotFound,
+    DomainError,
+    InvalidTimestamp,
+    NotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    SourceDeviceDisabled,
+    StorageUnavailable,
+    TimestampInFuture,
+    Unauthorized,
+    ValidationFailed,
+)
+from protocols.websocket.errors import (
+    DeviceAlreadyRegistered,
+    DeviceNotRegistered,
+    MissingDdid,
+    MissingSdid,
+    NoRegisteredDevice,
+    RegistrationTimeout,
+    Replaced,
+    WrongCid,
+    code_and_text,
+)
+
+ORGANIZATION = "0f" * 16
+
+
+@dataclass(eq=False)
+class SomeLimitExceeded(DomainError):
+    """A refusal that the device channel has no text of its own for."""
+
+    status = 429
+    template = "{text}"
+    text: str
+
+
+@dataclass(eq=False)
+class PlanNotConfigured(DomainError):
+    status = 400
+    template = "Quota validation error for organization {organization_id}. Reason: Plan limits have not been set"
+    organization_id: str
+
+
+@dataclass(eq=False)
+class MorePreciselyDenied(PermissionDenied):
+    template = "no {missing} here"
+
+
+MONTHLY = f"Plan quota exceeded for organization {ORGANIZATION}. Reason: Monthly message limit"
+
+SPECIFICATION_TABLE = [
+    (BadRequest(), 400, "Bad Request"),
+    (MissingSdid(), 400, "Missing sdid value"),
+    (MissingDdid(), 400, "Missing ddid value"),
+    (RegistrationTimeout(), 400, "Registration timeout"),
+    (InvalidTimestamp(), 400, "Invalid ts value"),
+    (TimestampInFuture(), 400, "Invalid ts value (in future)"),
+    (Unauthorized(), 401, "Please provide a valid authorization header"),
+    (DeviceNotRegistered(), 401, "Device not registered"),
+    (PermissionDenied("WRITE on device 1234"), 403, "You do not have the right permission: devices"),
+    (WrongCid(), 403, "Wrong cid"),
+    (DeviceNotFound("1234"), 404, "Device(s) not found"),
+    (SomeLimitExceeded("DAILY rate limit exceeded"), 429, "DAILY rate limit exceeded"),
+    (SomeLimitExceeded(MONTHLY), 429, MONTHLY),
+    (
+        PayloadTooLarge(organization_id=ORGANIZATION, device_id="1234"),
+        413,
+        f"Plan quota exceeded for organization {ORGANIZATION}. Reason: Max payload size limit",
+    ),
+    (
+        PlanNotConfigured(ORGANIZATION),
+        400,
+        f"Quota validation error for organization {ORGANIZATION}. Reason: Plan limits have not been set",
+    ),
+    (NoRegisteredDevice(), 400, "No registered device"),
+]
+
+COMPATIBILITY_RULES = [
+    (DeviceAlreadyRegistered(), 409, "Device already registered"),
+    (Replaced(), 409, "replaced by a newer connection"),
+    (SourceDeviceDisabled(), 403, "Source device is disconnected"),
+    (DestinationDeviceDisabled(), 403, "Destination device is disconnected"),
+    (StorageUnavailable("disk full"), 503, "Service Unavailable"),
+]
+
+EVERYTHING_ELSE = [
+    (NotFound(), 404, "Not Found"),
+    (DeviceTypeNotFound(), 1101, "Device type does not exist."),
+    (ValidationFailed.of("data.actions", "Required parameter"), 4001, "Validation Error"),
+    (Conflict("not now"), 409, "not now"),
+    (MorePreciselyDenied("WRITE"), 403, "no WRITE here"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "text"), SPECIFICATION_TABLE + COMPATIBILITY_RULES + EVERYTHING_ELSE)
+def test_code_and_text(error: DomainError, code: int, text: str) -> None:
+    assert code_and_text(error) == (code, text)

@@ -1,0 +1,256 @@
+"""The firehose: who sees what, each message once, and what a slow reader does to the others."""
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+import trio.testing
+from trio_websocket import WebSocketConnection
+
+from broker.services import Services
+from config.limits import WEBSOCKET_BACKLOG
+from protocols.websocket.connection import MOST_FRAMES, PATIENCE_SECONDS
+from storage.records import DeviceTokenRecord, GrantRecord
+from tests.factories import (
+    ACME,
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB_TOKEN,
+    BOBS,
+    HALL,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+)
+from tests.fakes import FakeClock
+from tests.protocols.websocket.peers import Peers, closing, said
+
+ACTION = b'{"actions":[{"name":"setOn"}]}'
+ATTIC = "14" * 16
+
+
+def live(token: str, query: str = "") -> str:
+    return f"/v1.1/live?Authorization=bearer+{token}&{query}"
+
+
+async def store(services: Services, *sdids: str, data: bytes = b'{"state":true}') -> list[str]:
+    """One message from each, all durable; gives their mids."""
+    devices = [await services.devices.find(sdid) for sdid in sdids]
+    positions = [services.ingest.submit(device, data) for device in devices]
+    await services.ingest.wait_committed()
+    return [services.ingest.mid(position) for position in positions]
+
+
+async def seen(socket: WebSocketConnection) -> list[Any]:
+    """All that has arrived by now."""
+    frames: list[Any] = []
+    while True:
+        with trio.move_on_after(0.1):
+            frames.append(json.loads(await socket.get_message()))
+            continue
+        return frames
+
+
+WATCHED = [
+    # Without parameters: the device itself, the user's devices, all that an application may read.
+    (KITCHEN_TOKEN, "", [KITCHEN]),
+    (ADA_TOKEN, "", [KITCHEN, HALL]),
+    (BOB_TOKEN, "", [BOBS]),
+    (APPLICATION_TOKEN, "", [KITCHEN, HALL]),
+    # By devices.
+    (ADA_TOKEN, f"sdid={HALL}", [HALL]),
+    (ADA_TOKEN, f"sdids={HALL}", [HALL]),
+    (ADA_TOKEN, f"sdids={HALL},%20{KITCHEN},", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"sdids={HALL}&sdids={KITCHEN}", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"sdids={HALL}&sdid={KITCHEN}", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"?sdids={HALL}", [HALL]),
+    (ADA_TOKEN, "sdids=", [KITCHEN, HALL]),
+    (KITCHEN_TOKEN, f"sdids={KITCHEN}", [KITCHEN]),
+    (APPLICATION_TOKEN, f"sdids={HALL}", [HALL]),
+    # By type.
+    (ADA_TOKEN, f"sdtids={LIGHT_TYPE}", [KITCHEN, HALL]),
+    (BOB_TOKEN, "sdtids=example.smart_light", [BOBS]),
+    (APPLICATION_TOKEN, f"sdtids={LIGHT_TYPE}", [KITCHEN, HALL]),
+    # By user.
+    (ADA_TOKEN, f"uid={ADA}", [KITCHEN, HALL]),
+    (ADA_TOKEN, "uid=self", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"uid={ADA}&includeSharedDevices=true", [KITCHEN, HALL]),
+    (APPLICATION_TOKEN, f"uid={ADA}", [KITCHEN, HALL]),
+    (KITCHEN_TOKEN, f"uid={ADA}", [KITCHEN]),
+    # All at once: each narrows the others, and a message matched by all of them comes once.
+    (ADA_TOKEN, f"sdids={HALL}&sdtids={LIGHT_TYPE}&uid={ADA}", [HALL]),
+]
+
+
+@pytest.mark.parametrize(("token", "query", "devices"), WATCHED)
+async def test_who_sees_what(
+    peers: Peers, services: Services, token: str, query: str, devices: list[str], autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(live(token, query))
+    await store(services, KITCHEN, HALL, BOBS)
+    assert [frame["sdid"] for frame in await seen(socket)] == devices
+
+
+async def test_a_frame(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    (mid,) = await store(services, KITCHEN, data=b'{ "state" : "true", "text": "\xc3\xa4", "other": 1 }')
+    assert json.loads(await socket.get_message()) == {
+        "mid": mid,
+        "data": {"state": True, "text": "ä"},
+        "ts": NOW_MS,
+        "sdtid": LIGHT_TYPE,
+        "cts": NOW_MS,
+        "uid": ADA,
+        "mv": 1,
+        "sdid": KITCHEN,
+        "boid": ACME,
+    }
+
+
+async def test_a_message_of_which_nothing_remains_is_not_shown(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    await store(services, KITCHEN, data=b'{"unknown":1}')
+    (mid,) = await store(services, KITCHEN)
+    assert (await said(socket))["mid"] == mid
+
+
+async def test_actions_of_a_watched_source_are_shown(peers: Peers, services: Services) -> None:
+    watcher = await peers.connect(live(ADA_TOKEN, f"sdids={HALL}"))
+    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
+    services.ingest.submit_action(kitchen, hall, ACTION)
+    services.ingest.submit_action(hall, kitchen, ACTION)
+    frame = await said(watcher)
+    assert (frame["type"], frame["sdid"], frame["ddid"], frame["boid"]) == ("action", HALL, KITCHEN, ACME)
+
+
+async def test_one_who_writes_message_pack_reads_message_pack(peers: Peers, services: Services) -> None:
+    plain, packed = await peers.connect(live(ADA_TOKEN)), await peers.connect(live(ADA_TOKEN))
+    await packed.send_message(msgpack.packb({"type": "anything"}))
+    await trio.testing.wait_all_tasks_blocked()
+    await store(services, KITCHEN)
+    kitchen = await services.devices.find(KITCHEN)
+    services.ingest.submit_action(kitchen, kitchen, ACTION)
+    for _ in range(2):
+        assert msgpack.unpackb(await packed.get_message()) == json.loads(await plain.get_message())
+    await packed.send_message("{}")
+    await trio.testing.wait_all_tasks_blocked()
+    await store(services, KITCHEN)
+    assert await packed.get_message() == await plain.get_message()
+
+
+async def test_a_device_created_later_is_seen(peers: Peers, services: Services, world: World) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    await store(services, KITCHEN)
+
+    def create(tx: Any) -> None:
+        key = tx.devices.put_device(
+            ATTIC,
+            owner=world.ada,
+            device_type=world.light_type,
+            name="Attic",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
+        tx.devices.put_token(DeviceTokenRecord(key, b"x" * 32, b"", None, 1))
+
+    await services.database.write(create)
+    await store(services, ATTIC)
+    assert [(await said(socket))["sdid"] for _ in range(2)] == [KITCHEN, ATTIC]
+
+
+async def test_nobody_is_subscribed_after_the_connection(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    assert services.feeds.statistics().subscribers == 1
+    await socket.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.feeds.statistics().subscribers == 0
+
+
+# --- What changes while one watches ---
+
+
+async def test_a_grant_made_later_counts_after_30_seconds(
+    peers: Peers, services: Services, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(live(APPLICATION_TOKEN))
+    await store(services, BOBS)
+    grant = GrantRecord(world.bob, world.application, None, read=True, write=False)
+    await services.database.write(lambda tx: tx.accounts.put_grant(grant))
+    await trio.sleep(31)
+    (mid,) = await store(services, BOBS)
+    assert (await said(socket))["mid"] == mid
+
+
+async def test_a_token_that_expires_ends_it_with_the_next_ping(
+    peers: Peers, fake_clock: FakeClock, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    fake_clock.advance(NOW_MS)
+    assert await closing(socket) == (1008, "token revoked or expired")
+
+
+# --- Slow readers ---
+
+
+async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
+    good = await peers.connect(live(ADA_TOKEN))
+    mids: list[str] = []
+    for _ in range(WEBSOCKET_BACKLOG):
+        mids += await store(services, KITCHEN)
+    await trio.sleep(PATIENCE_SECONDS + 0.1)
+    later = await store(services, KITCHEN)
+    assert [(await said(good))["mid"] for _ in range(len(mids) + 1)] == mids + later
+    # What it was sent before is still there for it to read.
+    assert [(await slow.said())["mid"] for _ in mids] == mids
+    assert await slow.close_code() == 1013
+
+
+async def test_fewer_frames_may_wait_for_long(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
+    mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG - 1))
+    await trio.sleep(20)
+    assert [(await slow.said())["mid"] for _ in mids] == mids
+
+
+async def test_one_who_is_behind_and_reads_on_is_not_slow(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    """More than what may wait is always waiting, but it takes what it is sent within the time it has."""
+    reader = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
+    waiting = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
+    for _ in range(5):
+        await trio.sleep(PATIENCE_SECONDS * 0.9)
+        mids = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
+        assert [(await reader.said())["mid"] for _ in waiting] == waiting
+        waiting = mids
+    assert [(await reader.said())["mid"] for _ in waiting] == waiting
+
+
+async def test_there_is_a_bound_however_short_the_time(peers: Peers, services: Services) -> None:
+    slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
+    for _ in range(3):
+        await store(services, *[KITCHEN] * (MOST_FRAMES // 2))
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.feeds.statistics().subscribers == 0
+    assert await slow.close_code() == 1013
+
+
+async def test_a_slow_reader_that_never_reads_again_is_let_go(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
+    await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
+    await trio.sleep(10)
+    assert services.feeds.statistics().subscribers == 0

@@ -1,0 +1,775 @@
+"""The WebSocket server with the real services: handshakes, the device channel on the wire, and every way to end."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+import trio.testing
+from wsproto.events import BytesMessage, CloseConnection, Message, Ping, Pong
+
+from broker.facts import DeviceWentOffline, DeviceWentOnline, TokenRevoked
+from broker.ids import is_id
+from broker.secrets import token_hash
+from broker.services import Services
+from storage.records import GrantRecord
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    BOBS_TOKEN,
+    HALL,
+    HALL_TOKEN,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+)
+from tests.fakes import FakeClock
+from tests.protocols.websocket.conftest import Disk
+from tests.protocols.websocket.peers import Headers, Peers, ask, closing, register, said, say
+
+CHANNEL = "/v1.1/websocket"
+WITH_ACK = "/v1.1/websocket?ack=true"
+UNKNOWN = "99" * 16
+ACTION = {"actions": [{"name": "setOn"}]}
+OK = {"message": "OK", "code": "200"}
+
+
+def error(code: int, message: str, **more: str) -> dict[str, object]:
+    return {"error": {"code": code, "message": message, **more}}
+
+
+# --- The handshake ---
+
+REFUSED = [
+    ("/v1.1/nowhere", 404, 404, "Not Found"),
+    ("/", 404, 404, "Not Found"),
+    ("/v1.1/WebSocket", 404, 404, "Not Found"),
+    (f"{CHANNEL}?Authorization=bearer+{UNKNOWN}", 401, 401, "Please provide a valid authorization header"),
+    (f"{CHANNEL}?Authorization=basic+{ADA_TOKEN}", 401, 401, "Please provide a valid authorization header"),
+    ("/v1.1/live", 401, 401, "Please provide a valid authorization header"),
+    ("/v1.1/live?Authorization=", 401, 401, "Please provide a valid authorization header"),
+    (f"/v1.1/live?Authorization=bearer+{UNKNOWN}", 401, 401, "Please provide a valid authorization header"),
+    (f"/v1.1/live?Authorization={ADA_TOKEN}&sdids={UNKNOWN}", 404, 404, "Not Found"),
+    (f"/v1.1/live?Authorization={ADA_TOKEN}&sdtids={UNKNOWN}", 404, 1101, "Device type does not exist."),
+    (f"/v1.1/live?Authorization={ADA_TOKEN}&uid={UNKNOWN}", 404, 1201, "User does not exist."),
+    (
+        f"/v1.1/live?Authorization={ADA_TOKEN}&sdids={KITCHEN},{BOBS}",
+        403,
+        403,
+        f"You don't have the right permissions: READ on device {BOBS}",
+    ),
+    (
+        f"/v1.1/live?Authorization={ADA_TOKEN}&uid={BOB}",
+        403,
+        403,
+        f"You don't have the right permissions: READ on user {BOB}",
+    ),
+    (
+        f"/v1.1/live?Authorization={APPLICATION_TOKEN}&uid={BOB}",
+        403,
+        403,
+        f"You don't have the right permissions: READ on user {BOB}",
+    ),
+    (
+        f"/v1.1/live?Authorization={KITCHEN_TOKEN}&uid={BOB}",
+        403,
+        403,
+        f"You don't have the right permissions: READ on user {BOB}",
+    ),
+    (
+        f"/v1.1/live?Authorization={KITCHEN_TOKEN}&sdids={HALL}",
+        403,
+        403,
+        f"You don't have the right permissions: READ on device {HALL}",
+    ),
+    (
+        f"/v1.1/live?Authorization={KITCHEN_TOKEN}&sdtids={LIGHT_TYPE}",
+        403,
+        403,
+        "You don't have the right permissions: messages by device type with a device token",
+    ),
+    (
+        f"/v1.1/live?Authorization={ADA_TOKEN}&sdids={','.join(f'{n:032x}' for n in range(101))}",
+        400,
+        4001,
+        "Validation Error",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "code", "message"), REFUSED)
+async def test_refused_handshake(peers: Peers, path: str, status: int, code: int, message: str) -> None:
+    answered, headers, body = await peers.refusal(path)
+    assert answered == status
+    assert headers[b"content-type"] == b"application/json; charset=utf-8"
+    assert (body["error"]["code"], body["error"]["message"]) == (code, message)
+    assert is_id(body["error"]["id"])
+
+
+ACCEPTED = [
+    (f"/v1.1/live?Authorization=bearer+{ADA_TOKEN}", ()),
+    (f"/v1.1/live?authorization=bearer%20{ADA_TOKEN}", ()),
+    (f"/v1.1/live?AUTHORIZATION=Bearer%2B{ADA_TOKEN}", ()),
+    (f"/v1.1/live?Authorization={ADA_TOKEN}", ()),
+    (f"/v1.1/live??Authorization=bearer+{ADA_TOKEN}", ()),
+    (f"/v1.1/live?sdids={KITCHEN}&?Authorization=bearer+{ADA_TOKEN}&&=&unknown=1", ()),
+    ("/v1.1/live", (("Authorization", f"bearer {ADA_TOKEN}"),)),
+    ("/v1.1/live/", (("authorization", ADA_TOKEN),)),
+    (f"/v1.1/live?Authorization={ADA_TOKEN}", (("Origin", "https://anywhere.example"),)),
+    (f"{CHANNEL}/?ack=TRUE", ()),
+    (f"{CHANNEL}?Authorization={KITCHEN_TOKEN}", ()),
+]
+
+
+@pytest.mark.parametrize(("path", "headers"), ACCEPTED)
+async def test_accepted_handshake(peers: Peers, path: str, headers: Headers) -> None:
+    socket = await peers.connect(path, headers)
+    await socket.aclose()
+    assert socket.closed is not None
+    assert socket.closed.code == 1000
+
+
+HANDSHAKE = (
+    b"GET /v1.1/websocket HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+HEADS = [
+    (HANDSHAKE, 101),
+    (HANDSHAKE.replace(b"\r\n", b"\n"), 101),
+    (HANDSHAKE.replace(b"/v1.1/websocket", b"/v1.1/live?sdids=\xff"), 400),
+    (HANDSHAKE.replace(b"Version: 13", b"Version: 8"), 426),
+    (HANDSHAKE.replace(b"Sec-WebSocket-Key", b"Sec-WebSocket-Cay"), 400),
+    (HANDSHAKE.replace(b"Host: x", b"Host: xn--\xff"), 400),
+    (HANDSHAKE.replace(b"Host: x", b"Ghost: x"), 400),
+    (HANDSHAKE.replace(b"Host: x", b"Host: x\r\nno header"), 400),
+    (HANDSHAKE.replace(b"GET", b"POST"), 400),
+]
+
+
+@pytest.mark.parametrize(("head", "status"), HEADS)
+async def test_a_head_of_any_kind_is_answered(peers: Peers, head: bytes, status: int) -> None:
+    stream = peers.open_stream()
+    await stream.send_all(head)
+    assert bytes(await stream.receive_some()).startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_head_that_never_ends_is_given_up(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    stream = peers.open_stream()
+    await stream.send_all(HANDSHAKE[:-4])
+    assert not await stream.receive_some()
+
+
+async def test_frames_sent_behind_the_handshake_are_not_lost(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream = peers.open_stream()
+    register = json.dumps({"type": "register", "sdid": KITCHEN, "authorization": KITCHEN_TOKEN}, separators=(",", ":"))
+    await stream.send_all(HANDSHAKE + bytes((0x81, 0x80 | len(register), 0, 0, 0, 0)) + register.encode())
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.connections.statistics().devices_online == 1
+
+
+# --- Registration ---
+
+
+async def test_a_device_registers_and_speaks(peers: Peers, services: Services, world: World) -> None:
+    socket = await peers.connect(WITH_ACK)
+    assert await ask(socket, type="register", sdid=KITCHEN, Authorization=f"bearer {KITCHEN_TOKEN}", cid=1) == {
+        "data": {**OK, "cid": "1"}
+    }
+    assert services.connections.is_online(world.kitchen)
+    answer = await ask(socket, sdid=KITCHEN, data={"state": True, "unknown": 1}, ts=NOW_MS - 5, cid="a")
+    assert answer["data"]["cid"] == "a"
+    found = await services.history.by_mid(answer["data"]["mid"])
+    assert found is not None
+    assert (found[0].sdid, found[0].data, found[0].ts) == (KITCHEN, '{"state":true}', NOW_MS - 5)
+
+
+REGISTRATIONS = [
+    ({"sdid": KITCHEN, "Authorization": f"bearer {KITCHEN_TOKEN}"}, None),
+    ({"sdid": KITCHEN, "authorization": ADA_TOKEN}, None),
+    ({"sdid": KITCHEN, "Authorization": APPLICATION_TOKEN}, None),
+    ({"sdid": KITCHEN}, (401, "Please provide a valid authorization header")),
+    ({"sdid": KITCHEN, "Authorization": UNKNOWN}, (401, "Please provide a valid authorization header")),
+    ({"sdid": KITCHEN, "Authorization": "basic x"}, (401, "Please provide a valid authorization header")),
+    ({"Authorization": KITCHEN_TOKEN}, (400, "Missing sdid value")),
+    ({"sdid": UNKNOWN, "Authorization": ADA_TOKEN}, (404, "Device(s) not found")),
+    ({"sdid": UNKNOWN, "Authorization": UNKNOWN}, (401, "Please provide a valid authorization header")),
+    ({"sdid": HALL, "Authorization": KITCHEN_TOKEN}, (403, "You do not have the right permission: devices")),
+    ({"sdid": BOBS, "Authorization": ADA_TOKEN}, (403, "You do not have the right permission: devices")),
+    ({"sdid": BOBS, "Authorization": APPLICATION_TOKEN}, (403, "You do not have the right permission: devices")),
+]
+
+
+@pytest.mark.parametrize("path", [CHANNEL, WITH_ACK])
+@pytest.mark.parametrize(("frame", "refusal"), REGISTRATIONS)
+async def test_registration(
+    peers: Peers, services: Services, path: str, frame: dict[str, object], refusal: tuple[int, str] | None
+) -> None:
+    socket = await peers.connect(path)
+    await say(socket, type="register", cid="r", **frame)
+    if refusal is not None:
+        assert await said(socket) == error(*refusal, cid="r")
+    elif path == WITH_ACK:
+        assert await said(socket) == {"data": {**OK, "cid": "r"}}
+    answer = await ask(socket, type="list")
+    assert answer["data"]["message"] == ([] if refusal else [frame["sdid"]])
+    assert services.connections.statistics().devices_online == (0 if refusal else 1)
+
+
+async def test_read_without_write_is_not_enough(peers: Peers, services: Services, world: World) -> None:
+    grant = GrantRecord(world.bob, world.application, world.light_type, read=True, write=False)
+    await services.database.write(lambda tx: tx.accounts.put_grant(grant))
+    await _give_type_to_another_organization(services)
+    socket = await peers.connect(WITH_ACK)
+    answer = await ask(socket, type="register", sdid=BOBS, Authorization=APPLICATION_TOKEN)
+    assert answer == error(403, "You do not have the right permission: devices")
+
+
+async def _give_type_to_another_organization(services: Services) -> None:
+    """Any grant implies READ and WRITE on the types of the application's own organization."""
+    other = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
+    await services.database.write(
+        lambda tx: tx.device_types.put_device_type(
+            LIGHT_TYPE,
+            unique_name="example.smart_light",
+            name="Smart Light",
+            organization=other.key,
+            published=True,
+            protected=False,
+            rsp=False,
+            description=None,
+            tags=(),
+            now_ms=1,
+        )
+    )
+
+
+async def test_the_token_of_the_handshake_serves_frames_without_one(peers: Peers) -> None:
+    socket = await peers.connect(f"{WITH_ACK}&Authorization=bearer+{ADA_TOKEN}")
+    assert await ask(socket, type="register", sdid=KITCHEN) == {"data": OK}
+    assert await ask(socket, type="register", sdid=BOBS, Authorization=BOBS_TOKEN) == {"data": OK}
+
+
+async def test_a_disabled_device_cannot_register(peers: Peers, services: Services, world: World) -> None:
+    await _disable(services, world)
+    socket = await peers.connect(CHANNEL)
+    answer = await ask(socket, type="register", sdid=KITCHEN, Authorization=KITCHEN_TOKEN)
+    assert answer == error(403, "Source device is disconnected")
+
+
+async def test_what_is_sent_with_the_registration_waits_for_it(
+    peers: Peers, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send(
+        {"data": {"state": False}, "cid": "too early"},
+        {"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN, "cid": "k"},
+        {"data": {"state": True}, "cid": "1"},
+        {"type": "register", "sdid": UNKNOWN, "Authorization": KITCHEN_TOKEN, "cid": "u"},
+        {"data": {"state": True}, "cid": "2"},
+        {"type": "register", "sdid": HALL, "Authorization": HALL_TOKEN, "cid": "h"},
+        {"data": {"state": True}, "cid": "3"},
+    )
+    answers = [await peer.said() for _ in range(6)]
+    assert [(kind, one[kind]["cid"]) for one in answers for kind in one] == [
+        ("data", "k"),
+        ("data", "1"),
+        ("error", "u"),
+        ("data", "2"),
+        ("data", "h"),
+        ("error", "3"),  # two devices are registered, so `sdid` must be said
+    ]
+
+
+async def test_an_unregistered_socket_is_closed_after_30_seconds(
+    peers: Peers, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(CHANNEL)
+    began = trio.current_time()
+    assert json.loads(await socket.get_message()) == error(400, "Registration timeout")
+    assert await closing(socket) == (1000, "Registration timeout")
+    assert trio.current_time() == began + 30
+
+
+async def test_a_registered_socket_stays(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await trio.sleep(29)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await trio.sleep(3600)
+    assert (await ask(socket, type="list"))["data"]["message"] == [KITCHEN]
+
+
+async def test_unregistering_the_last_device_closes(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await register(socket, HALL, HALL_TOKEN)
+    assert await ask(socket, type="unregister", sdid=HALL, cid=1) == {"data": {**OK, "cid": "1"}}
+    assert services.connections.statistics().devices_online == 1
+    assert await ask(socket, type="unregister", sdid=KITCHEN, cid=2) == {"data": {**OK, "cid": "2"}}
+    assert await said(socket) == error(400, "No registered device", cid="2")
+    assert await closing(socket) == (1000, "No registered device")
+    assert services.connections.statistics().devices_online == 0
+
+
+# --- Messages ---
+
+MESSAGES = [
+    ('{"sdid":"%s","data":{"state":true}}', None),
+    ('{"data":{"state":true}}', None),
+    ('{"data":"{\\"state\\":true}"}', None),
+    ('{"data":{"nothing":"known"}}', None),  # it has failed, and has a mid
+    ('{"type":"MESSAGE","data":{"state":true},"ts":1760000000000.9}', None),
+    ("{", (400, "Bad Request")),
+    ("[]", (400, "Bad Request")),
+    ('{"type":"nonsense"}', (400, "Bad Request")),
+    ('{"data":[1]}', (400, "Bad Request")),
+    ('{"sdid":"%s"}', (4001, "Validation Error")),
+    ('{"sdid":5,"data":{}}', (400, "Missing sdid value")),
+    (f'{{"sdid":"{HALL}","data":{{}}}}', (401, "Device not registered")),
+    ('{"data":{},"ts":-1}', (400, "Invalid ts value")),
+    ('{"data":{},"ts":"now"}', (400, "Invalid ts value")),
+    ('{"data":{},"ts":1760000060001}', (400, "Invalid ts value (in future)")),
+    ('{"data":{},"ts":1760000060000}', None),
+    ('{"data":{"text":"' + "x" * 1013 + '"}}', None),
+    (
+        '{"data":{"text":"' + "x" * 1014 + '"}}',
+        (413, f"Plan quota exceeded for organization {'0a' * 16}. Reason: Max payload size limit"),
+    ),
+    ('{"type":"action","data":{"actions":[{"name":"setOn"}]}}', (400, "Missing ddid value")),
+    ('{"type":"action","ddid":"%s","data":{"actions":[]}}', (4001, "Validation Error")),
+    ('{"type":"action","ddid":"%s","data":{"actions":[{"name":1}]}}', (4001, "Validation Error")),
+    (f'{{"ddid":"{UNKNOWN}","data":{{"actions":[{{"name":"x"}}]}}}}', (404, "Device(s) not found")),
+    (
+        f'{{"ddid":"{HALL}","data":{{"actions":[{{"name":"x"}}]}}}}',
+        (403, "You do not have the right permission: devices"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "refusal"), MESSAGES)
+async def test_message_with_ack(peers: Peers, text: str, refusal: tuple[int, str] | None) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await socket.send_message(text.replace("%s", KITCHEN))
+    answer = await said(socket)
+    if refusal is None:
+        assert is_id(answer["data"]["mid"])
+    else:
+        assert answer == error(*refusal)
+
+
+async def test_wrong_cid(peers: Peers) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    assert await ask(socket, data={}, cid=["x"]) == error(403, "Wrong cid")
+
+
+async def test_without_ack_messages_are_stored_and_never_answered(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(CHANNEL)
+    await say(socket, type="register", sdid=KITCHEN, Authorization=KITCHEN_TOKEN)
+    for text, _ in MESSAGES:
+        await socket.send_message(text.replace("%s", KITCHEN))
+    answer = await ask(socket, type="list", cid="end")
+    assert answer["data"]["cid"] == "end"
+    await services.ingest.wait_committed()
+    ingested = services.ingest.statistics()
+    assert ingested.messages + ingested.failed_messages == sum(refusal is None for _, refusal in MESSAGES)
+
+
+async def test_answers_come_in_order_whatever_they_are(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send(
+        {"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN, "cid": "0"},
+        {"data": {"state": True}, "cid": "1"},
+        {"data": {"state": True}, "ts": -1, "cid": "2"},
+        {"type": "list", "cid": "3"},
+        {"ddid": KITCHEN, "data": ACTION, "cid": "4"},
+        {"ddid": HALL, "data": ACTION, "cid": "5"},
+        {"data": {"state": True}, "cid": "6"},
+        {"type": "unregister", "sdid": KITCHEN, "cid": "7"},
+    )
+    cids: list[str] = []
+    while len(cids) < 8:
+        frame = await peer.said()
+        if frame.get("type") != "action":
+            cids.append((frame.get("data") or frame["error"])["cid"])
+    assert cids == [str(number) for number in range(8)]
+
+
+async def test_an_acknowledgement_waits_for_the_commit(peers: Peers, disk: Disk) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    disk.hold()
+    answers: list[Any] = []
+
+    async def read() -> None:
+        answers.append(await said(socket))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await say(socket, data={"state": True})
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == []
+        disk.release()
+    assert is_id(answers[0]["data"]["mid"])
+
+
+async def test_what_could_not_be_stored_is_refused(peers: Peers, disk: Disk) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    disk.is_broken = True
+    assert await ask(socket, data={"state": True}, cid=1) == error(503, "Service Unavailable", cid="1")
+    disk.is_broken = False
+    assert "data" in await ask(socket, data={"state": True})
+
+
+async def test_message_pack_is_answered_in_message_pack(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await socket.send_message(msgpack.packb({"data": {"state": True}, "cid": "m"}))
+    answer = await socket.get_message()
+    assert isinstance(answer, bytes)
+    assert msgpack.unpackb(answer)["data"]["cid"] == "m"
+    await socket.send_message(msgpack.packb({"ddid": KITCHEN, "data": ACTION}))
+    frames = [msgpack.unpackb(await socket.get_message()) for _ in range(2)]
+    assert [one["data"] for one in frames if one.get("type") == "action"] == [ACTION]
+
+
+# --- Actions ---
+
+
+async def test_an_action_reaches_its_device(peers: Peers) -> None:
+    light = await peers.connect(WITH_ACK)
+    await register(light, KITCHEN, KITCHEN_TOKEN)
+    sender = await peers.connect(WITH_ACK)
+    await register(sender, HALL, ADA_TOKEN)
+    answer = await ask(sender, type="action", ddid=KITCHEN, data=ACTION, ts=NOW_MS - 1)
+    assert await said(light) == {
+        "type": "action",
+        "cts": NOW_MS,
+        "ts": NOW_MS - 1,
+        "mid": answer["data"]["mid"],
+        "sdid": HALL,
+        "ddid": KITCHEN,
+        "data": ACTION,
+        "ddtid": LIGHT_TYPE,
+        "uid": ADA,
+        "mv": 1,
+        "boid": "0a" * 16,
+    }
+
+
+async def test_an_action_reaches_every_channel_of_the_device(peers: Peers) -> None:
+    sockets = [await peers.connect(WITH_ACK) for _ in range(3)]
+    for socket, token in zip(sockets, (KITCHEN_TOKEN, ADA_TOKEN, ADA_TOKEN), strict=True):
+        await register(socket, KITCHEN, token)
+    await say(sockets[2], ddid=KITCHEN, data=ACTION)
+    for socket in sockets[:2]:
+        assert (await said(socket))["data"] == ACTION
+
+
+# --- One connection per device token ---
+
+
+async def test_a_newer_connection_takes_over(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    flaps: list[object] = []
+    services.router.subscribe(DeviceWentOnline, flaps.append)
+    services.router.subscribe(DeviceWentOffline, flaps.append)
+    older = await peers.connect(WITH_ACK)
+    await register(older, KITCHEN, KITCHEN_TOKEN)
+    newer = await peers.connect(WITH_ACK)
+    await register(newer, KITCHEN, KITCHEN_TOKEN)
+    assert await closing(older) == (1008, "replaced by a newer connection")
+    assert "data" in await ask(newer, data={"state": True})
+    assert len(flaps) == 1
+
+
+async def test_a_proxy_loses_only_the_device_that_was_taken_over(peers: Peers) -> None:
+    proxy = await peers.connect(WITH_ACK)
+    await register(proxy, KITCHEN, KITCHEN_TOKEN)
+    await register(proxy, HALL, HALL_TOKEN)
+    device = await peers.connect(WITH_ACK)
+    await register(device, KITCHEN, KITCHEN_TOKEN)
+    assert await said(proxy) == error(409, "replaced by a newer connection")
+    assert (await ask(proxy, type="list"))["data"]["message"] == [HALL]
+    assert await ask(proxy, sdid=KITCHEN, data={}) == error(401, "Device not registered")
+    assert "data" in await ask(proxy, data={"state": True})
+
+
+async def test_a_failed_registration_takes_nothing_over(peers: Peers) -> None:
+    device = await peers.connect(WITH_ACK)
+    await register(device, KITCHEN, KITCHEN_TOKEN)
+    stranger = await peers.connect(WITH_ACK)
+    for token in (HALL_TOKEN, BOB_TOKEN, UNKNOWN):
+        assert "error" in await ask(stranger, type="register", sdid=KITCHEN, Authorization=token)
+    assert "data" in await ask(device, data={"state": True})
+
+
+async def test_the_last_acknowledgements_are_out_before_a_take_over(
+    peers: Peers, disk: Disk, autojump_clock: trio.testing.MockClock
+) -> None:
+    older = await peers.connect_plain(WITH_ACK)
+    await older.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await older.said()
+    disk.hold()
+    await older.send({"data": {"state": True}, "cid": "last"})
+    await trio.testing.wait_all_tasks_blocked()
+    newer = await peers.connect(WITH_ACK)
+    await register(newer, KITCHEN, KITCHEN_TOKEN)
+    disk.release()
+    assert (await older.said())["data"]["cid"] == "last"
+    assert await older.close_code() == 1008
+
+
+# --- The end of access ---
+
+
+async def test_a_revoked_token_ends_the_connection(peers: Peers, services: Services) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    assert await closing(socket) == (1008, "token revoked or expired")
+
+
+async def test_a_disabled_device_loses_its_connection(peers: Peers, services: Services, world: World) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await register(socket, HALL, HALL_TOKEN)
+    await _disable(services, world)
+    assert await said(socket) == error(403, "Source device is disconnected")
+    assert (await ask(socket, type="list"))["data"]["message"] == [HALL]
+
+
+async def _disable(services: Services, world: World) -> None:
+    await services.database.write(
+        lambda tx: tx.devices.put_device(
+            KITCHEN,
+            owner=world.ada,
+            device_type=world.light_type,
+            name="Kitchen light",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=False,
+            now_ms=1,
+        )
+    )
+    await services.devices.reload()
+
+
+async def test_an_expired_token_ends_the_connection_with_the_next_ping(
+    peers: Peers, fake_clock: FakeClock, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, ADA_TOKEN)
+    fake_clock.advance(NOW_MS)
+    assert await closing(socket) == (1008, "token revoked or expired")
+
+
+async def test_a_destination_is_asked_for_again_after_30_seconds(
+    peers: Peers, services: Services, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    await _give_type_to_another_organization(services)
+    grant = GrantRecord(world.bob, world.application, world.light_type, read=True, write=True)
+    await services.database.write(lambda tx: tx.accounts.put_grant(grant))
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, HALL, APPLICATION_TOKEN)
+    assert "data" in await ask(socket, ddid=BOBS, data=ACTION)
+    await services.database.write(lambda tx: tx.accounts.put_grant(replace(grant, write=False)))
+    await trio.sleep(31)
+    assert await ask(socket, ddid=BOBS, data=ACTION) == error(403, "You do not have the right permission: devices")
+
+
+async def test_a_lost_permission_ends_the_connection(
+    peers: Peers, services: Services, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    await _give_type_to_another_organization(services)
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, HALL, APPLICATION_TOKEN)
+    grant = GrantRecord(world.ada, world.application, world.light_type, read=True, write=False)
+    await services.database.write(lambda tx: tx.accounts.put_grant(grant))
+    assert await closing(socket) == (1008, "You do not have the right permission: devices")
+
+
+# --- Alive ---
+
+
+async def test_pings_come_every_30_seconds(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(f"/v1.1/live?Authorization={ADA_TOKEN}")
+    began = trio.current_time()
+    for beat in (30, 60):
+        event = await peer.event()
+        assert trio.current_time() == began + beat
+        assert isinstance(event, Message)
+        assert json.loads(event.data) == {"type": "ping", "ts": NOW_MS}
+        assert isinstance(await peer.event(), Ping)
+
+
+@pytest.mark.parametrize("path", [CHANNEL, f"/v1.1/live?Authorization={ADA_TOKEN}"])
+async def test_silence_for_90_seconds_ends_the_connection(
+    peers: Peers, services: Services, path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(path)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await trio.sleep(10)
+    await peer.send_event(Pong(b""))
+    began = trio.current_time()
+    assert await peer.close_code() == 1011
+    assert trio.current_time() == began + 90
+    await peer.send_event(CloseConnection(1011))
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.connections.statistics().devices_online == 0
+
+
+async def test_a_ping_is_answered_and_is_a_sign_of_life(
+    peers: Peers, services: Services, world: World, fake_clock: FakeClock
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    fake_clock.advance(5000)
+    await socket.ping(b"payload")  # returns with the Pong
+    assert (await services.presence.of(world.kitchen)).last_seen_on == NOW_MS + 5000
+
+
+# --- The end ---
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 3000, 4999])
+async def test_a_client_may_close_with_any_code(
+    peers: Peers, services: Services, world: World, disk: Disk, code: int
+) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    assert "data" in await peer.said()
+    disk.hold()
+    await peer.send({"data": {"state": True}, "cid": "last"})
+    await peer.send_event(CloseConnection(code))
+    await trio.testing.wait_all_tasks_blocked()
+    disk.release()
+    assert (await peer.said())["data"]["cid"] == "last"
+    assert await peer.close_code() == code
+    assert not await peer.stream.receive_some()
+    assert not services.connections.is_online(world.kitchen)
+
+
+async def test_a_peer_that_disappears_goes_offline_at_once(peers: Peers, services: Services, world: World) -> None:
+    peer = await peers.connect_plain(CHANNEL)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN}, {"data": {"state": True}})
+    await trio.testing.wait_all_tasks_blocked()
+    assert services.connections.is_online(world.kitchen)
+    await peer.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not services.connections.is_online(world.kitchen)
+    assert services.ingest.statistics().messages == 1
+
+
+async def test_a_frame_over_64_kib_closes(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await socket.send_message(json.dumps({"data": {}, "unknown": "x" * 60_000}))
+    assert "data" in await said(socket)
+    await socket.send_message(" " * (64 * 1024 + 1))
+    assert (await closing(socket))[0] == 1009
+
+
+async def test_what_came_before_a_fault_counts(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await peer.said()
+    await peer.stream.send_all(peer.encoded({"data": {"state": True}, "cid": "last"}) + b"\x81\x02{}")
+    assert (await peer.said())["data"]["cid"] == "last"
+    assert await peer.close_code() == 1002
+
+
+async def test_shutdown_says_1001_after_the_last_acknowledgement(
+    peers: Peers, services: Services, disk: Disk, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await peer.said()
+    disk.hold()
+    await peer.send({"data": {"state": True}, "cid": "last"})
+    await trio.testing.wait_all_tasks_blocked()
+    services.stopping.set()
+    services.connections.close_all()
+    await trio.testing.wait_all_tasks_blocked()
+    disk.release()
+    assert (await peer.said())["data"]["cid"] == "last"
+    assert await peer.close_code() == 1001
+
+
+@pytest.mark.parametrize("path", [CHANNEL, f"/v1.1/live?Authorization={ADA_TOKEN}"])
+async def test_shutdown_reaches_those_without_a_device(peers: Peers, services: Services, path: str) -> None:
+    socket = await peers.connect(path)
+    services.stopping.set()
+    assert await closing(socket) == (1001, "server shuts down")
+
+
+async def test_one_who_does_not_take_actions_is_closed_and_the_others_miss_nothing(
+    peers: Peers, autojump_clock: trio.testing.MockClock
+) -> None:
+    slow = await peers.connect_plain(CHANNEL, lockstep=True)
+    await slow.send({"type": "register", "sdid": KITCHEN, "Authorization": ADA_TOKEN})
+    good = await peers.connect(WITH_ACK)
+    await register(good, KITCHEN, KITCHEN_TOKEN)
+    sender = await peers.connect(CHANNEL)
+    await say(sender, type="register", sdid=HALL, Authorization=ADA_TOKEN)
+    taken = 0
+
+    async def take() -> None:
+        nonlocal taken
+        while taken < 1100:
+            taken += (await said(good))["type"] == "action"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        for _ in range(1100):
+            await say(sender, ddid=KITCHEN, data=ACTION)
+    await trio.sleep(2)
+    assert await slow.close_code() == 1013
+
+
+async def test_one_who_does_not_read_its_answers_is_not_read_from(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(WITH_ACK, lockstep=True)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    message = peer.encoded({"data": {"state": True}, "cid": "x" * 250}) * 1000
+
+    async def flood() -> None:
+        for _ in range(20):
+            await peer.stream.send_all(message)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        with trio.move_on_after(60):
+            await trio.sleep_forever()
+        assert services.ingest.statistics().messages < 3000
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_a_client_says_breaks_the_channel(peers: Peers) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await peer.said()
+    for payload in (b"", b"\xc1", b"{", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000):
+        await peer.send_event(BytesMessage(payload))
+        event = await peer.event()
+        assert isinstance(event, Message)
+        assert "error" in (msgpack.unpackb(event.data) if isinstance(event, BytesMessage) else json.loads(event.data))
+    await peer.send({"data": {"state": True}})
+    assert "data" in await peer.said()

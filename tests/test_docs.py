@@ -1,0 +1,102 @@
+"""What is written for readers is true: the example configuration and the commands in the README."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+import msgspec
+import pytest
+
+from config.settings import Settings, load_settings
+from protocols.cli import main
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "config" / "example.toml"
+
+
+def settings_keys(kind: type, prefix: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(kind):
+        inner = get_type_hints(kind)[field.name]
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            yield from settings_keys(inner, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def document_keys(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from document_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def uncommented() -> str:
+    """The example with every setting in force."""
+    return re.sub(r"(?m)^#(?=\w+ = )", "", EXAMPLE.read_text(encoding="utf-8"))
+
+
+def test_example_configuration_loads_as_it_is() -> None:
+    settings = load_settings(EXAMPLE, {})
+    assert settings.http.bind is not None
+    assert settings.http.bind.host == "127.0.0.1"
+
+
+def test_example_configuration_loads_with_every_setting_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text(uncommented(), encoding="utf-8")
+    load_settings(path, {})
+
+
+def test_example_configuration_has_every_key() -> None:
+    assert sorted(document_keys(tomllib.loads(uncommented()))) == sorted(settings_keys(Settings))
+
+
+def stated_defaults() -> dict[str, str]:
+    """What the comment before each setting says its default is."""
+    table, comment, stated = "", "", {}
+    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
+        if (header := re.fullmatch(r"\[(\w+)\]", line)) is not None:
+            table = f"{header[1]}."
+        elif (setting := re.match(r"#?(\w+) = ", line)) is not None:
+            if (default := re.search(r"Default: (\S+?)\.?$", comment)) is not None:
+                stated[table + setting[1]] = default[1]
+            comment = ""
+        else:
+            comment = line
+    return stated
+
+
+def test_example_configuration_states_the_true_defaults() -> None:
+    spelled = {"": "none", "True": "true", "False": "false"}
+    settings, actual = Settings(state_dir=Path()), {}
+    for key in stated_defaults():
+        value = str(attrgetter(key)(settings))
+        actual[key] = spelled.get(value, value)
+    assert len(actual) >= 15
+    assert stated_defaults() == actual
+
+
+def readme_commands() -> list[str]:
+    """Every `trunkline …` and `make …` line of the README's code blocks."""
+    blocks = re.findall(r"```\w*\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if re.match(r"\s*(\$ )?(\S+=\S+ )*(\S*/)?(trunkline|make) \w", line)]
+
+
+@pytest.mark.parametrize("line", readme_commands() or ["trunkline serve --config trunkline.toml"])
+def test_command_of_the_readme_exists(line: str) -> None:
+    words = line.partition("#")[0].split()
+    program = next(index for index, word in enumerate(words) if re.fullmatch(r"(.*/)?(trunkline|make)", word))
+    name, *arguments = words[program + 1 :]
+    if words[program].endswith("make"):
+        assert re.search(rf"(?m)^{re.escape(name)}:", (ROOT / "Makefile").read_text(encoding="utf-8"))
+        return
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= options

@@ -1,0 +1,44 @@
+"""The unit: valid, hardened, and it starts what is installed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.programs import require_program
+
+UNIT = Path(__file__).parent.parent / "systemd" / "trunkline.service"
+MAX_EXPOSURE = 1.5
+
+
+def test_unit_is_valid(tmp_path: Path) -> None:
+    """With the program where this machine has it: `verify` wants to see it."""
+    analyze = require_program("systemd-analyze")
+    installed = Path(sys.executable).with_name("trunkline")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/trunkline/bin/trunkline", str(installed)))
+    run = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_unit_is_hardened() -> None:
+    analyze = require_program("systemd-analyze")
+    run = subprocess.run(
+        [analyze, "security", "--offline=true", "--no-pager", UNIT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", run.stdout)
+    assert exposure is not None
+    assert float(exposure[1]) <= MAX_EXPOSURE
+
+
+def test_unit_notifies_and_is_watched() -> None:
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    assert "Type=notify" in lines
+    assert any(line.startswith("WatchdogSec=") for line in lines)
+    assert "ExecStart=/opt/trunkline/bin/trunkline serve --config /etc/trunkline/trunkline.toml" in lines
+    # cffi's callbacks need memory that is written and then executed.
+    assert not any(line.startswith("MemoryDenyWriteExecute=") for line in lines)
