@@ -152,8 +152,13 @@ async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
 
 def _allow_many_connections() -> None:
     """Each connection is an open file; the soft limit of 1024 is a default for programs that use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # a sandbox may forbid it; then fewer can connect
+        _log.warning("open_files_limited", limit=soft, reason=str(error))
 
 
 def _warn_of_what_is_missing(settings: Settings) -> None:

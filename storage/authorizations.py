@@ -127,8 +127,11 @@ class AuthorizationStore:
 
     # What is over
 
-    def purge(self, *, now_ms: int, refresh_window_ms: int, limit: int) -> None:
-        """Remove what can neither be used nor refreshed, nor recognised as replayed, any more: `limit` of each kind."""
+    def purge(self, *, now_ms: int, refresh_window_ms: int, limit: int) -> bool:
+        """Remove what can neither be used nor refreshed, nor recognised as replayed, any more.
+
+        At most `limit` of each kind; gives whether there may be more.
+        """
         ends = {
             "token": ("hash", "expires_on <= :token_end"),
             "refresh_token": ("hash", "usable_until <= :now"),
@@ -143,9 +146,13 @@ class AuthorizationStore:
             "device_code_end": now_ms - _KEPT_DEVICE_CODE_MS,
             "limit": limit,
         }
+        more = False
         for table, (key, over) in ends.items():
             chosen = f"SELECT {key} FROM {table} WHERE {over} LIMIT :limit"  # noqa: S608 - ours
-            self._db.execute(f"DELETE FROM {table} WHERE {key} IN ({chosen})", parameters)  # noqa: S608 - ours
+            statement = f"DELETE FROM {table} WHERE {key} IN ({chosen}) RETURNING 1 AS gone"  # noqa: S608 - ours
+            removed = sum(row["gone"] for row in self._db.execute(statement, parameters))
+            more = more or removed >= limit
+        return more
 
 
 def _device_code(row: Mapping[str, Any]) -> DeviceCodeRecord:

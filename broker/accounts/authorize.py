@@ -30,10 +30,9 @@ from urllib.parse import parse_qsl
 
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import ConsentScreen, must_ask, save_consent, screen_of
-from broker.accounts.issuance import Issuance, Lifetimes
+from broker.accounts.issuance import Issuance
 from broker.accounts.redirects import with_parameters
 from broker.accounts.tokens import Tokens
-from broker.clock import Clock
 from broker.ids import new_id
 from broker.secrets import token_hash
 from config.limits import AUTHORIZATION_CODE_SECONDS
@@ -91,11 +90,9 @@ Decision = AuthorizationRequest | Redirect | Refusal
 
 
 class Authorize:
-    def __init__(self, database: Database, clock: Clock, tokens: Tokens, lifetimes: Lifetimes) -> None:
+    def __init__(self, database: Database, tokens: Tokens) -> None:
         self._database = database
-        self._clock = clock
         self._tokens = tokens
-        self._lifetimes = lifetimes
 
     async def read(self, query: bytes) -> Decision:
         """Every row of the error table that can be told before the person is asked."""
@@ -110,15 +107,7 @@ class Authorize:
 
     async def allow(self, request: AuthorizationRequest, user: int) -> Redirect | Refusal:
         """The person agreed, or need not be asked. `user` is the key of the person who signed in."""
-        now_ms = self._clock.now_ms()
-
-        def work(tx: Transaction) -> tuple[Redirect | Refusal, Issuance]:
-            issuance = Issuance(tx, self._lifetimes, now_ms)
-            return _complete(issuance, request, user), issuance
-
-        outcome, issuance = await self._database.write(work)
-        self._tokens.settle(issuance)
-        return outcome
+        return await self._tokens.change(lambda issuance: _complete(issuance, request, user))
 
     def deny(self, request: AuthorizationRequest) -> Redirect:
         return request.error("access_denied")

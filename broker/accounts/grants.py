@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from broker.accounts.clients import Credentials
-from broker.accounts.issuance import Issuance, Lifetimes
+from broker.accounts.issuance import Issuance
 from broker.accounts.token_server import (
     DEVICE_CODE_GRANT,
     Answer,
@@ -19,9 +19,7 @@ from broker.accounts.token_server import (
     TokenServerRequest,
 )
 from broker.accounts.tokens import Tokens
-from broker.clock import Clock
 from broker.secrets import Vault
-from storage.database import Database, Transaction
 
 _KNOWN: Final = frozenset(
     {
@@ -58,20 +56,9 @@ def _fields(text: bytes) -> dict[str, list[str]]:
 
 
 class Grants:
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        vault: Vault,
-        tokens: Tokens,
-        lifetimes: Lifetimes,
-        terms: DeviceCodeTerms,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._vault = vault
+    def __init__(self, tokens: Tokens, vault: Vault, terms: DeviceCodeTerms) -> None:
         self._tokens = tokens
-        self._lifetimes = lifetimes
+        self._vault = vault
         self._terms = terms
 
     async def token(self, request: TokenRequest) -> Answer:
@@ -107,16 +94,12 @@ class Grants:
         prepared = TokenServerRequest(
             parameters, Credentials.of_header(request.authorization), implicit_only=implicit_only
         )
-        now_ms = self._clock.now_ms()
 
-        def in_transaction(tx: Transaction) -> tuple[Answer, Issuance]:
-            issuance = Issuance(tx, self._lifetimes, now_ms)
+        def in_transaction(issuance: Issuance) -> Answer:
             answer: Answer = work(TokenServer(issuance, self._vault, self._terms), prepared)
-            return answer, issuance
+            return answer
 
-        answer, issuance = await self._database.write(in_transaction)
-        self._tokens.settle(issuance)
-        return answer
+        return await self._tokens.change(in_transaction)
 
 
 def _authorize_device(server: TokenServer, request: TokenServerRequest) -> Any:

@@ -52,7 +52,7 @@ class NewTokens:
 
 
 class Issuance:
-    """What one transaction does to tokens; `Tokens.settle` tells everyone once it is durable."""
+    """What one transaction does to tokens; `Tokens.change` runs it and tells everyone."""
 
     def __init__(self, tx: Transaction, lifetimes: Lifetimes, now_ms: int) -> None:
         self.tx = tx

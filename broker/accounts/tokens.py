@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import structlog
 import trio
@@ -18,6 +19,7 @@ from storage.database import Database, Transaction
 from storage.records import RefreshTokenRecord, TokenRecord
 from storage.sql import StoreError
 
+T = TypeVar("T")
 _CACHED_TOKENS = 20_000
 _SWEEPS_PER_PURGE = 300
 _PURGED_AT_ONCE = 1_000
@@ -121,17 +123,17 @@ class Tokens:
             Unauthorized: the token is not valid any more, or never was.
             PermissionDenied: it is a device's, or another application's.
         """
-        hashed, now_ms = token_hash(token), self._clock.now_ms()
+        hashed = token_hash(token)
 
-        def work(tx: Transaction) -> Issuance:
-            issuance = Issuance(tx, self._lifetimes, now_ms)
+        def work(issuance: Issuance) -> None:
+            tx = issuance.tx
             if tx.devices.token_by_hash(hashed) is not None:
                 raise PermissionDenied("a user or application token")
             found: _Revocable | None = tx.accounts.token(hashed)
             until = found.expires_on if isinstance(found, TokenRecord) else 0
             if found is None and (found := tx.authorizations.refresh_token(hashed)) is not None:
                 until = found.usable_until if found.used_on is None else 0
-            if found is None or until <= now_ms:
+            if found is None or until <= issuance.now_ms:
                 raise Unauthorized
             if on_behalf_of is not None and found.application != on_behalf_of.application:
                 raise PermissionDenied("a token of this application")
@@ -139,16 +141,27 @@ class Tokens:
                 issuance.end_token(found)
             else:
                 issuance.end_family(found.family)
-            return issuance
 
-        self.settle(await self._database.write(work))
+        await self.change(work)
 
-    def settle(self, issuance: Issuance) -> None:
-        """What a transaction did to tokens is durable: tell everyone."""
+    async def change(self, work: Callable[[Issuance], T]) -> T:
+        """Issue and end tokens in one transaction, and tell everyone once it is durable.
+
+        Whoever asked may be gone by then: what was begun is finished, or a revoked token would live on in memory.
+        """
+        now_ms = self._clock.now_ms()
+
+        def in_transaction(tx: Transaction) -> tuple[T, Issuance]:
+            issuance = Issuance(tx, self._lifetimes, now_ms)
+            return work(issuance), issuance
+
+        with trio.CancelScope(shield=True):
+            result, issuance = await self._database.write(in_transaction)
         for hashed in issuance.shortened:
             self._forget_hash(hashed)
         for hashed in issuance.revoked:
             self._router.publish(TokenRevoked(hashed))
+        return result
 
     async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """A token that expires ends connections, just as one that is revoked. Now and then, what is over is removed."""
@@ -179,9 +192,10 @@ class Tokens:
     async def purge(self) -> None:
         """Remove tokens and codes that nothing can be done with any more."""
         now_ms, window_ms = self._clock.now_ms(), self._lifetimes.refresh_window_ms
-        await self._database.write(
+        while await self._database.write(
             lambda tx: tx.authorizations.purge(now_ms=now_ms, refresh_window_ms=window_ms, limit=_PURGED_AT_ONCE)
-        )
+        ):
+            pass  # in small steps, between which others write
 
     def forget_all(self) -> None:
         """Ask the store again for every token: many may have changed at once."""

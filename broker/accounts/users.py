@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import trio
+
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.errors import EmailTaken, PermissionDenied, UserNotFound
@@ -62,7 +64,8 @@ class Users:
             )
             return replace(wanted, modified_on=now_ms), True
 
-        changed, is_new = await self._database.write(work)
+        with trio.CancelScope(shield=True):  # what is durable is told, also when whoever asked has gone
+            changed, is_new = await self._database.write(work)
         if is_new:
             self._router.publish(UserProfileUpdated(changed.key, changed.id, now_ms))
         return changed

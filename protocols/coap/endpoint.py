@@ -125,6 +125,9 @@ class Endpoint:
             self._wake_by(self._next_sweep)
         return session
 
+    def find(self, key: Hashable) -> Session | None:
+        return self._sessions.find(key)
+
     def close(self, session: Session) -> None:
         """The peer is gone, or has to go."""
         if session.is_closed:

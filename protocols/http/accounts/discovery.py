@@ -22,7 +22,6 @@ def discovery_blueprint(settings: Settings) -> Blueprint:
                 "token_endpoint": f"{root}/token",
                 "device_authorization_endpoint": f"{root}/device/code",
                 "revocation_endpoint": f"{root}/revokeToken",
-                "scopes_supported": [],
                 "response_types_supported": ["code", "token"],
                 "response_modes_supported": ["query", "fragment"],
                 "grant_types_supported": [

@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from broker.clock import Clock
+from broker.errors import Unauthorized
 from broker.routing.connections import CloseReason
 from broker.secrets import Vault
 from broker.services import Services, open_services
@@ -13,8 +14,8 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, basic, granted, make_oauth_world
-from tests.factories import KITCHEN, build_world
-from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.factories import ADA_TOKEN, KITCHEN, build_world
+from tests.fakes import BreakableEngine, FakeClock, HeldRunner, run_inline
 
 USER_MS = 1_209_600_000
 
@@ -78,6 +79,24 @@ async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: 
     reasons, _closed = await connected(oauth.services, tokens["access_token"], nursery)
     await oauth.services.tokens.revoke(tokens["access_token"])
     assert reasons == [CloseReason.TOKEN_REVOKED]
+
+
+async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        await build_world(services.database, services.vault)
+        await services.tokens.caller(ADA_TOKEN)  # remembered
+        runner.hold_commits()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.tokens.revoke, ADA_TOKEN)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            runner.commits.set()
+        with pytest.raises(Unauthorized):
+            await services.tokens.caller(ADA_TOKEN)
 
 
 async def test_a_clock_that_is_set_back_announces_nothing(oauth: OAuthWorld, fake_clock: FakeClock) -> None:

@@ -11,6 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.accounts import tokens as tokens_module
 from broker.accounts.grants import TokenRequest
 from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized
@@ -608,7 +609,18 @@ async def test_what_is_over_is_removed_and_nothing_else(oauth: OAuthWorld, fake_
     assert await rows_in(oauth, "token") == provisioned
 
 
-async def test_grants_stay_where_they_are_across_a_code_for_somebody_else(oauth: OAuthWorld) -> None:
+async def test_what_is_over_is_removed_in_small_steps(
+    oauth: OAuthWorld, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "_PURGED_AT_ONCE", 2)
+    for _ in range(5):
+        await oauth.code()
+    fake_clock.advance(60_000)
+    await oauth.services.tokens.purge()
+    assert await rows_in(oauth, "authorization_code") == 0
+
+
+async def test_a_code_stands_for_whoever_signed_in(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
     outcome = await oauth.services.authorize.allow(asked, oauth.bob.key)
     code = query_of(getattr(outcome, "url", ""))["code"]

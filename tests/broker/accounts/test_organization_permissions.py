@@ -58,7 +58,7 @@ async def test_what_members_may_do_for_their_organization(
         if allowed:
             await services.permissions.require_organization(caller, acme.key, roles)
             continue
-        with pytest.raises(PermissionDenied, match="administrator.* of the organization"):
+        with pytest.raises(PermissionDenied, match=r"administrator.* of the organization"):
             await services.permissions.require_organization(caller, acme.key, roles)
 
 

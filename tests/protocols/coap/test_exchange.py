@@ -196,7 +196,7 @@ class TestRequestsOfOurs:
         assert exchange.take_output() == [empty(ACK, 500)] * 2
 
     def test_separate_answer_says_that_the_request_arrived(self, exchange: Exchange, sent: Message) -> None:
-        answer = Message(NON, Code.CONTENT, 500, b"tok")
+        answer = Message(NON, Code.CONTENT, 500, sent.token)
         assert exchange.receive(answer, 1) == (ResponseReceived("tag", answer),)
         assert exchange.deadline == float("inf")
 

@@ -1,0 +1,356 @@
+"""Aggregates, histogram and presence (compatibility.md 9.5): exact, whatever is folded, flushed or restarted."""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.errors import ValidationFailed
+from broker.messages.aggregates import Aggregate
+from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, YEAR_MS, Interval
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from tests.factories import NOW_MS, build_world
+from tests.fakes import FakeClock, run_inline
+
+VAULT = Vault(Vault.new_key())
+LONGEST = {
+    Interval.MINUTE: HOUR_MS,
+    Interval.HOUR: DAY_MS,
+    Interval.DAY: 31 * DAY_MS,
+    Interval.MONTH: YEAR_MS,
+    Interval.YEAR: YEAR_MS,
+}
+
+
+async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
+    position = services.ingest.submit(device, json.dumps(data).encode(), ts)
+    await services.ingest.wait_committed()
+    return position
+
+
+def findings(error: pytest.ExceptionInfo[ValidationFailed]) -> list[tuple[str, str]]:
+    return [(finding.field, *finding.messages) for finding in error.value.findings]  # type: ignore[misc]
+
+
+# What counts
+
+
+async def test_only_what_is_at_least_a_minute_old_counts(services: Services, kitchen: Device) -> None:
+    for age in (59_999, 60_000, 60_001):
+        await send(services, kitchen, {"intensity": age}, NOW_MS - age)
+    for _ in range(2):
+        found = await services.analytics.aggregates(
+            kitchen, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
+        )
+        assert found.aggregate is not None
+        assert (found.aggregate.count, found.aggregate.min, found.aggregate.max) == (2, 60_000, 60_001)
+        await services.folder.flush()
+
+
+async def test_dates_are_rounded_down_and_the_end_is_exclusive(services: Services, kitchen: Device) -> None:
+    start = NOW_MS - HOUR_MS - NOW_MS % HOUR_MS
+    for number, ts in enumerate((start - 1, start, start + MINUTE_MS - 1, start + MINUTE_MS)):
+        await send(services, kitchen, {"intensity": number}, ts)
+    found = await services.analytics.aggregates(
+        kitchen, "intensity", start_ms=start + 59_999, end_ms=start + MINUTE_MS + 1
+    )
+    assert (found.start_ms, found.end_ms) == (start, start + MINUTE_MS)
+    assert found.aggregate is not None
+    assert (found.aggregate.count, found.aggregate.sum) == (2, 3)
+
+
+async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
+    def at(*day: int) -> int:
+        return int(datetime(*day, tzinfo=UTC).timestamp() * 1000)  # type: ignore[arg-type,misc]
+
+    for ts in (at(2024, 1, 31), at(2024, 2, 1), at(2024, 2, 29, 23, 59), at(2024, 3, 1)):
+        await send(services, kitchen, {"intensity": 1}, ts)
+    found = await services.analytics.histogram(
+        kitchen, "intensity", Interval.MONTH, start_ms=at(2024, 1, 15), end_ms=at(2024, 12, 31)
+    )
+    assert found.start_ms == at(2024, 1, 1)
+    assert found.end_ms == at(2024, 12, 1)
+    assert [(start, bucket.count) for start, bucket in found.buckets] == [
+        (at(2024, 1, 1), 1),
+        (at(2024, 2, 1), 2),
+        (at(2024, 3, 1), 1),
+    ]
+
+
+async def test_no_messages_no_aggregate(services: Services, kitchen: Device) -> None:
+    found = await services.analytics.aggregates(kitchen, "intensity", start_ms=0, end_ms=0)
+    assert found.aggregate is None
+
+
+async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services, kitchen: Device) -> None:
+    await send(services, kitchen, {"colorRGB": {"g": 1}}, NOW_MS - HOUR_MS)
+    await send(services, kitchen, {"state": True}, NOW_MS - 3 * HOUR_MS)
+    start = NOW_MS - DAY_MS
+    for _ in range(2):
+        found = await services.analytics.presence(
+            [kitchen], Interval.HOUR, field="colorRGB", start_ms=start, end_ms=NOW_MS
+        )
+        assert found.buckets == (Interval.HOUR.start_of(NOW_MS - HOUR_MS),)
+        await services.folder.flush()
+
+
+async def test_numbers_at_the_edge_of_a_double_do_not_stop_the_folds(services: Services, kitchen: Device) -> None:
+    for value in (1.7e308, -1.7e308, 1.7e308):
+        last = await send(services, kitchen, {"temperature": value}, NOW_MS - HOUR_MS)
+    await services.folder.flush()
+    assert services.folder.position == last
+    await send(services, kitchen, {"temperature": 1}, NOW_MS - HOUR_MS)
+    await services.folder.flush()
+    found = await services.analytics.aggregates(kitchen, "temperature", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
+    assert found.aggregate is not None
+    assert found.aggregate.count == 4
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("interval", Interval)
+async def test_ranges_have_limits(services: Services, kitchen: Device, interval: Interval) -> None:
+    start = NOW_MS - 20 * YEAR_MS
+    longest = LONGEST[interval]
+    await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest)
+    with pytest.raises(ValidationFailed) as error:
+        await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest + 1)
+    assert findings(error) == [("endDate", "Invalid value")]
+    longest = 10 * YEAR_MS if interval is Interval.YEAR else longest
+    await services.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest)
+    with pytest.raises(ValidationFailed) as error:
+        await services.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest + 1)
+    assert findings(error) == [("endDate", "Invalid value")]
+
+
+async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services, kitchen: Device) -> None:
+    start = NOW_MS - 40 * DAY_MS
+    await services.analytics.aggregates(kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS)
+    with pytest.raises(ValidationFailed) as error:
+        await services.analytics.aggregates(
+            kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS + MINUTE_MS
+        )
+    assert findings(error) == [("endDate", "Invalid value")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("unknown", "Invalid value"),
+        ("state", "Numeric field only"),
+        ("text", "Numeric field only"),
+        ("samples", "Numeric field only"),
+        ("colorRGB", "Numeric field only"),
+        ("colorRGB.x", "Invalid value"),
+        ("", "Invalid value"),
+    ],
+)
+async def test_fields_must_be_numeric_and_declared(services: Services, kitchen: Device, name: str, text: str) -> None:
+    with pytest.raises(ValidationFailed) as error:
+        await services.analytics.aggregates(kitchen, name, start_ms=0, end_ms=0)
+    assert findings(error) == [("field", text)]
+
+
+async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services: Services, kitchen: Device) -> None:
+    with pytest.raises(ValidationFailed) as error:
+        await services.analytics.presence([kitchen], Interval.DAY, field="unknown", start_ms=0, end_ms=0)
+    assert findings(error) == [("fieldPresence", "Invalid value")]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "finding"),
+    [
+        (-1, 0, ("startDate", "Minimum value 0")),
+        (0, -1, ("endDate", "Minimum value 0")),
+        (2, 1, ("startDate", "Invalid value")),
+        (2**62, 2**62, ("startDate", f"Maximum value {LAST_MS}")),
+        (LAST_MS, 2**62, ("endDate", f"Maximum value {LAST_MS}")),
+    ],
+)
+async def test_dates_must_be_of_a_calendar(
+    services: Services, kitchen: Device, start: int, end: int, finding: tuple[str, str]
+) -> None:
+    for interval in Interval:
+        with pytest.raises(ValidationFailed) as error:
+            await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=end)
+        assert findings(error) == [finding]
+
+
+async def test_the_last_dates_of_the_calendar_are_served(services: Services, kitchen: Device) -> None:
+    for interval in Interval:
+        await services.analytics.histogram(kitchen, "intensity", interval, start_ms=LAST_MS, end_ms=LAST_MS)
+
+
+# Any sequence of messages, in any order, with flushes and restarts between
+
+
+@dataclass(frozen=True)
+class Send:
+    device: int
+    age_ms: int
+    data: Mapping[str, Any]
+
+
+ages = st.builds(
+    lambda days, minutes, ms: days * DAY_MS + minutes * MINUTE_MS + ms,
+    st.sampled_from([0, 0, 0, 1, 30, 31, 200]),
+    st.integers(0, 70),
+    st.sampled_from([0, 1, 30_000, 59_999]),
+)
+numbers = st.builds(
+    lambda offset, step, steps: offset + step * steps,
+    st.sampled_from([0, 1e9, -1e12, 2**62]),
+    st.sampled_from([1, 1e-3]),
+    st.integers(-9, 9),
+)
+data = st.one_of(
+    st.builds(lambda number: {"temperature": number}, numbers),
+    st.builds(lambda number, red: {"temperature": number, "colorRGB": {"r": red}}, numbers, st.integers(0, 255)),
+    st.builds(lambda state: {"state": state}, st.booleans()),
+    st.builds(lambda samples: {"samples": samples}, st.lists(st.integers(0, 3), max_size=2)),
+)
+sends = st.builds(Send, st.integers(0, 1), ages, data)
+steps = st.lists(
+    st.one_of(sends, sends, sends, sends, st.sampled_from(["flush", "restart", "a minute later"])), max_size=25
+)
+queries = st.tuples(st.sampled_from(list(Interval)), ages, st.integers(0, 100))
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps, st.lists(queries, min_size=1, max_size=4))
+def test_it_is_always_what_a_plain_recomputation_gives(
+    steps: list[Send | str], queries: list[tuple[Interval, int, int]]
+) -> None:
+    trio.run(_run, steps, queries)
+
+
+@dataclass
+class Plain:
+    """Everything that was ever sent to one device, and nothing cleverer."""
+
+    rows: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)  # ts, position, flat data
+
+    def aged(self, path: str, start_ms: int, end_ms: int, now_ms: int) -> dict[int, list[Any]]:
+        found = defaultdict(list)
+        for ts, _, flat in self.rows:
+            if path in flat and start_ms <= ts < end_ms and ts <= now_ms - MINUTE_MS:
+                found[ts].append(flat[path])
+        return found
+
+    def snapshot(self) -> dict[str, tuple[int, int, Any]]:
+        latest: dict[str, tuple[int, int, Any]] = {}
+        for ts, position, flat in sorted(self.rows, key=lambda row: row[:2]):
+            latest |= {path: (ts, position, value) for path, value in flat.items() if path}
+        return latest
+
+
+async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, int, int]]) -> None:
+    clock = FakeClock(NOW_MS)
+    plain = [Plain(), Plain()]
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+
+            async def start() -> Services:
+                await stack.aclose()
+                engine = SqliteEngine(Path(folder) / "store", synchronous="off")
+                database = Database(engine, run_sync=run_inline)
+                opened = open_services(Settings(state_dir=Path(folder)), database, VAULT, Clock(clock))
+                return await stack.enter_async_context(opened)
+
+            services = await start()
+            world = await build_world(services.database, services.vault)
+            keys = [world.kitchen, world.hall]
+            for step in steps:
+                if isinstance(step, Send):
+                    ts = clock.now - step.age_ms
+                    position = await send(services, await services.devices.get(keys[step.device]), step.data, ts)
+                    plain[step.device].rows.append((ts, position, _flat(step.data)))
+                elif step == "flush":
+                    await services.folder.flush()
+                elif step == "restart":
+                    services = await start()
+                else:
+                    clock.advance(MINUTE_MS)
+            devices = [await services.devices.get(key) for key in keys]
+            for interval, age, share in queries:
+                end = clock.now - age
+                await _compare(
+                    services, devices, plain, interval, end - LONGEST[interval] * share // 100, end, clock.now
+                )
+            for device, expected in zip(devices, plain, strict=True):
+                assert await services.snapshots.of(device.key) == expected.snapshot()
+
+
+async def _compare(
+    services: Services,
+    devices: Sequence[Device],
+    plain: Sequence[Plain],
+    interval: Interval,
+    start_ms: int,
+    end_ms: int,
+    now_ms: int,
+) -> None:
+    first, expected = devices[0], plain[0]
+    histogram = await services.analytics.histogram(first, "temperature", interval, start_ms=start_ms, end_ms=end_ms)
+    start, end = _start(interval, start_ms), _start(interval, end_ms)
+    assert (histogram.start_ms, histogram.end_ms) == (start, end)
+    buckets: dict[int, list[Any]] = defaultdict(list)
+    for ts, values in expected.aged("temperature", start, end, now_ms).items():
+        buckets[_start(interval, ts)] += values
+    assert [bucket for bucket, _ in histogram.buckets] == sorted(buckets)
+    for bucket, aggregate in histogram.buckets:
+        _assert_agrees(aggregate, buckets[bucket])
+
+    begin = max(start_ms, end_ms - 31 * DAY_MS)
+    aggregates = await services.analytics.aggregates(first, "temperature", start_ms=begin, end_ms=end_ms)
+    aged = expected.aged("temperature", begin - begin % MINUTE_MS, end_ms - end_ms % MINUTE_MS, now_ms)
+    values = [value for values in aged.values() for value in values]
+    assert (aggregates.aggregate is None) is (not values)
+    if aggregates.aggregate is not None:
+        _assert_agrees(aggregates.aggregate, values)
+
+    for path in (None, "temperature", "colorRGB.r", "samples"):
+        presence = await services.analytics.presence(devices, interval, field=path, start_ms=start_ms, end_ms=end_ms)
+        seen = {_start(interval, ts) for one in plain for ts in one.aged(path or "", start, end, now_ms)}
+        assert presence.buckets == tuple(sorted(seen))
+
+
+def _assert_agrees(found: Aggregate, values: Sequence[Any]) -> None:
+    wide = np.array(values, dtype=np.longdouble)
+    scale = float(np.max(np.abs(wide)))
+    assert (found.count, found.min, found.max) == (len(values), min(values), max(values))
+    assert isclose(found.sum, float(np.sum(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale * len(values))
+    assert isclose(found.mean, float(np.mean(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale)
+    assert isclose(found.variance, float(np.var(wide - wide[0])), rel_tol=1e-9, abs_tol=(scale * 2**-60) ** 2)
+
+
+def _start(interval: Interval, ts: int) -> int:
+    """By the calendar of numpy."""
+    unit = {"minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}[interval]
+    return int(np.datetime64(ts, "ms").astype(f"datetime64[{unit}]").astype("datetime64[ms]").astype(int))
+
+
+def _flat(group: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {} if prefix else {"": True}
+    for name, value in group.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,84 @@
+"""A device in a test's hand: it speaks to an endpoint without a network."""
+
+import json
+from collections.abc import Sequence
+from itertools import count
+
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, Option, decode, empty, encode, uint
+from protocols.coap.session import Session
+
+Options = Sequence[tuple[int, bytes]]
+
+
+class Peer:
+    """Sends messages as they are told, and keeps what comes back."""
+
+    def __init__(self, endpoint: Endpoint, address: object = ("192.0.2.1", 40000)) -> None:
+        self._endpoint = endpoint
+        self._address = address
+        self._ids = count(1)
+        self.inbox: list[Message] = []
+
+    def send(self, datagram: bytes) -> None:
+        self._endpoint.receive_from(self._address, datagram, lambda _address, sent: self.inbox.append(decode(sent)))
+        self._endpoint.submitted()
+
+    def request(
+        self,
+        code: Code,
+        path: str,
+        payload: bytes = b"",
+        options: Options = (),
+        *,
+        type_: int = CON,
+        token: bytes = b"tk",
+        message_id: int | None = None,
+    ) -> None:
+        segments = [(int(Option.URI_PATH), one.encode()) for one in path.strip("/").split("/")]
+        ordered = tuple(sorted([*segments, *options], key=lambda one: one[0]))
+        message_id = next(self._ids) if message_id is None else message_id
+        self.send(encode(Message(type_, code, message_id, token, ordered, payload)))
+
+    def post(self, token: str, body: object, options: Options = (), *, type_: int = CON) -> None:
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.request(Code.POST, f"v1.1/messages/{token}", payload, options, type_=type_)
+
+    def observe(self, token: str, value: int = 0, options: Options = (), *, request_token: bytes = b"ob") -> None:
+        path = f"v1.1/actions/{token}"
+        self.request(Code.GET, path, b"", [(Option.OBSERVE, uint(value)), *options], token=request_token)
+
+    def take(self) -> Message:
+        """The only message that came."""
+        (message,) = self.inbox
+        self.inbox.clear()
+        return message
+
+    def acknowledge(self, message: Message) -> None:
+        self.send(empty(ACK, message.message_id))
+
+    def reset(self, message: Message) -> None:
+        self.send(empty(RST, message.message_id))
+
+    def session(self) -> Session:
+        session = self._endpoint.find(self._address)
+        assert session is not None
+        return session
+
+
+def option(message: Message, number: int) -> bytes | None:
+    for found, value in message.options:
+        if found == number:
+            return value
+    return None
+
+
+def error(message: Message) -> tuple[str, str]:
+    """`("4.04", "Not Found")`."""
+    body = json.loads(message.payload)["error"]
+    code = f"{message.code >> 5}.{message.code & 31:02}"
+    assert body["code"] == (message.code >> 5) * 100 + (message.code & 31)
+    return code, body["message"]
+
+
+__all__ = ["CON", "NON", "Peer", "error", "option"]
