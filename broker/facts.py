@@ -49,6 +49,15 @@ class DeviceWentOnline(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceConnectedAgain(Fact):
+    """A device that is online has another connection: a second one, or one that took over."""
+
+    device: int
+    protocol: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceWentOffline(Fact):
     """The device's last persistent connection is gone."""
 

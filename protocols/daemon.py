@@ -171,7 +171,6 @@ def _warn_of_what_is_missing(settings: Settings) -> None:
         ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
         ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),
         ("lwm2m.tls_bind", settings.lwm2m.tls_bind),
-        ("storage.retention_days", settings.storage.retention_days or None),
     ):
         if bind is not None:
             _log.warning("not_in_this_version", setting=name, value=str(bind))

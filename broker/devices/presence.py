@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.facts import DeviceWentOffline, DeviceWentOnline, MessagesStored, Router
+from broker.facts import DeviceConnectedAgain, DeviceWentOffline, DeviceWentOnline, MessagesStored, Router
 from storage.database import Database
 from storage.records import PresenceRecord
 from storage.sql import StoreError
@@ -37,10 +37,11 @@ class Presence:
         self._offline: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         router.subscribe(DeviceWentOnline, self._went_online)
+        router.subscribe(DeviceConnectedAgain, self._went_online)
         router.subscribe(DeviceWentOffline, self._went_offline)
         router.subscribe(MessagesStored, self._messages_stored)
 
-    def _went_online(self, fact: DeviceWentOnline) -> None:
+    def _went_online(self, fact: DeviceWentOnline | DeviceConnectedAgain) -> None:
         self._online[fact.device] = self._protocol[fact.device] = fact.protocol
         self._offline.pop(fact.device, None)
         self._seen[fact.device] = fact.at_ms

@@ -16,7 +16,15 @@ import structlog
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.facts import ActionStored, DeviceChanged, DeviceWentOffline, DeviceWentOnline, Router, TokenRevoked
+from broker.facts import (
+    ActionStored,
+    DeviceChanged,
+    DeviceConnectedAgain,
+    DeviceWentOffline,
+    DeviceWentOnline,
+    Router,
+    TokenRevoked,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -123,8 +131,8 @@ class Connections:
                 # However long it takes to leave: from now on it gets no Actions and does not count as a connection.
                 self._remove(incumbent)
                 incumbent.close(CloseReason.REPLACED)
-            if not was_online:
-                self._router.publish(DeviceWentOnline(device.key, protocol, self._clock.now_ms()))
+            connected = DeviceConnectedAgain if was_online else DeviceWentOnline
+            self._router.publish(connected(device.key, protocol, self._clock.now_ms()))
             yield link
         finally:
             self._remove(link)

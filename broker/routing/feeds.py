@@ -12,7 +12,8 @@ import structlog
 
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router
+from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
+from broker.routing.connections import CloseReason
 from storage.records import MessageRow
 
 _log = structlog.get_logger(__name__)
@@ -31,11 +32,14 @@ class Subscriber:
     """Someone who watches.
 
     `watches` decides about a device without waiting; `offer` takes joined frames and their number and returns at once.
+    `token` is the SHA-256 of the token the subscriber came with; when that is revoked, `close` is called.
     """
 
     watches: Callable[[Device], bool]
     offer: Callable[[bytes, int], None]
     encoding: Encoding
+    token: bytes
+    close: Callable[[CloseReason], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Feeds:
         router.subscribe(MessagesStored, self._messages_stored)
         router.subscribe(ActionStored, self._action_stored)
         router.subscribe(DeviceChanged, self._device_changed)
+        router.subscribe(TokenRevoked, self._token_revoked)
 
     @contextmanager
     def subscribe(self, subscriber: Subscriber) -> Iterator[None]:
@@ -107,6 +112,11 @@ class Feeds:
 
     def _device_changed(self, fact: DeviceChanged) -> None:
         self._interested.pop(fact.device, None)
+
+    def _token_revoked(self, fact: TokenRevoked) -> None:
+        for subscriber in tuple(self._subscribers):
+            if subscriber.token == fact.hash:
+                subscriber.close(CloseReason.TOKEN_REVOKED)
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(len(self._subscribers), self._offered)

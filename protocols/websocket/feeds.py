@@ -15,6 +15,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.messages.ingest import Ingest
+from broker.routing.connections import CloseReason
 from broker.routing.feeds import Encoding, Subscriber
 from broker.services import Services
 from config.limits import IDS_MAX
@@ -23,7 +24,7 @@ from protocols.websocket.connection import Connection
 from protocols.websocket.errors import TokenEnded
 from protocols.websocket.frames import Form, form_of
 from protocols.websocket.handshake import Call
-from protocols.websocket.wire import encode, encode_text
+from protocols.websocket.wire import POLICY_VIOLATION, encode, encode_text
 from storage.records import MessageRow
 
 _to_message_pack = msgspec.msgpack.Encoder().encode
@@ -140,11 +141,20 @@ class LiveFeed:
     def _subscribe(self) -> None:
         """As things are now. Nothing is stored between leaving and entering, so nothing is missed or seen twice."""
         self._subscription.close()
-        subscriber = Subscriber(self._selection.watches, self._offer, encodings(self._services.ingest)[self.form])
+        subscriber = Subscriber(
+            self._selection.watches,
+            self._offer,
+            encodings(self._services.ingest)[self.form],
+            self._selection.reach.caller.token,
+            self._close,
+        )
         self._subscription.enter_context(self._services.feeds.subscribe(subscriber))
 
     def _offer(self, frames: bytes, count: int) -> None:
         self._connection.offer(frames, count)
+
+    def _close(self, reason: CloseReason) -> None:
+        self._connection.close(POLICY_VIOLATION, reason.value)
 
     async def check(self) -> None:
         """Token, devices and permissions may have gone; and an application may have been granted more."""

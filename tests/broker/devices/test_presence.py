@@ -212,3 +212,8 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
             await services.presence.flush()
             held.set()
         assert seen == [PresenceRecord(key, "offline", NOW_MS, "MQTT", NOW_MS)]
+
+
+async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: int) -> None:
+    with connected(services, light, "WEBSOCKET"), connected(services, light, "MQTT"):
+        assert (await services.presence.of(light)).protocol == "MQTT"

@@ -7,7 +7,8 @@ import pytest
 
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router
+from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
+from broker.routing.connections import CloseReason
 from broker.routing.feeds import Encoding, Feeds, FeedStatistics, Subscriber
 from storage.records import MessageRow
 from tests.factories import make_device
@@ -31,11 +32,14 @@ class Codec:
 
 
 class Watcher:
-    def __init__(self, codec: Codec, watches: Callable[[Device], bool] = lambda _device: True) -> None:
+    def __init__(
+        self, codec: Codec, watches: Callable[[Device], bool] = lambda _device: True, token: bytes = b""
+    ) -> None:
         self.asked: list[int] = []
         self.got: list[tuple[bytes, int]] = []
         self._watches = watches
-        self.subscriber = Subscriber(watches=self.watches, offer=self.offer, encoding=codec.encoding)
+        self.closed: list[CloseReason] = []
+        self.subscriber = Subscriber(self.watches, self.offer, codec.encoding, token, self.closed.append)
 
     def watches(self, device: Device) -> bool:
         self.asked.append(device.key)
@@ -180,9 +184,16 @@ def test_a_subscriber_that_raises_costs_the_others_nothing(router: Router, feeds
     def fail(_frames: bytes, _count: int) -> None:
         raise ZeroDivisionError
 
-    broken = Subscriber(watches=lambda _device: True, offer=fail, encoding=codec.encoding)
+    broken = Subscriber(lambda _device: True, fail, codec.encoding, b"", lambda _reason: None)
     watcher = Watcher(codec)
     with feeds.subscribe(broken), feeds.subscribe(watcher.subscriber):
         router.publish(stored((1, 1)))
         router.publish(action_stored(1, 1))
     assert watcher.got == [(b"1:1;", 1), (b"action 9;", 1)]
+
+
+def test_a_revoked_token_closes_only_those_who_came_with_it(router: Router, feeds: Feeds, codec: Codec) -> None:
+    revoked, other = Watcher(codec, token=b"one"), Watcher(codec, token=b"two")
+    with feeds.subscribe(revoked.subscriber), feeds.subscribe(other.subscriber):
+        router.publish(TokenRevoked(b"one"))
+    assert (revoked.closed, other.closed) == ([CloseReason.TOKEN_REVOKED], [])

@@ -9,6 +9,8 @@ import trio
 import trio.testing
 from trio_websocket import WebSocketConnection
 
+from broker.facts import TokenRevoked
+from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import WEBSOCKET_BACKLOG
 from protocols.websocket.connection import MOST_FRAMES, PATIENCE_SECONDS
@@ -193,6 +195,12 @@ async def test_a_token_that_expires_ends_it_with_the_next_ping(
 ) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
     fake_clock.advance(NOW_MS)
+    assert await closing(socket) == (1008, "token revoked or expired")
+
+
+async def test_a_token_that_is_revoked_ends_it_at_once(peers: Peers, services: Services, world: World) -> None:
+    socket = await peers.connect(live(ADA_TOKEN))
+    services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
     assert await closing(socket) == (1008, "token revoked or expired")
 
 
