@@ -4,6 +4,7 @@ import datetime as dt
 import ipaddress
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Daemon]:
     tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TRUNKLINE_MQTT_TLS_BIND", "127.0.0.1:0")
-        with running_daemon(tmp_path_factory.mktemp("daemon"), devices=DEVICES, settings=tls) as running:
-            yield running
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as environment:  # which other tests' daemons must not see
+            environment.setenv("TRUNKLINE_MQTT_TLS_BIND", "127.0.0.1:0")
+            folder = tmp_path_factory.mktemp("daemon")
+            running = stack.enter_context(running_daemon(folder, devices=DEVICES, settings=tls))
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ ACTIONS = f"/v1.1/actions/{KITCHEN}".encode()
 ERRORS = f"/v1.1/errors/{KITCHEN}".encode()
 ON = b'{"state":true}'
 
-_PATIENCE_SECONDS = 60  # on the mock clock, or never
+_PATIENCE_SECONDS = 45  # on the mock clock, or never
 
 
 def refused(code: int) -> bytes:

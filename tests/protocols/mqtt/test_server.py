@@ -1,21 +1,17 @@
 """Connections: who gets in, how long silence may last, and every way in which they end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import (
+    MockClock,
+    wait_all_tasks_blocked,
+)
 
 from broker.facts import TokenRevoked
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
-from broker.services import Services
 from config.limits import MQTT_PACKET_BYTES
-from config.settings import Address
 from protocols.mqtt.encoding import encode_publish
-from protocols.mqtt.packets import Will
-from protocols.mqtt.server import converse, serve_mqtt
 from storage.sql import StoreError
 from tests.factories import (
     ADA_TOKEN,
@@ -33,11 +29,8 @@ from tests.protocols.mqtt.peers import (
     ACTIONS,
     DISCONNECT,
     ERRORS,
-    MESSAGES,
-    ON,
     PINGREQ,
     PINGRESP,
-    Peer,
     Server,
     connect,
     puback,
@@ -45,13 +38,10 @@ from tests.protocols.mqtt.peers import (
     pubrec,
     pubrel,
     refused,
-    suback,
     subscribe,
 )
 
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
-OFF = b'{"state":false}'
-WILL = Will(MESSAGES, OFF, 1, False)
 
 
 async def disable(server: Server, world: World, device: int, id_: str) -> None:
@@ -378,7 +368,10 @@ async def test_a_store_that_fails_ends_the_connection_without_acknowledgement(
     assert len(await server.stored()) == 2
 
 
-async def test_a_stop_sends_what_the_devices_have_earned(server: Server, runner: Runner) -> None:
+async def test_a_stop_sends_what_the_devices_have_earned(
+    server: Server, runner: Runner, autojump_clock: MockClock
+) -> None:
+    begin = trio.current_time()
     peer, idle, stranger = await server.connected(), await server.connected(HALL, HALL_TOKEN), await server.dial()
     runner.hold_commits()
     await peer.send(publish(1), publish(2, qos=2))
@@ -387,6 +380,7 @@ async def test_a_stop_sends_what_the_devices_have_earned(server: Server, runner:
     server.services.connections.close_all()
     await idle.expect_end()
     await stranger.expect_end()
+    assert trio.current_time() == begin
     runner.commits.set()
     await peer.expect(puback(1), pubrec(2))
     await peer.expect_end()
@@ -397,213 +391,3 @@ async def test_who_comes_while_the_daemon_stops_is_sent_away(server: Server, aut
     peer = await server.dial()
     await peer.send(connect())
     assert bytes(await peer.stream.receive_some()) in {refused(3), b""}
-
-
-# --- Wills ----------------------------------------------------------------------------------------------------------
-
-
-Leave = Callable[[Server, Peer], Awaitable[None]]
-
-
-async def vanish(server: Server, peer: Peer) -> None:
-    await peer.stream.aclose()
-
-
-async def fall_silent(server: Server, peer: Peer) -> None:
-    await trio.sleep(31)
-
-
-async def misbehave(server: Server, peer: Peer) -> None:
-    await peer.send(b"\xf0\x00")
-
-
-async def be_replaced(server: Server, peer: Peer) -> None:
-    newer = await server.connected()
-    await newer.expect_nothing()
-
-
-async def disconnect(server: Server, peer: Peer) -> None:
-    await peer.send(DISCONNECT)
-
-
-async def lose_its_token(server: Server, peer: Peer) -> None:
-    server.services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
-
-
-@pytest.mark.parametrize(
-    ("leave", "is_due"),
-    [
-        (vanish, True),
-        (fall_silent, True),
-        (misbehave, True),
-        (be_replaced, True),
-        (disconnect, False),
-        (lose_its_token, False),
-    ],
-    ids=["vanished", "silent", "misbehaved", "replaced", "said goodbye", "token revoked"],
-)
-@pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES, b"a/+/b"])
-async def test_a_will_is_a_message_if_it_goes_to_the_devices_own_topic(
-    server: Server, autojump_clock: MockClock, leave: Leave, is_due: bool, topic: bytes
-) -> None:
-    peer = await server.connected(keep_alive=20, will=Will(topic, OFF, 1, True))
-    await leave(server, peer)
-    await wait_all_tasks_blocked()
-    await server.services.ingest.wait_committed()
-    is_own = topic in {MESSAGES, MESSAGES[1:]}
-    assert await server.stored() == ([OFF.decode()] if is_due and is_own else [])
-
-
-async def test_the_will_of_a_replaced_connection_stands_before_the_newer_ones_messages(
-    server: Server, autojump_clock: MockClock
-) -> None:
-    await server.connected(will=WILL)
-    newer = await server.dial()
-    await newer.send(connect(), publish(1))
-    await newer.expect(ACCEPTED, puback(1))
-    await wait_all_tasks_blocked()
-    assert await server.stored() == [OFF.decode(), ON.decode()]
-
-
-async def test_a_will_that_is_no_json_is_dropped(server: Server) -> None:
-    peer = await server.connected(will=Will(MESSAGES, b"gone", 1, False))
-    await peer.stream.aclose()
-    await wait_all_tasks_blocked()
-    assert await server.stored() == []
-
-
-# --- On real sockets ------------------------------------------------------------------------------------------------
-
-
-Dial = Callable[[], Awaitable[Peer]]
-
-
-@pytest.fixture
-async def dial(server: Server) -> AsyncIterator[Dial]:
-    """Dials a listener as a device does."""
-    address = await server.nursery.start(
-        lambda task_status: serve_mqtt(
-            server.services, Address("127.0.0.1", 0), connections=server.nursery, task_status=task_status
-        )
-    )
-    async with AsyncExitStack() as stack:
-
-        async def dial() -> Peer:
-            return Peer(await stack.enter_async_context(await trio.open_tcp_stream(address.host, address.port)))
-
-        yield dial
-
-
-async def test_a_whole_conversation_on_a_socket(server: Server, dial: Dial) -> None:
-    peer = await dial()
-    await peer.send(connect(), subscribe(ERRORS), publish(1), publish(2, qos=2), publish(3, b"[]"))
-    await peer.expect(ACCEPTED, suback(0))
-    await peer.expect_error(400, "Bad Request")
-    await peer.expect(puback(1), puback(3), pubrec(2))
-    await peer.send(DISCONNECT)
-    await peer.expect_end()
-    assert len(await server.stored()) == 2
-
-
-async def test_acknowledgements_reach_a_peer_that_is_still_sending(server: Server, dial: Dial) -> None:
-    peer = await dial()
-    await peer.send(connect())
-    await peer.expect(ACCEPTED)
-    # Unread bytes in the server's socket must not turn its close into a reset.
-    await peer.send(*(publish(number) for number in range(1, 101)), b"\xf0\x00", *(PINGREQ for _ in range(50_000)))
-    await peer.expect(*(puback(number) for number in range(1, 101)))
-    await peer.expect_end()
-
-
-async def test_a_peer_that_resets_ends_alone(server: Server, dial: Dial) -> None:
-    hall = await dial()
-    await hall.send(connect(HALL, HALL_TOKEN))
-    await hall.expect(ACCEPTED)
-    peer = await dial()
-    await peer.send(connect())
-    await peer.expect(ACCEPTED)
-    assert isinstance(peer.stream, trio.SocketStream)
-    peer.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    await peer.send(publish(1))
-    await peer.stream.aclose()
-    await hall.send(publish(7, topic=HALL_MESSAGES))
-    await hall.expect(puback(7))
-
-
-async def test_a_peer_that_never_reads_is_not_read_from(server: Server, dial: Dial) -> None:
-    peer = await dial()
-    await peer.send(connect())
-    await peer.expect(ACCEPTED)
-    sent = 0
-    with trio.move_on_after(1) as patience:  # until the socket has been full for a while
-        while sent < 200_000_000:
-            await peer.send(PINGREQ * 32_768)
-            sent += 65_536
-            patience.deadline = trio.current_time() + 0.3
-    assert patience.cancelled_caught
-
-
-# --- Memory ---------------------------------------------------------------------------------------------------------
-
-
-class Counting(trio.abc.ReceiveStream):
-    """How much the server has read."""
-
-    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
-        self._stream = stream
-        self.bytes = 0
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        received = await self._stream.receive_some(max_bytes)
-        self.bytes += len(received)
-        return received
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server, services: Services) -> None:
-    to_server, reads = trio.testing.memory_stream_one_way_pair()
-    writes, from_server = trio.testing.lockstep_stream_one_way_pair()
-    counting = Counting(reads)
-    server.serve(trio.StapledStream(writes, counting))
-    peer = Peer(trio.StapledStream(to_server, from_server))
-    await peer.send(connect())
-    await peer.expect(ACCEPTED)
-    total = 300_000
-    await peer.send(PINGREQ * total)
-    await wait_all_tasks_blocked()
-    assert counting.bytes < 400_000
-    await peer.expect(PINGRESP * total)
-
-
-async def test_memory_is_bounded_while_the_store_stands_still(server: Server, runner: Runner) -> None:
-    to_server, reads = trio.testing.memory_stream_one_way_pair()
-    writes, from_server = trio.testing.memory_stream_one_way_pair()
-    counting = Counting(reads)
-    server.serve(trio.StapledStream(writes, counting))
-    peer = Peer(trio.StapledStream(to_server, from_server))
-    await peer.send(connect())
-    await peer.expect(ACCEPTED)
-    runner.hold_commits()
-    # Refused messages take no room in the journal; what waits is their acknowledgements.
-    foreign = [publish(1 + number % 60_000, b"", topic=b"t") for number in range(100_000)]
-    await peer.send(*foreign)
-    await wait_all_tasks_blocked()
-    assert counting.bytes < 500_000
-    runner.commits.set()
-    await peer.expect(*(puback(1 + number % 60_000) for number in range(100_000)))
-
-
-async def test_one_task_of_a_connection_is_left_when_it_is_connected(server: Server) -> None:
-    """Reader and sender: what watched over the stranger is gone."""
-    ours, theirs = memory_stream_pair()
-    before = trio.lowlevel.current_statistics().tasks_living
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(converse, server.services, theirs)
-        peer = Peer(ours)
-        await peer.send(connect())
-        await peer.expect(ACCEPTED)
-        await wait_all_tasks_blocked()
-        assert trio.lowlevel.current_statistics().tasks_living == before + 2
-        nursery.cancel_scope.cancel()

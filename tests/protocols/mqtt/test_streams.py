@@ -1,0 +1,190 @@
+"""Real sockets, peers that do not read, and what all of that costs."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from trio.testing import (
+    lockstep_stream_one_way_pair,
+    memory_stream_one_way_pair,
+    memory_stream_pair,
+    wait_all_tasks_blocked,
+)
+
+from config.settings import Address
+from protocols.mqtt.server import converse, serve_mqtt
+from tests.factories import (
+    HALL,
+    HALL_TOKEN,
+)
+from tests.protocols.mqtt.conftest import Runner
+from tests.protocols.mqtt.peers import (
+    ACCEPTED,
+    DISCONNECT,
+    ERRORS,
+    PINGREQ,
+    PINGRESP,
+    Peer,
+    Server,
+    connect,
+    puback,
+    publish,
+    pubrec,
+    suback,
+    subscribe,
+)
+
+HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
+
+
+# --- On real sockets ------------------------------------------------------------------------------------------------
+
+
+Dial = Callable[[], Awaitable[Peer]]
+
+
+@pytest.fixture
+async def dial(server: Server) -> AsyncIterator[Dial]:
+    """Dials a listener as a device does."""
+    address = await server.nursery.start(
+        lambda task_status: serve_mqtt(
+            server.services, Address("127.0.0.1", 0), connections=server.nursery, task_status=task_status
+        )
+    )
+    async with AsyncExitStack() as stack:
+
+        async def dial() -> Peer:
+            return Peer(await stack.enter_async_context(await trio.open_tcp_stream(address.host, address.port)))
+
+        yield dial
+
+
+async def test_a_whole_conversation_on_a_socket(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect(), subscribe(ERRORS), publish(1), publish(2, qos=2), publish(3, b"[]"))
+    await peer.expect(ACCEPTED, suback(0))
+    await peer.expect_error(400, "Bad Request")
+    await peer.expect(puback(1), puback(3), pubrec(2))
+    await peer.send(DISCONNECT)
+    await peer.expect_end()
+    assert len(await server.stored()) == 2
+
+
+async def test_acknowledgements_reach_a_peer_that_is_still_sending(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    # Unread bytes in the server's socket must not turn its close into a reset.
+    await peer.send(*(publish(number) for number in range(1, 101)), b"\xf0\x00", *(PINGREQ for _ in range(50_000)))
+    await peer.expect(*(puback(number) for number in range(1, 101)))
+    await peer.expect_end()
+
+
+async def test_a_peer_that_resets_ends_alone(server: Server, dial: Dial) -> None:
+    hall = await dial()
+    await hall.send(connect(HALL, HALL_TOKEN))
+    await hall.expect(ACCEPTED)
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    assert isinstance(peer.stream, trio.SocketStream)
+    peer.stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    await peer.send(publish(1))
+    await peer.stream.aclose()
+    await hall.send(publish(7, topic=HALL_MESSAGES))
+    await hall.expect(puback(7))
+
+
+async def test_a_peer_that_never_reads_is_not_read_from(server: Server, dial: Dial) -> None:
+    peer = await dial()
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    sent = 0
+    with trio.move_on_after(1) as patience:  # until the socket has been full for a while
+        while sent < 200_000_000:
+            await peer.send(PINGREQ * 32_768)
+            sent += 65_536
+            patience.deadline = trio.current_time() + 0.3
+    assert patience.cancelled_caught
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+
+
+class Counting(trio.abc.ReceiveStream):
+    """How much the server has read."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        received = await self._stream.receive_some(max_bytes)
+        self.bytes += len(received)
+        return received
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server) -> None:
+    to_server, reads = memory_stream_one_way_pair()
+    writes, from_server = lockstep_stream_one_way_pair()
+    counting = Counting(reads)
+    server.serve(trio.StapledStream(writes, counting))
+    peer = Peer(trio.StapledStream(to_server, from_server))
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    total = 300_000
+    await peer.send(PINGREQ * total)
+    await wait_all_tasks_blocked()
+    assert counting.bytes < 400_000
+    await peer.expect(PINGRESP * total)
+
+
+async def test_errors_are_no_answers_and_may_get_lost_when_too_many_wait(server: Server) -> None:
+    to_server, reads = memory_stream_one_way_pair()
+    writes, from_server = lockstep_stream_one_way_pair()
+    server.serve(trio.StapledStream(writes, reads))
+    peer = Peer(trio.StapledStream(to_server, from_server))
+    await peer.send(connect(), subscribe(ERRORS))
+    await peer.expect(ACCEPTED, suback(0))
+    sent = 5_000  # seven bytes each, and their errors two hundred
+    await peer.send(publish(topic=b"t", payload=b"{}", qos=0) * sent, PINGREQ)
+    received = b""
+    while not received.endswith(PINGRESP):
+        received += await peer.stream.receive_some()
+    assert 200_000 < len(received) < 400_000
+
+
+async def test_memory_is_bounded_while_the_store_stands_still(server: Server, runner: Runner) -> None:
+    to_server, reads = memory_stream_one_way_pair()
+    writes, from_server = memory_stream_one_way_pair()
+    counting = Counting(reads)
+    server.serve(trio.StapledStream(writes, counting))
+    peer = Peer(trio.StapledStream(to_server, from_server))
+    await peer.send(connect())
+    await peer.expect(ACCEPTED)
+    runner.hold_commits()
+    # Refused messages take no room in the journal; what waits is their acknowledgements.
+    foreign = [publish(1 + number % 60_000, b"", topic=b"t") for number in range(100_000)]
+    await peer.send(*foreign)
+    await wait_all_tasks_blocked()
+    assert counting.bytes < 500_000
+    runner.commits.set()
+    await peer.expect(*(puback(1 + number % 60_000) for number in range(100_000)))
+
+
+async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
+    """Reader and sender; the one that watched over the stranger is gone."""
+    ours, theirs = memory_stream_pair()
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(converse, server.services, theirs)
+        peer = Peer(ours)
+        await peer.send(connect())
+        await peer.expect(ACCEPTED)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == before + 2
+        nursery.cancel_scope.cancel()
