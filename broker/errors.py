@@ -159,6 +159,14 @@ class TooManyAttempts(DomainError):
 
 
 @dataclass(eq=False)
+class Gone(DomainError):
+    """It existed, and never will again."""
+
+    status = 410
+    template = "Gone"
+
+
+@dataclass(eq=False)
 class PayloadTooLarge(DomainError):
     """`data` is over the plan's limit. MQTT and CoAP name the device, everyone else the organization."""
 

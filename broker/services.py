@@ -14,6 +14,7 @@ from broker.accounts.grants import Grants
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
+from broker.accounts.site import Site
 from broker.accounts.token_server import DeviceCodeTerms
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import Users
@@ -21,6 +22,8 @@ from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
 from broker.devices.registry import Devices
+from broker.export.exports import Exports
+from broker.export.requests import Planner
 from broker.facts import Router
 from broker.mail import Mails, MailTransport
 from broker.messages.analytics import Analytics
@@ -28,6 +31,7 @@ from broker.messages.consumers import Folder
 from broker.messages.history import Cursors, History
 from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
+from broker.messages.retention import Retention
 from broker.messages.rollups import Rollups
 from broker.messages.snapshots import Snapshots
 from broker.messages.status import Statuses
@@ -58,6 +62,7 @@ class Services:
     applications: Applications
     properties: ApplicationProperties
     authorize: Authorize
+    site: Site
     grants: Grants
     device_codes: DeviceCodes
     device_types: DeviceTypes
@@ -70,6 +75,8 @@ class Services:
     folder: Folder
     snapshots: Snapshots
     analytics: Analytics
+    exports: Exports
+    retention: Retention
     statuses: Statuses
     provisioning: Provisioning
     #: Set when the daemon begins to stop: whoever holds a connection open says goodbye now.
@@ -101,6 +108,8 @@ async def open_services(
         async with trio.open_nursery() as workers:
             await workers.start(services.presence.flush_forever)
             await workers.start(services.folder.fold_forever)
+            await workers.start(services.exports.work_forever)
+            await workers.start(services.retention.sweep_forever)
             await workers.start(services.tokens.end_expired_forever)
             if mail_transport is not None:
                 await workers.start(services.mails.deliver_forever, mail_transport)
@@ -126,6 +135,7 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
     )
     router = Router()
     mids = Mids(mid_key)
+    site = Site(settings)
     lifetimes = Lifetimes.of(settings.accounts)
     tokens = Tokens(database, clock, router, lifetimes)
     device_types = DeviceTypes(database)
@@ -139,21 +149,26 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
     database.on_commit = ingest.committed
     await folder.resume()
     passwords = Passwords()
+    mails = Mails(database, vault, clock, settings)
+    permissions = Permissions(database)
+    users = Users(database, clock, router)
+    planner = Planner(users, devices, device_types, permissions)
     return Services(
         settings=settings,
         clock=clock,
         database=database,
         router=router,
         vault=vault,
-        mails=Mails(database, vault, clock, settings),
+        mails=mails,
         passwords=passwords,
         tokens=tokens,
-        permissions=Permissions(database),
-        users=Users(database, clock, router),
+        permissions=permissions,
+        users=users,
         applications=Applications(database),
         properties=ApplicationProperties(database),
         authorize=Authorize(database, tokens),
-        grants=Grants(tokens, vault, _device_code_terms(settings)),
+        site=site,
+        grants=Grants(tokens, vault, DeviceCodeTerms.of(settings.accounts, site)),
         device_codes=DeviceCodes(database, clock),
         device_types=device_types,
         devices=devices,
@@ -165,12 +180,9 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         folder=folder,
         snapshots=snapshots,
         analytics=Analytics(database, clock),
+        exports=Exports(database, devices, mids, mails, clock, planner, settings.state_dir / "exports"),
+        retention=Retention(database, clock, days=settings.storage.retention_days),
         statuses=Statuses(database, presence, snapshots),
         provisioning=Provisioning(database, vault, passwords, clock, router, tokens, device_types, devices),
         stopping=trio.Event(),
     )
-
-
-def _device_code_terms(settings: Settings) -> DeviceCodeTerms:
-    accounts = settings.accounts
-    return DeviceCodeTerms(accounts.device_code_seconds, accounts.device_poll_seconds, f"{settings.accounts_url}/go")

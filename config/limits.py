@@ -43,3 +43,10 @@ COAP_EXCHANGE_SECONDS: Final = 247  # compatibility.md 17: duplicates are known 
 COAP_SILENCE_SECONDS: Final = 300  # an observer is pinged after that
 COAP_IDLE_SECONDS: Final = 600  # a DTLS session without observation ends after that
 COAP_BODY_BYTES: Final = 2048  # assembled from blocks, or in one datagram
+
+EXPORT_IDS_MAX: Final = 30  # specification, Export: ids in each list
+EXPORT_RANGE_DAYS: Final = 31
+EXPORT_PAST_DAYS: Final = 30
+EXPORT_KEPT_HOURS: Final = 24  # compatibility.md 10
+EXPORT_ENTRY_MESSAGES: Final = 10_000  # compatibility.md 10: then a new entry starts
+EXPORT_URL_CHARACTERS: Final = 2_000

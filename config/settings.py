@@ -144,20 +144,6 @@ class Settings(_Table, frozen=True):
     log: Log = Log()
     grace_seconds: float = 5.0
 
-    @property
-    def origin(self) -> str:
-        """Where people and programs outside reach the daemon: links begin with it (compatibility.md 1.2)."""
-        if self.public_url:
-            return self.public_url.rstrip("/")
-        if self.http.tls_bind is not None:
-            return f"https://{self.http.tls_bind}"
-        return f"http://{self.http.bind or 'localhost'}"
-
-    @property
-    def accounts_url(self) -> str:
-        """The specification's {auth_url}."""
-        return f"{self.origin}/accounts"
-
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read `path` (None: the environment alone) and lay the environment over it.

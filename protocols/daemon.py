@@ -83,6 +83,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections)
+                    services.site.listens_on(addresses)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)

@@ -17,9 +17,11 @@ from storage.accounts import AccountStore
 from storage.authorizations import AuthorizationStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
+from storage.export import ExportStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.retention import RetentionStore
 from storage.rollups import RollupStore
 from storage.sql import Connection, StoreError
 
@@ -62,6 +64,8 @@ class Transaction:
         self.messages = MessageStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)
+        self.exports = ExportStore(connection)
+        self.retention = RetentionStore(connection)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ _FAILED = ("position", "device", "cts", "reason", "payload")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 Table = Literal["message", "action"]
+_COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,11 @@ class MessageStore:
         """The log, or one device's part of it, from behind `position` on, in order."""
         condition = "position > :position" + (" AND device = :device" if device is not None else "")
         rows = self._db.execute(
-            f"SELECT * FROM message WHERE {condition} ORDER BY position{_limit(limit)}",  # noqa: S608 - ours
+            f"SELECT {_COLUMNS['message']} FROM message WHERE {condition}"  # noqa: S608 - ours
+            f" ORDER BY position{_limit(limit)}",
             {"position": position, "limit": limit, "device": device},
         )
-        return [_message(row) for row in rows]
+        return [MessageRow(*row) for row in rows.tuples()]
 
     # By position
 
@@ -135,32 +137,46 @@ class MessageStore:
     # By device and time
 
     def page(self, devices: Sequence[int], search: Range) -> list[MessageRow]:
-        return [_message(row) for row in self._found("message", devices, search)]
+        return [MessageRow(*row) for row in self._found("message", devices, search)]
 
     def action_page(self, devices: Sequence[int], search: Range) -> list[ActionRow]:
         """The Actions whose destination is one of `devices`."""
-        return [_action(row) for row in self._found("action", devices, search)]
+        return [ActionRow(*row) for row in self._found("action", devices, search)]
+
+    def count(self, device: int, *, start_ms: int, end_ms: int) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS count FROM message WHERE device = :device AND ts BETWEEN :start AND :end",
+            {"device": device, "start": start_ms, "end": end_ms},
+        ).one()
+        return int(row["count"]) if row else 0
 
     def latest(self, devices: Sequence[int], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
         search = Range(None, None, match=Match(field_path), limit=limit, by_arrival=True, descending=True)
-        return [_message(row) for row in self._found("message", devices, search)]
+        return [MessageRow(*row) for row in self._found("message", devices, search)]
 
-    def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Mapping[str, Any]]:
-        """Each device by its own index, merged: nobody's other rows are looked at."""
+    def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Sequence[Any]]:
+        if not devices:
+            return iter(())
         conditions = "".join(f" AND {condition}" for condition in (*search.conditions(), *self._matching(search.match)))
         columns = ("position",) if search.by_arrival else ("ts", "position")
         order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
+        chosen = _COLUMNS[table] if len(devices) == 1 else ", ".join(columns)
         parts = [
-            f"SELECT * FROM (SELECT * FROM {table} WHERE device = :device_{index}{conditions}"  # noqa: S608 - only our names
-            f" ORDER BY {order}{_limit(search.limit)}) AS of_{index}"
+            f"SELECT {chosen} FROM {table} WHERE device = :device_{index}{conditions}"  # noqa: S608 - only our names
+            f" ORDER BY {order}{_limit(search.limit)}"
             for index in range(len(devices))
         ]
-        if not parts:
-            return iter(())
-        sql = f"{' UNION ALL '.join(parts)} ORDER BY {order}{_limit(search.limit)}"
+        sql = parts[0]
+        if len(devices) > 1:
+            # Each device by its own index, merged; then only what was found is read from the log.
+            merged = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of_{index}" for index, part in enumerate(parts))  # noqa: S608
+            sql = (
+                f"SELECT {_COLUMNS[table]} FROM {table} WHERE position IN"  # noqa: S608 - only our names
+                f" (SELECT position FROM ({merged} ORDER BY {order}{_limit(search.limit)}) AS found) ORDER BY {order}"
+            )
         parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
-        return iter(self._db.execute(sql, parameters))
+        return self._db.execute(sql, parameters).tuples()
 
     def _matching(self, match: Match) -> Iterator[str]:
         if match.field is not None:

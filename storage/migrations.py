@@ -160,3 +160,25 @@ def rollups(db: sqlite_utils.Database) -> None:
         " bucket INTEGER NOT NULL, count INTEGER NOT NULL, numbers INTEGER NOT NULL, min, max, sum,"
         " mean_high REAL, mean_low REAL, m2 REAL, PRIMARY KEY (device, field, level, bucket)) WITHOUT ROWID"
     )
+
+
+@migrations(name="0005_export_and_retention")
+def export_and_retention(db: sqlite_utils.Database) -> None:
+    for statement in _EXPORT.split(";\n"):
+        if statement.strip():
+            db.execute(statement)
+
+
+_EXPORT = """
+CREATE TABLE export (
+  key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, user INTEGER, application INTEGER, trial TEXT,
+  request TEXT NOT NULL, plan TEXT NOT NULL, status TEXT NOT NULL, created_on INTEGER NOT NULL, head INTEGER NOT NULL,
+  written TEXT, expected_messages INTEGER, total_messages INTEGER NOT NULL, file_size INTEGER, md5 TEXT,
+  expires_on INTEGER, last_error TEXT
+);
+CREATE INDEX export_by_user ON export (user, key);
+CREATE INDEX export_by_application ON export (application, key);
+CREATE INDEX export_to_do ON export (status, key);
+ALTER TABLE device_type ADD COLUMN retention_days INTEGER;
+CREATE TABLE retention (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
+"""

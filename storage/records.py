@@ -239,4 +239,26 @@ class RollupRow:
     m2: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExportRecord:
+    """One export. `request`, `plan` and `written` are JSON of broker/export: asked for, to be read, and done so far."""
+
+    id: str
+    user: int | None  # whose token asked for it; None is the application
+    application: int | None
+    trial: str | None
+    request: str
+    plan: str
+    status: str
+    created_on: int
+    head: int  # nothing behind this log position is exported
+    written: str | None = None
+    expected_messages: int | None = None
+    total_messages: int = 0
+    file_size: int | None = None
+    md5: str | None = None
+    expires_on: int | None = None
+    last_error: str | None = None
+
+
 LogRow = MessageRow | ActionRow | FailedMessageRow

@@ -9,6 +9,8 @@ class Rows(Protocol):
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
     def one(self) -> Mapping[str, Any] | None: ...
+    def tuples(self) -> Iterator[Sequence[Any]]:
+        """The values alone, in the order of the columns: for the many rows of the log."""
 
 
 class Connection(Protocol):

@@ -40,9 +40,11 @@ from broker.accounts.clients import (
 )
 from broker.accounts.issuance import Issuance
 from broker.accounts.redirects import with_parameters
+from broker.accounts.site import Site
 from broker.accounts.user_codes import new_user_code
 from broker.secrets import Vault, token_hash
 from config.limits import DEVICE_POLL_GROWTH_SECONDS
+from config.settings import Accounts
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord, UserRecord
 
 DEVICE_CODE_GRANT: Final[str] = DEVICE_CODE_GRANT_TYPE
@@ -76,7 +78,15 @@ class Answer:
 class DeviceCodeTerms:
     lifetime_seconds: int
     poll_seconds: int
-    verification_url: str
+    site: Site
+
+    @classmethod
+    def of(cls, settings: Accounts, site: Site) -> "DeviceCodeTerms":
+        return cls(settings.device_code_seconds, settings.device_poll_seconds, site)
+
+    @property
+    def verification_url(self) -> str:
+        return f"{self.site.accounts_url}/go"
 
 
 class TokenServerRequest(OAuth2Request):

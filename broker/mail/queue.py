@@ -293,7 +293,8 @@ class Mails:
             raise MailRejected("its content was sealed with another key") from None
         message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
         message["From"] = self._sender.header
-        message["To"] = Address(addr_spec=mail.recipient)
+        local_part, _, domain = mail.recipient.rpartition("@")
+        message["To"] = Address("", local_part, domain)
         message["Subject"] = subject
         message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         message["Message-ID"] = f"<{mail.message_id}>"

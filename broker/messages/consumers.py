@@ -124,8 +124,11 @@ class Folder:
             return
         saves = await self._database.read(partial(_fold, self._folds, fresh))
         last = fresh[-1].position
-        self._position = await self._database.write(partial(_save, saves, position, last))
-        if self._position != last:
+        stood = await self._database.write(partial(_save, saves, position, last))
+        if stood == position:
+            self._position = last
+        else:
+            self._position = stood
             self._lose_track()
 
     async def fold_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -163,15 +166,14 @@ def _fold(folds: Sequence[Fold], rows: Sequence[MessageRow], tx: Transaction) ->
 
 
 def _save(saves: Sequence[Save], before: int, after: int, tx: Transaction) -> int:
-    """Write what was folded and return where the cursor stands now.
+    """Write what was folded and return where the cursor stood.
 
-    When it does not stand where the fold began, nothing is written: a write that was cancelled while it waited for its
+    When it did not stand where the fold began, nothing is written: a write that was cancelled while it waited for its
     commit may have been committed after all, and what it folded must not count twice.
     """
-    stands = tx.messages.consumer_position(_CONSUMER)
-    if stands != before:
-        return stands
-    for save in saves:
-        save(tx)
-    tx.messages.set_consumer_position(_CONSUMER, after)
-    return after
+    stood = tx.messages.consumer_position(_CONSUMER)
+    if stood == before:
+        for save in saves:
+            save(tx)
+        tx.messages.set_consumer_position(_CONSUMER, after)
+    return stood

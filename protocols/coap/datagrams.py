@@ -99,6 +99,8 @@ class DtlsDatagrams:
             self._arrived.set()
 
     def _take(self, datagram: bytes, address: Any) -> None:
+        if len(datagram) < _RECORD_BYTES:
+            return  # no record; OpenSSL takes an empty one for a failure of the session
         if address in self._half_open:
             waiting = self._held.get(address)
             if waiting is not None:

@@ -17,14 +17,15 @@ _VALUE_BYTES = 8
 
 
 class AmplificationGuard:
-    def __init__(self, key: bytes, *, free_bytes: int = FREE_BYTES) -> None:
+    def __init__(self, key: bytes, *, free_bytes: int = FREE_BYTES, factor: int = AMPLIFICATION) -> None:
         self._key = key
         self._free_bytes = free_bytes
+        self._factor = factor
 
     def allows(self, answer_bytes: int, request: Message | None = None) -> bool:
         """Whether that much may be sent: in answer to a request, or unasked."""
         return answer_bytes <= self._free_bytes or (
-            request is not None and answer_bytes <= AMPLIFICATION * request.least_bytes
+            request is not None and answer_bytes <= self._factor * request.least_bytes
         )
 
     def challenge(self, address: object, now: float) -> bytes:

@@ -88,7 +88,7 @@ class Endpoint:
         """`guard` stands before peers whose address nothing else proves."""
         self._guard = guard
         self._limits = limits or SessionLimits()
-        self._now = now
+        self.now = now
         self._chance = chance
         self._presence = services.presence
         self._sessions = Sessions(self._limits)
@@ -114,7 +114,7 @@ class Endpoint:
         is_verified: bool = False,
     ) -> Session:
         """A new session; another one may have to go for it."""
-        now = self._now()
+        now = self.now()
         session = Session(
             key, Exchange(self._chance), send, end, idle_seconds=idle_seconds, is_verified=is_verified, now=now
         )
@@ -189,7 +189,7 @@ class Endpoint:
     def _receive(self, session: Session, message: Message) -> None:
         if session.is_closed:
             return
-        now = self._now()
+        now = self.now()
         exchange = session.exchange
         self._sessions.heard(session, now)
         if message.is_request and exchange.unanswered >= self._limits.requests_per_session:
@@ -270,7 +270,7 @@ class Endpoint:
             self._settle(session)
 
     def _answer(self, session: Session, incoming: Incoming, answer: Answer) -> None:
-        now = self._now()
+        now = self.now()
         options = encode_options(answer_options(answer))
         if self._guard is not None and not session.is_verified:
             answer_bytes = 4 + len(incoming.token) + len(options) + 1 + len(answer.body)
@@ -321,10 +321,10 @@ class Endpoint:
             self._wakes_at = min(self._sessions.next_due, self._next_sweep)
             with trio.move_on_at(self._wakes_at):
                 await self._sooner.wait()
-            self.tick(self._now())
+            self.tick(self.now())
 
     async def look_up_forever(self) -> None:
-        await self._resources.look_up_forever(self._now, self.submitted)
+        await self._resources.look_up_forever(self.now, self.submitted)
 
     def start(self, nursery: trio.Nursery) -> None:
         """The tasks of an endpoint, for as long as it serves."""

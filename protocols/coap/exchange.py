@@ -324,7 +324,9 @@ class Exchange:
                 self.bytes_held -= ENTRY_BYTES + len(one.datagram)
         if self._promised:
             self._promised = {token: kept for token, kept in self._promised.items() if kept[0] is not tag}
-        if self._current is not None and self._current.tag is tag:
+        current = self._current
+        if current is not None and current.tag is tag:
+            self._out = [datagram for datagram in self._out if datagram is not current.datagram]
             self._finish(now)
 
     def _new_id(self) -> int:

@@ -75,6 +75,7 @@ class PreSharedKeys:
 
     def install(self, context: SSL.Context) -> None:
         _lib.SSL_CTX_set_psk_server_callback(context._context, self._callback)
+        context.set_app_data(self)  # OpenSSL holds no reference: the callback must live as long as the context
 
     def put(self, identity: bytes, key: bytes | None) -> None:
         self._keys.pop(identity, None)
@@ -163,6 +164,7 @@ async def _talk_to_ourselves() -> None:
     client = SSL.Context(SSL.DTLS_CLIENT_METHOD)
     client.set_cipher_list(_PSK_CIPHERS + _LEVEL)
     _lib.SSL_CTX_set_psk_client_callback(client._context, offer)
+    client.set_app_data(offer)
 
     async def echo(channel: trio.DTLSChannel) -> None:
         await channel.send(await channel.receive())

@@ -132,7 +132,10 @@ class Observers:
         if not observation.offer(json_to(observation.format, payload) if observation.format == CBOR else payload):
             self._lost += 1
             return False
-        self._notify(observer)
+        if observation.is_under_way:
+            self._changed(observer.session)
+        else:
+            self._notify(observer)
         return True
 
     def arrived(self, observer: Observer) -> None:

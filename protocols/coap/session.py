@@ -158,10 +158,8 @@ class Sessions:
         session.accounted = held
 
     def surplus(self) -> Session | None:
-        """Whom to let go of because there is too much; the newest stays in any case."""
-        if len(self._by_key) < 2 or (
-            len(self._by_key) <= self._limits.sessions and self.bytes_held <= self._limits.bytes_held
-        ):
+        """Whom to let go of because there is too much: the oldest idle of the lowest rank, and be it the newest."""
+        if len(self._by_key) <= self._limits.sessions and self.bytes_held <= self._limits.bytes_held:
             return None
         return next(next(iter(sessions.values())) for sessions in self._ranks if sessions)
 

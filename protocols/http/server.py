@@ -10,6 +10,7 @@ from protocols.http.rest.accounts import rest_accounts_blueprint
 from protocols.http.rest.actions import actions_blueprint
 from protocols.http.rest.analytics import analytics_blueprint
 from protocols.http.rest.devices import devices_blueprint
+from protocols.http.rest.export import export_blueprint
 from protocols.http.rest.messages import messages_blueprint
 from protocols.http.rest.users import users_blueprint
 
@@ -33,6 +34,7 @@ def build_app(services: Services) -> QuartTrio:
         messages_blueprint(services, guard),
         actions_blueprint(services, guard),
         analytics_blueprint(services, guard),
+        export_blueprint(services.exports, guard),
         devices_blueprint(services, guard),
         users_blueprint(services, guard),
         rest_accounts_blueprint(services, guard),

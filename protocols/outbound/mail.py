@@ -170,7 +170,9 @@ class _Dialogue:
     def _hand_over(self, smtp: smtplib.SMTP) -> None:
         mail = self._mail
         try:
-            smtp.send_message(mail.message, mail.sender, [mail.recipient])
+            # Not send_message: it writes ">From" where a line begins with "From".
+            options = () if mail.recipient.isascii() else ("SMTPUTF8", "BODY=8BITMIME")
+            smtp.sendmail(mail.sender, [mail.recipient], mail.message.as_bytes(), options)
         except smtplib.SMTPRecipientsRefused as error:
             code, text = error.recipients[mail.recipient]
             raise _verdict(code, text) from error

@@ -25,8 +25,16 @@ class SqliteRows:
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        while (row := self.one()) is not None:
-            yield row
+        yield from self._fetched()
+
+    def tuples(self) -> Iterator[Sequence[Any]]:
+        return self._fetched()
+
+    def _fetched(self) -> Iterator[Any]:
+        try:
+            yield from self._cursor
+        except sqlite3.Error as error:
+            raise _store_error(error) from error
 
     def one(self) -> Mapping[str, Any] | None:
         try:

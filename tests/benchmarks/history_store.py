@@ -44,8 +44,8 @@ INSERT INTO rollup SELECT device, :messages, :level, bucket - bucket % :width, s
   NULL FROM wide GROUP BY device, bucket - bucket % :width;
 INSERT INTO rollup SELECT device, :state, :level, bucket - bucket % :width, sum(n), 0, NULL, NULL, NULL, NULL, NULL,
   NULL FROM wide GROUP BY device, bucket - bucket % :width;
-INSERT INTO rollup SELECT device, :temperature, :level, bucket - bucket % :width, sum(n), sum(n), min(t_min), max(t_max),
-  sum(t_sum), sum(t_sum) / sum(n), 0.0, max(0.0, sum(t_squares) - sum(t_sum) * sum(t_sum) / sum(n))
+INSERT INTO rollup SELECT device, :temperature, :level, bucket - bucket % :width, sum(n), sum(n), min(t_min),
+  max(t_max), sum(t_sum), sum(t_sum) / sum(n), 0.0, max(0.0, sum(t_squares) - sum(t_sum) * sum(t_sum) / sum(n))
   FROM wide GROUP BY device, bucket - bucket % :width;
 INSERT INTO rollup SELECT device, :intensity, :level, bucket - bucket % :width, sum(n), sum(n), min(i_min), max(i_max),
   sum(i_sum), 1.0 * sum(i_sum) / sum(n), 0.0, max(0.0, sum(i_squares) - 1.0 * sum(i_sum) * sum(i_sum) / sum(n))

@@ -3,15 +3,15 @@
 import email
 import email.policy
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from string import Template
-from typing import Any
 
 import pytest
 import structlog
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.clock import Clock
 from broker.errors import ValidationFailed
@@ -83,6 +83,10 @@ class Transport:
             raise outcome
         self.delivered.set()
 
+    async def wait_delivered(self) -> None:
+        with trio.fail_after(3600):
+            await self.delivered.wait()
+
     @property
     def recipients(self) -> list[str]:
         return [mail.recipient for mail in self.mails]
@@ -119,11 +123,11 @@ class Office:
         return found
 
 
-OpenOffice = Callable[..., Any]
+OpenOffice = Callable[..., AbstractAsyncContextManager[Office]]
 
 
 @pytest.fixture
-def open_office(engine: SqliteEngine, settings: Settings, autojump_clock: object) -> OpenOffice:
+def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
     """Opens the queue on the same file as often as a test likes. Wall clock and trio's mock clock go together."""
 
     @asynccontextmanager
@@ -152,6 +156,11 @@ def replace_public_url(settings: Settings) -> Settings:
 
 def parsed(mail: OutgoingMail) -> email.message.EmailMessage:
     return email.message_from_bytes(mail.message.as_bytes(), policy=email.policy.default)
+
+
+def text_of(message: email.message.EmailMessage) -> str:
+    text: str = message.get_content()
+    return text.replace("\r\n", "\n")
 
 
 # What mails say
@@ -230,7 +239,9 @@ def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:
 
 
 @pytest.mark.parametrize("to", NO_ADDRESSES)
-async def test_a_mail_to_what_is_no_address_is_refused(open_office: OpenOffice, to: str) -> None:
+async def test_a_mail_to_what_is_no_address_is_refused(
+    open_office: OpenOffice, autojump_clock: MockClock, to: str
+) -> None:
     async with open_office() as office:
         with pytest.raises(ValidationFailed) as caught:
             await office.send(to)
@@ -254,7 +265,9 @@ async def test_a_mail_to_what_is_no_address_is_refused(open_office: OpenOffice, 
         "x" * 501,
     ],
 )
-async def test_a_subject_that_is_no_line_is_refused(open_office: OpenOffice, subject: str) -> None:
+async def test_a_subject_that_is_no_line_is_refused(
+    open_office: OpenOffice, autojump_clock: MockClock, subject: str
+) -> None:
     async with open_office() as office:
         with pytest.raises(ValidationFailed) as caught:
             await office.send(mail=RuleMail(subject=subject, body=""))
@@ -262,7 +275,7 @@ async def test_a_subject_that_is_no_line_is_refused(open_office: OpenOffice, sub
         assert await office.waiting() == []
 
 
-async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice) -> None:
+async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office() as office:
         with pytest.raises(ValidationFailed):
             await office.send(mail=RuleMail(subject="", body="x" * 65_536))
@@ -272,11 +285,11 @@ async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice) -> No
 # What is delivered
 
 
-async def test_a_mail_is_delivered_at_once_with_its_headers(open_office: OpenOffice) -> None:
+async def test_a_mail_is_delivered_at_once_with_its_headers(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         assert await office.send("Ada@Example.ORG", RuleMail(subject="Warm: 30 °C 🌡️", body="Zimmer: 30 °C\n\n.\nEnde"))
-        await transport.delivered.wait()
+        await transport.wait_delivered()
     assert trio.current_time() == 0
     (mail,) = transport.mails
     message = parsed(mail)
@@ -290,31 +303,33 @@ async def test_a_mail_is_delivered_at_once_with_its_headers(open_office: OpenOff
     assert message["Auto-Submitted"] == "auto-generated"
     assert message.get_content_type() == "text/plain"
     assert message.get_content_charset() == "utf-8"
-    assert message.get_content() == "Zimmer: 30 °C\n\n.\nEnde\n"
+    assert text_of(message) == "Zimmer: 30 °C\n\n.\nEnde\n"
     assert mail.message.as_bytes().isascii()
 
 
-async def test_an_international_address_keeps_its_local_part(open_office: OpenOffice) -> None:
+async def test_an_international_address_keeps_its_local_part(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         await office.send("jürgen@bücher.example")
-        await transport.delivered.wait()
+        await transport.wait_delivered()
     (mail,) = transport.mails
     assert mail.recipient == "jürgen@xn--bcher-kva.example"
     assert "To: jürgen@xn--bcher-kva.example\r\n".encode() in mail.message.as_bytes()
 
 
 @pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
-async def test_every_kind_of_mail_arrives(open_office: OpenOffice, mail: Mail) -> None:
+async def test_every_kind_of_mail_arrives(open_office: OpenOffice, autojump_clock: MockClock, mail: Mail) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         await office.send(mail=mail)
-        await transport.delivered.wait()
+        await transport.wait_delivered()
     message = parsed(transport.mails[0])
-    assert (message["Subject"], message.get_content()) == mail.render(SITE)
+    assert (message["Subject"], text_of(message)) == mail.render(SITE)
 
 
-async def test_a_mail_is_queued_with_its_cause(open_office: OpenOffice) -> None:
+async def test_a_mail_is_queued_with_its_cause(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         letter = office.mails.compose("ada@example.org", HELLO, cause="user:1")
@@ -325,11 +340,11 @@ async def test_a_mail_is_queued_with_its_cause(open_office: OpenOffice) -> None:
             return "done"
 
         assert await office.database.write(work) == "done"
-        await transport.delivered.wait()
+        await transport.wait_delivered()
         assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
 
 
-async def test_a_mail_is_undone_with_its_cause(open_office: OpenOffice) -> None:
+async def test_a_mail_is_undone_with_its_cause(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         letter = office.mails.compose("ada@example.org", HELLO, cause="user:1")
@@ -345,7 +360,9 @@ async def test_a_mail_is_undone_with_its_cause(open_office: OpenOffice) -> None:
         assert await office.waiting() == []
 
 
-async def test_what_waits_does_not_show_its_content(open_office: OpenOffice, engine: SqliteEngine) -> None:
+async def test_what_waits_does_not_show_its_content(
+    open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
+) -> None:
     async with open_office() as office:
         await office.send(mail=PasswordReset(code="0123456789abcdef", expires_on=NOW_MS))
         (waiting,) = await office.waiting()
@@ -354,12 +371,14 @@ async def test_what_waits_does_not_show_its_content(open_office: OpenOffice, eng
         assert b"0123456789abcdef" not in path.read_bytes()
 
 
-async def test_what_is_done_is_erased_and_after_two_days_forgotten(open_office: OpenOffice) -> None:
+async def test_what_is_done_is_erased_and_after_two_days_forgotten(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport()
     async with open_office(transport) as office:
         await office.send()
-        await transport.delivered.wait()
-        await trio.testing.wait_all_tasks_blocked()
+        await transport.wait_delivered()
+        await wait_all_tasks_blocked()
         id_ = transport.mails[0].message_id
         done = await office.record(id_)
         assert (done.outcome, done.content, done.next_on) == ("sent", None, None)
@@ -372,7 +391,9 @@ async def test_what_is_done_is_erased_and_after_two_days_forgotten(open_office: 
 # Rates
 
 
-async def test_a_recipient_or_a_cause_that_has_had_enough_is_refused(open_office: OpenOffice) -> None:
+async def test_a_recipient_or_a_cause_that_has_had_enough_is_refused(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     reset = PasswordReset(code="c", expires_on=1)  # 2 a minute and 10 a day to one, 5 a minute and 50 a day from one
     async with open_office() as office:
         assert [await office.send("a@x.example", reset, "1") for _ in range(3)] == [True, True, False]
@@ -383,7 +404,7 @@ async def test_a_recipient_or_a_cause_that_has_had_enough_is_refused(open_office
         assert (statistics.queued, statistics.refused) == (6, 3)
 
 
-async def test_the_minute_is_a_sliding_one(open_office: OpenOffice) -> None:
+async def test_the_minute_is_a_sliding_one(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     reset = PasswordReset(code="c", expires_on=1)
     async with open_office() as office:
         assert await office.send(mail=reset)
@@ -396,7 +417,7 @@ async def test_the_minute_is_a_sliding_one(open_office: OpenOffice) -> None:
         assert not await office.send(mail=reset)
 
 
-async def test_the_day_is_the_utc_day(open_office: OpenOffice) -> None:
+async def test_the_day_is_the_utc_day(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     reset = PasswordReset(code="c", expires_on=1)
     midnight = (NOW_MS // DAY_MS + 1) * DAY_MS
     async with open_office(start_ms=midnight - 300_001) as office:
@@ -410,7 +431,9 @@ async def test_the_day_is_the_utc_day(open_office: OpenOffice) -> None:
         assert await office.send(mail=reset)
 
 
-async def test_a_used_up_quota_is_mailed_once_a_day_for_each_device(open_office: OpenOffice) -> None:
+async def test_a_used_up_quota_is_mailed_once_a_day_for_each_device(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     async with open_office(start_ms=NOW_MS // DAY_MS * DAY_MS) as office:
         mail = DeviceQuotaUsedUp(device="Light", device_id="1", limit=150, reset_on=NOW_MS)
         assert await office.send(mail=mail, cause="device:1")
@@ -421,7 +444,7 @@ async def test_a_used_up_quota_is_mailed_once_a_day_for_each_device(open_office:
         assert await office.send(mail=mail, cause="device:1")
 
 
-async def test_a_rule_sends_five_a_minute_and_fifty_a_day(open_office: OpenOffice) -> None:
+async def test_a_rule_sends_five_a_minute_and_fifty_a_day(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office(start_ms=NOW_MS // DAY_MS * DAY_MS) as office:
         assert [await office.send() for _ in range(6)] == [True] * 5 + [False]
         sent = 5
@@ -431,7 +454,9 @@ async def test_a_rule_sends_five_a_minute_and_fifty_a_day(open_office: OpenOffic
         assert sent == 50
 
 
-async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(open_office: OpenOffice) -> None:
+async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     mail = DeviceQuotaUsedUp(device="Light", device_id="1", limit=150, reset_on=NOW_MS)
     async with open_office() as office:
         await office.send(mail=mail)
@@ -449,7 +474,9 @@ async def test_a_refused_mail_leaves_its_cause_alone_and_is_logged(open_office: 
         assert await office.database.read(lambda tx: tx.accounts.organization_named("Acme")) is not None
 
 
-async def test_the_queue_is_bounded(open_office: OpenOffice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(
+    open_office: OpenOffice, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mail_queue, "WAITING_MAX", 3)
     async with open_office() as office:
         assert [await office.send(f"{n}@x.example", cause=str(n)) for n in range(4)] == [True] * 3 + [False]
@@ -458,7 +485,9 @@ async def test_the_queue_is_bounded(open_office: OpenOffice, monkeypatch: pytest
 # When it does not work
 
 
-async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(open_office: OpenOffice) -> None:
+async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport(otherwise=MailDeferred("450 later"))
     with structlog.testing.capture_logs() as logs:
         async with open_office(transport) as office:
@@ -479,7 +508,7 @@ async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(open_o
     assert (given_up["kind"], given_up["reason"]) == ("rule_mail", "450 later")
 
 
-async def test_a_deferred_mail_does_not_hold_up_the_others(open_office: OpenOffice) -> None:
+async def test_a_deferred_mail_does_not_hold_up_the_others(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     transport.script = [MailDeferred("450 greylisted")]
     async with open_office(transport) as office:
@@ -490,7 +519,7 @@ async def test_a_deferred_mail_does_not_hold_up_the_others(open_office: OpenOffi
     assert transport.times == [0, 0, 60]
 
 
-async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice) -> None:
+async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport(otherwise=MailRejected("550 no such user"))
     async with open_office(transport) as office:
         await office.send()
@@ -501,7 +530,9 @@ async def test_a_rejected_mail_is_given_up_at_once(open_office: OpenOffice) -> N
     assert transport.times == [0]
 
 
-async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(open_office: OpenOffice) -> None:
+async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport()
     transport.script = [MailServerUnavailable("refused")] * 4
     with structlog.testing.capture_logs() as logs:
@@ -520,7 +551,7 @@ async def test_while_the_server_is_away_one_mail_at_a_time_asks_for_it(open_offi
     assert (events.count("mail_server_unavailable"), events.count("mail_server_available")) == (1, 1)
 
 
-async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice) -> None:
+async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     transport.script = [MailServerUnavailable("refused")] * 3 + [MailDeferred("450")]
     async with open_office(transport) as office:
@@ -529,7 +560,9 @@ async def test_an_outage_does_not_count_against_a_mail(open_office: OpenOffice) 
     assert transport.times == [0, 10, 40, 100, 160]
 
 
-async def test_an_outage_of_a_day_gives_up_everything_that_old(open_office: OpenOffice) -> None:
+async def test_an_outage_of_a_day_gives_up_everything_that_old(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport(otherwise=MailServerUnavailable("refused"))
     async with open_office(transport) as office:
         for n in range(3):
@@ -544,7 +577,9 @@ async def test_an_outage_of_a_day_gives_up_everything_that_old(open_office: Open
         assert await office.waiting() == []
 
 
-async def test_a_bug_in_an_attempt_is_logged_and_harms_nobody_else(open_office: OpenOffice) -> None:
+async def test_a_bug_in_an_attempt_is_logged_and_harms_nobody_else(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = Transport()
     transport.script = [ZeroDivisionError()]
     with structlog.testing.capture_logs() as logs:
@@ -557,7 +592,7 @@ async def test_a_bug_in_an_attempt_is_logged_and_harms_nobody_else(open_office: 
 
 
 async def test_nothing_is_sent_twice_while_the_store_cannot_take_the_news(
-    open_office: OpenOffice, engine: SqliteEngine
+    open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
 ) -> None:
     breakable = BreakableEngine(engine)
     transport = SlowTransport(1)
@@ -573,7 +608,9 @@ async def test_nothing_is_sent_twice_while_the_store_cannot_take_the_news(
     assert len(transport.mails) == 1
 
 
-async def test_a_store_that_cannot_be_read_is_asked_again(open_office: OpenOffice, engine: SqliteEngine) -> None:
+async def test_a_store_that_cannot_be_read_is_asked_again(
+    open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
+) -> None:
     breakable = BreakableEngine(engine)
     async with open_office(on=breakable) as office:
         await office.send()
@@ -587,7 +624,7 @@ async def test_a_store_that_cannot_be_read_is_asked_again(open_office: OpenOffic
         assert len(transport.mails) == 1
 
 
-async def test_a_mail_sealed_with_another_key_is_given_up(open_office: OpenOffice) -> None:
+async def test_a_mail_sealed_with_another_key_is_given_up(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office() as office:
         await office.send()
         (mail,) = await office.waiting()
@@ -601,7 +638,9 @@ async def test_a_mail_sealed_with_another_key_is_given_up(open_office: OpenOffic
 # Stopping and starting
 
 
-async def test_what_waits_survives_a_restart_with_its_schedule(open_office: OpenOffice) -> None:
+async def test_what_waits_survives_a_restart_with_its_schedule(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     first = Transport(otherwise=MailDeferred("450"))
     async with open_office(first) as office:
         await office.send()
@@ -609,13 +648,15 @@ async def test_what_waits_survives_a_restart_with_its_schedule(open_office: Open
     assert first.times == [0, 60]
     second = Transport()
     async with open_office(second) as office:
-        await second.delivered.wait()
+        await second.wait_delivered()
     assert second.times == [360]
     assert second.mails[0].message_id == first.mails[0].message_id
     assert second.mails[0].message.as_bytes() == first.mails[0].message.as_bytes()
 
 
-async def test_after_a_stop_of_days_a_mail_is_tried_once_more(open_office: OpenOffice) -> None:
+async def test_after_a_stop_of_days_a_mail_is_tried_once_more(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     async with open_office() as office:
         await office.send("a@x.example")
         await office.send("b@x.example")
@@ -627,7 +668,9 @@ async def test_after_a_stop_of_days_a_mail_is_tried_once_more(open_office: OpenO
     assert transport.recipients == ["a@x.example", "b@x.example"]
 
 
-async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(open_office: OpenOffice) -> None:
+async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     first = Transport()
     first.script = [SystemExit("the process dies")]
     with pytest.RaisesGroup(SystemExit, flatten_subgroups=True):
@@ -636,11 +679,13 @@ async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(open
             await trio.sleep_forever()
     second = Transport()
     async with open_office(second):
-        await second.delivered.wait()
+        await second.wait_delivered()
     assert second.mails[0].message_id == first.mails[0].message_id
 
 
-async def test_a_mail_that_is_being_sent_at_the_stop_is_finished(open_office: OpenOffice) -> None:
+async def test_a_mail_that_is_being_sent_at_the_stop_is_finished(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = SlowTransport(4)
     async with open_office(transport) as office:
         await office.send()
@@ -651,7 +696,9 @@ async def test_a_mail_that_is_being_sent_at_the_stop_is_finished(open_office: Op
         assert (await office.record(transport.mails[0].message_id)).outcome == "sent"
 
 
-async def test_a_mail_that_takes_longer_than_the_grace_stays_queued(open_office: OpenOffice) -> None:
+async def test_a_mail_that_takes_longer_than_the_grace_stays_queued(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
     transport = SlowTransport(1000)
     async with open_office(transport) as office:
         await office.send()
@@ -661,14 +708,14 @@ async def test_a_mail_that_takes_longer_than_the_grace_stays_queued(open_office:
         assert len(await office.waiting()) == 1
 
 
-async def test_without_a_transport_mails_stay_queued(open_office: OpenOffice) -> None:
+async def test_without_a_transport_mails_stay_queued(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     async with open_office() as office:
         await office.send()
         await trio.sleep(60)
         assert len(await office.waiting()) == 1
 
 
-async def test_statistics(open_office: OpenOffice) -> None:
+async def test_statistics(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     transport = Transport()
     transport.script = [None, MailDeferred("450"), MailRejected("550")]
     async with open_office(transport) as office:

@@ -17,4 +17,4 @@ def install(app: Quart, services: Services) -> None:
     app.after_request(forbid_storing)
     app.register_blueprint(token_blueprint(services.grants), url_prefix=ACCOUNTS_ROOT)
     app.register_blueprint(information_blueprint(services.tokens, Guard(services.tokens)), url_prefix=ACCOUNTS_ROOT)
-    app.register_blueprint(discovery_blueprint(services.settings))
+    app.register_blueprint(discovery_blueprint(services.site))

@@ -2,19 +2,19 @@
 
 from quart import Blueprint, Response
 
+from broker.accounts.site import Site
 from broker.accounts.token_server import DEVICE_CODE_GRANT
-from config.settings import Settings
 from protocols.http.answers import json_answer
 
 _PATH = "/.well-known/oauth-authorization-server"
 _CLIENT_PROOFS = ["client_secret_basic", "client_secret_post", "none"]
 
 
-def discovery_blueprint(settings: Settings) -> Blueprint:
+def discovery_blueprint(site: Site) -> Blueprint:
     routes = Blueprint("discovery", __name__)
 
     def about(issuer: str) -> Response:
-        root = settings.accounts_url
+        root = site.accounts_url
         answer = json_answer(
             {
                 "issuer": issuer,
@@ -41,11 +41,11 @@ def discovery_blueprint(settings: Settings) -> Blueprint:
 
     @routes.get(_PATH)
     async def of_the_origin() -> Response:
-        return about(settings.origin)
+        return about(site.origin)
 
     @routes.get(f"{_PATH}/accounts")
     async def of_the_accounts() -> Response:
         """RFC 8414, 3.1: the well-known part of an issuer with a path stands in front of the path."""
-        return about(settings.accounts_url)
+        return about(site.accounts_url)
 
     return routes

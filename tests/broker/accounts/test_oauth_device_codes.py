@@ -27,7 +27,7 @@ async def test_what_a_device_gets(oauth: OAuthWorld) -> None:
     body = granted(await oauth.device_code())
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", body["device_code"])
     assert re.fullmatch(f"[{ALPHABET}]{{4}}-[{ALPHABET}]{{4}}", body["user_code"])
-    url = f"{oauth.services.settings.accounts_url}/go"
+    url = f"{oauth.services.site.accounts_url}/go"
     assert (body["expires_in"], body["interval"]) == (1800, 5)
     assert body["verification_url"] == body["verification_uri"] == url
     assert body["verification_uri_complete"] == f"{url}?user_code={body['user_code']}"

@@ -1,6 +1,7 @@
 """Groups of numbers, merged in any order, against numpy (hostile: a large offset and a tiny spread)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf, isclose
 from sys import float_info
 
@@ -46,7 +47,7 @@ def test_any_grouping_merged_in_any_order_gives_what_numpy_gives(
     values: list[Number], cuts: list[int], rng: object
 ) -> None:
     edges = sorted({0, len(values), *(cut for cut in cuts if cut < len(values))})
-    groups = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    groups = [values[a:b] for a, b in pairwise(edges)]
     rng.shuffle(groups)  # type: ignore[attr-defined]
     merged = merge_all(Aggregate.of(group) for group in groups)
     assert merged is not None

@@ -4,9 +4,14 @@ import json
 from collections.abc import Sequence
 from itertools import count
 
+from broker.facts import TokenRevoked
+from broker.secrets import token_hash
+from broker.services import Services
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, Option, decode, empty, encode, uint
+from protocols.coap.messages import ACK, CON, RST, Code, Message, Option, decode, empty, encode, uint
 from protocols.coap.session import Session
+from storage.records import DeviceTokenRecord
+from tests.factories import KITCHEN, KITCHEN_TOKEN, World
 
 Options = Sequence[tuple[int, bytes]]
 
@@ -81,4 +86,26 @@ def error(message: Message) -> tuple[str, str]:
     return code, body["message"]
 
 
-__all__ = ["CON", "NON", "Peer", "error", "option"]
+async def disable_kitchen(services: Services, world: World) -> None:
+    """As its owner would."""
+    await services.database.write(
+        lambda tx: tx.devices.put_device(
+            KITCHEN,
+            owner=world.ada,
+            device_type=world.light_type,
+            name="Kitchen light",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=False,
+            now_ms=1,
+        )
+    )
+    await services.devices.reload()
+
+
+async def revoke_kitchen_token(services: Services, world: World) -> None:
+    """By a new one."""
+    fresh = "99" * 16
+    record = DeviceTokenRecord(world.kitchen, token_hash(fresh), services.vault.seal(fresh), world.application, 1)
+    await services.database.write(lambda tx: tx.devices.put_token(record))
+    services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))

@@ -1,0 +1,56 @@
+"""A `.tgz` that grows entry by entry, and goes on where it stood after a restart.
+
+Each entry is a gzip member of its own; readers take members that follow each other as one stream. So what is on the
+disk up to a checkpoint is a valid beginning, and everything behind it can be cut off.
+"""
+
+import hashlib
+import os
+import tarfile
+import zlib
+from pathlib import Path
+
+_LEVEL = 4  # messages shrink to a tenth at any level; this one keeps pace with the reading
+_GZIP = 31  # zlib's name for the gzip format with its largest window
+_BLOCK = 512
+_READ_BYTES = 1024 * 1024
+
+
+class Archive:
+    """The file at `path`, of which `size` bytes are good."""
+
+    def __init__(self, path: Path, *, size: int = 0) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self.size = 0
+        while self.size < size and (chunk := self._file.read(min(_READ_BYTES, size - self.size))):
+            self._md5.update(chunk)
+            self.size += len(chunk)
+        self._file.truncate(self.size)
+
+    @property
+    def md5(self) -> str:
+        return self._md5.hexdigest()
+
+    def add(self, name: str, content: bytes, *, now_ms: int) -> None:
+        """Add an entry; it is on the disk when this returns. Raises OSError."""
+        info = tarfile.TarInfo(name)
+        info.size, info.mtime = len(content), now_ms // 1000
+        head = info.tobuf(tarfile.USTAR_FORMAT)
+        self._append(head + content + bytes(-len(content) % _BLOCK))
+
+    def finish(self) -> None:
+        """Add the end of the archive."""
+        self._append(bytes(2 * _BLOCK))
+
+    def _append(self, content: bytes) -> None:
+        member = zlib.compress(content, _LEVEL, _GZIP)
+        self._file.write(member)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._md5.update(member)
+        self.size += len(member)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,120 @@
+"""What an export is asked for, checked, and worked out into whose messages go under which name."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from broker.accounts.permissions import Permission, Permissions
+from broker.accounts.tokens import Caller
+from broker.accounts.users import Users
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.registry import Device, Devices
+from broker.errors import Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.messages.intervals import DAY_MS, MINUTE_MS
+from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
+from storage.records import UserRecord
+
+#: A caller works out "30 days ago" before we do.
+_PAST_GRACE_MS = MINUTE_MS
+
+
+class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As it was asked for. Lists are comma-separated texts; None is what was not given."""
+
+    start_ms: int
+    end_ms: int
+    uids: str | None = None
+    sdids: str | None = None
+    sdtids: str | None = None
+    trial_id: str | None = None
+    order: Literal["asc", "desc"] = "asc"
+    format: Literal["json", "csv1"] = "json"
+    csv_headers: bool = True
+    url: str | None = None
+
+    def check(self, now_ms: int) -> None:
+        """Raises ValidationFailed with everything that is wrong."""
+        findings = [*self._misses(), *self._is_too_much(now_ms)]
+        if findings:
+            raise ValidationFailed(tuple(findings))
+
+    def _misses(self) -> Iterable[Finding]:
+        uids, sdids, sdtids = (bool(items(text)) for text in (self.uids, self.sdids, self.sdtids))
+        # By types only together with users; and by nothing at all is no export.
+        if not uids and (sdtids or not (sdids or self.trial_id)):
+            yield Finding("uids", ("Required parameter",))
+
+    def _is_too_much(self, now_ms: int) -> Iterable[Finding]:
+        for name, text in (("uids", self.uids), ("sdids", self.sdids), ("sdtids", self.sdtids)):
+            if len(items(text)) > EXPORT_IDS_MAX:
+                yield Finding(name, (f"Maximum length {EXPORT_IDS_MAX}",))
+        if self.start_ms > self.end_ms or self.start_ms < now_ms - EXPORT_PAST_DAYS * DAY_MS - _PAST_GRACE_MS:
+            yield Finding("startDate", ("Invalid value",))
+        elif self.end_ms - self.start_ms > EXPORT_RANGE_DAYS * DAY_MS:
+            yield Finding("endDate", ("Invalid value",))
+        if self.url is not None and len(self.url) > EXPORT_URL_CHARACTERS:
+            yield Finding("url", (f"Maximum length {EXPORT_URL_CHARACTERS}",))
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """`groups` are ids that archive entries are named by, each with the keys of its devices."""
+
+    groups: list[tuple[str, list[int]]]
+    recipients: list[int]  # the keys of the users who get the mail
+
+
+def items(text: str | None) -> list[str]:
+    return list(dict.fromkeys(item.strip() for item in (text or "").split(",") if item.strip()))
+
+
+class Planner:
+    """Finds the devices of a request; the caller's rights are checked here."""
+
+    def __init__(self, users: Users, devices: Devices, device_types: DeviceTypes, permissions: Permissions) -> None:
+        self._users = users
+        self._devices = devices
+        self._types = device_types
+        self._permissions = permissions
+
+    async def plan(self, caller: Caller, request: ExportRequest) -> Plan:
+        """Raises NotFound of what a list names, PermissionDenied."""
+        if request.trial_id is not None:
+            raise NotFound  # this version has no Trials, so no trial has this id
+        users = [await self._user(caller, uid) for uid in items(request.uids)]
+        types = {(await self._types.find(sdtid)).key for sdtid in items(request.sdtids)}
+        listed = [await self._readable(caller, sdid) for sdid in items(request.sdids)]
+        if listed:
+            owners = {user.key for user in users}
+            chosen = [one for one in listed if (not owners or one.owner in owners) and _is_of(one, types)]
+            groups = [(one.id, [one.key]) for one in chosen] or [(listed[0].id, [])]
+        else:
+            groups = [(user.id, await self._owned(caller, user, types)) for user in users]
+        recipients = [caller.user] if caller.user is not None else [user.key for user in users]
+        return Plan(groups, recipients or list(dict.fromkeys(one.owner for one in listed)))
+
+    async def _user(self, caller: Caller, uid: str) -> UserRecord:
+        user = await self._users.find(uid, caller)
+        await self._permissions.require_user(caller, user.key)
+        return user
+
+    async def _readable(self, caller: Caller, sdid: str) -> Device:
+        device = await self._devices.find(sdid)
+        await self._permissions.require(caller, device, Permission.READ)
+        return device
+
+    async def _owned(self, caller: Caller, user: UserRecord, types: set[int]) -> list[int]:
+        reach = await self._permissions.reach(caller, owner=user.key)
+        owned: Sequence[Device] = await self._devices.owned_by(user.key)
+        return [one.key for one in owned if _is_of(one, types) and reach.allows(one, Permission.READ)]
+
+
+def _is_of(device: Device, types: set[int]) -> bool:
+    return not types or device.type_key in types
+
+
+def check_caller(caller: Caller, user: int | None, application: int | None) -> None:
+    """Whoever asked for an export sees it: the user, or the application itself. Raises PermissionDenied."""
+    owns = caller.user == user if user is not None else caller.user is None and caller.application == application
+    if not owns:
+        raise PermissionDenied("access to this export")

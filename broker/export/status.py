@@ -1,0 +1,31 @@
+"""The states of an export, and which follows which (compatibility.md section 10)."""
+
+from enum import StrEnum
+
+
+class ExportStatus(StrEnum):
+    RECEIVED = "Received"
+    IN_PROGRESS = "InProgress"
+    SUCCESS = "Success"
+    FAILURE = "Failure"
+    SERVED = "Served"
+    EXPIRED = "Expired"
+
+
+_NEXT = {
+    ExportStatus.RECEIVED: {ExportStatus.IN_PROGRESS},
+    ExportStatus.IN_PROGRESS: {ExportStatus.SUCCESS, ExportStatus.FAILURE},
+    ExportStatus.SUCCESS: {ExportStatus.SERVED, ExportStatus.EXPIRED},
+    ExportStatus.SERVED: {ExportStatus.EXPIRED},
+    ExportStatus.FAILURE: set(),
+    ExportStatus.EXPIRED: set(),
+}
+
+#: There is a file to download.
+WITH_RESULT = (ExportStatus.SUCCESS, ExportStatus.SERVED)
+#: The worker is, or will be, at it. What is under way comes first: after a restart it goes on.
+TO_DO = (ExportStatus.IN_PROGRESS, ExportStatus.RECEIVED)
+
+
+def may_follow(status: str, after: str) -> bool:
+    return ExportStatus(status) in _NEXT[ExportStatus(after)]

@@ -1,0 +1,219 @@
+"""How long messages are kept: globally, and per device type where it has a number of days of its own.
+
+Messages, Actions and messages that failed are deleted by ranges of positions, a small step at a time, so that everyone
+else's writes come in between. Device types with the same number of days are swept together along the log, from a
+cursor to where their days end; when the classes change, the new ones start at the beginning again. What a consumer of
+the log has not folded yet stays. Rollups are kept longer, finer ones shorter than coarser ones.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.errors import ValidationFailed
+from broker.messages.intervals import DAY_MS, Interval
+from storage.database import Database, Transaction
+from storage.retention import LogTable
+from storage.sql import StoreError
+
+SWEEP_SECONDS = 600.0
+FAILED_DAYS = 7
+#: At least; and never shorter than twice the messages. Ten years is the longest range of a presence search.
+ROLLUP_DAYS = {Interval.MINUTE: 400, Interval.HOUR: 3_700, Interval.DAY: 3_700}
+_LONGEST_DAYS = 36_500
+_STEP_POSITIONS = 1_000
+_PAUSE_SECONDS = 0.01
+_DEVICES_AT_ONCE = 100
+_ROW_BYTES = 58  # what a message takes beside its data: columns and its places in two indexes
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStatistics:
+    """Deleted rows count since the start; sizes are of the last sweep, and those of messages and rollups estimates."""
+
+    days: int  # 0 keeps everything
+    types_with_own_days: int = 0
+    deleted_messages: int = 0
+    deleted_actions: int = 0
+    deleted_failed_messages: int = 0
+    deleted_rollups: int = 0
+    store_bytes: int = 0
+    free_bytes: int = 0
+    message_bytes: int = 0
+    rollup_bytes: int = 0  # and whatever else is in the store
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """Device types that are kept equally long: these, or all but these."""
+
+    days: int
+    types: tuple[int, ...]
+    others: bool
+
+    def cursor(self, table: LogTable) -> str:
+        return f"{table}/{self.days}/{'not ' if self.others else ''}{','.join(map(str, self.types))}"
+
+
+_LOG: tuple[LogTable, ...] = ("message", "action")
+
+
+class Retention:
+    def __init__(self, database: Database, clock: Clock, *, days: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._days = days
+        self._statistics = RetentionStatistics(days)
+
+    async def set_for_type(self, device_type: int, days: int | None) -> None:
+        """Keep the messages of a device type for so many days; 0 is for ever, None as long as everyone else's.
+
+        Raises ValidationFailed naming `retentionDays`.
+        """
+        if days is not None and not 0 <= days <= _LONGEST_DAYS:
+            text = "Minimum value 0" if days < 0 else f"Maximum value {_LONGEST_DAYS}"
+            raise ValidationFailed.of("retentionDays", text)
+        await self._database.write(lambda tx: tx.retention.set_days(device_type, days))
+
+    async def of_type(self, device_type: int) -> int:
+        """For how many days its messages are kept; 0 is for ever."""
+        own = await self._database.read(lambda tx: tx.retention.days_of_types())
+        return own.get(device_type, self._days)
+
+    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            try:
+                await self.sweep()
+            except StoreError as error:  # it goes on where it stood
+                _log.warning("retention_not_swept", reason=str(error))
+            await trio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> None:
+        """Delete everything whose time is over."""
+        before = self._statistics
+        own = await self._database.read(lambda tx: tx.retention.days_of_types())
+        classes = self._classes(own)
+        cursors = {one.cursor(table) for one in classes for table in _LOG}
+        await self._database.write(lambda tx: tx.retention.forget_cursors({*cursors, "failed_message"}))
+        for one in classes:
+            messages = await self._sweep_log("message", one.cursor("message"), one.days, one.types, others=one.others)
+            actions = await self._sweep_log("action", one.cursor("action"), one.days, one.types, others=one.others)
+            self._count(deleted_messages=messages, deleted_actions=actions)
+        failed = await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
+        self._count(deleted_failed_messages=failed, deleted_rollups=await self._sweep_rollups(own) if classes else 0)
+        self._statistics = await self._database.read(
+            partial(_measured, replace(self._statistics, types_with_own_days=len(own)))
+        )
+        if any(self._counts(self._statistics)) and self._counts(self._statistics) != self._counts(before):
+            _log.info("retention_swept", **{name: getattr(self._statistics, name) for name in _COUNTED})
+
+    def _classes(self, own: dict[int, int]) -> list[_Class]:
+        by_days: dict[int, list[int]] = {}
+        for device_type, days in sorted(own.items()):
+            by_days.setdefault(days, []).append(device_type)
+        classes = [_Class(days, tuple(types), others=False) for days, types in by_days.items()]
+        return [one for one in (*classes, _Class(self._days, tuple(sorted(own)), others=True)) if one.days]
+
+    async def _sweep_log(
+        self, table: LogTable, cursor: str, days: int, types: Collection[int] | None, *, others: bool = False
+    ) -> int:
+        before_ms = self._clock.now_ms() - days * DAY_MS
+        upto = await self._database.read(partial(_deletable, table, before_ms))
+        deleted = 0
+        while True:
+            step = partial(_delete_step, table, cursor, upto, types, others)
+            number, is_done = await self._database.write(step)
+            deleted += number
+            if is_done:
+                return deleted
+            await trio.sleep(_PAUSE_SECONDS)  # others' writes come first
+
+    async def _sweep_rollups(self, own: dict[int, int]) -> int:
+        deleted, key = 0, 0
+        while devices := await self._database.read(partial(_devices, key)):
+            for device, device_type in devices:
+                if days := own.get(device_type, self._days):
+                    deleted += await self._sweep_rollups_of(device, days)
+            key = devices[-1][0]
+        return deleted
+
+    async def _sweep_rollups_of(self, device: int, days: int) -> int:
+        deleted = 0
+        for level, least in ROLLUP_DAYS.items():
+            before_ms = self._clock.now_ms() - max(least, 2 * days) * DAY_MS
+            while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
+                # A day of minutes of each field, or more where there are fewer.
+                upto = min(before_ms, min(bucket for _, bucket in old) + DAY_MS)
+                fields = [field for field, bucket in old if bucket < upto]
+                deleted += await self._database.write(partial(_delete_rollups, device, fields, level, upto))
+                await trio.sleep(_PAUSE_SECONDS)
+        return deleted
+
+    def _count(self, **more: int) -> None:
+        counts = {name: getattr(self._statistics, name) + number for name, number in more.items()}
+        self._statistics = replace(self._statistics, **counts)
+
+    def _counts(self, statistics: RetentionStatistics) -> list[int]:
+        return [getattr(statistics, name) for name in _COUNTED]
+
+    def statistics(self) -> RetentionStatistics:
+        return self._statistics
+
+
+_COUNTED = ("deleted_messages", "deleted_actions", "deleted_failed_messages", "deleted_rollups")
+
+
+def _deletable(table: LogTable, before_ms: int, tx: Transaction) -> int:
+    upto = tx.retention.boundary(table, before_ms)
+    consumed = tx.retention.lowest_consumer() if table == "message" else upto
+    return min(upto, consumed or 0)
+
+
+def _delete_step(
+    table: LogTable,
+    cursor: str,
+    upto: int,
+    types: Collection[int] | None,
+    others: bool,
+    tx: Transaction,
+) -> tuple[int, bool]:
+    """How many rows were deleted, and whether that was the last step."""
+    behind = tx.retention.cursor(cursor)
+    first = tx.retention.first_behind(table, behind)
+    if first is None or first > upto:
+        return 0, True
+    end = min(upto, first - 1 + _STEP_POSITIONS)
+    deleted = tx.retention.delete(table, behind=behind, upto=end, types=types, others=others)
+    tx.retention.set_cursor(cursor, end)
+    return deleted, end == upto
+
+
+def _devices(key: int, tx: Transaction) -> list[tuple[int, int]]:
+    return tx.retention.devices_behind(key, _DEVICES_AT_ONCE)
+
+
+def _old_rollups(device: int, level: str, before_ms: int, tx: Transaction) -> list[tuple[int, int]]:
+    return tx.retention.old_rollups(device, level, before_ms)
+
+
+def _delete_rollups(device: int, fields: list[int], level: str, before_ms: int, tx: Transaction) -> int:
+    return tx.retention.delete_rollups(device, fields, level, before_ms)
+
+
+def _measured(statistics: RetentionStatistics, tx: Transaction) -> RetentionStatistics:
+    size, free = tx.retention.size_bytes()
+    first, last, mean = tx.retention.extent()
+    messages = min(size - free, int((last - first + 1 if last else 0) * (mean + _ROW_BYTES)))
+    return replace(
+        statistics,
+        store_bytes=size,
+        free_bytes=free,
+        message_bytes=messages,
+        rollup_bytes=size - free - messages,
+    )

@@ -1,0 +1,110 @@
+"""`trunkline history`: a device's messages of the last hours, and a numeric field as a sparkline."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import httpx
+
+from protocols.cli.failures import CommandError
+
+_UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")
+#: The finest interval whose range limit holds the time that is shown.
+_INTERVALS = (("minute", 3_600_000), ("hour", 86_400_000), ("day", 31 * 86_400_000), ("month", 366 * 86_400_000))
+_WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_BARS = "▁▂▃▄▅▆▇█"
+_SECONDS = 30.0
+
+
+@click.command()
+@click.argument("device")
+@click.option("--field", metavar="PATH", help="Show this numeric field as a sparkline of its means.")
+@click.option("--since", default="24h", show_default=True, metavar="N[m|h|d]", help="How far to look back.")
+@click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True, help="Messages to print.")
+@click.option("--url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
+def history(device: str, field: str | None, since: str, count: int, url: str) -> None:
+    """Print the latest messages of a device, one line of JSON each, oldest first.
+
+    A token that may read the device is read from the environment variable TRUNKLINE_TOKEN.
+    """
+    token = os.environ.get("TRUNKLINE_TOKEN")
+    if not token:
+        raise CommandError("TRUNKLINE_TOKEN must hold a token", 2)
+    match = _SINCE.fullmatch(since)
+    if match is None or int(match[1]) * _UNITS_MS[match[2]] > _INTERVALS[-1][1]:
+        raise CommandError(f"--since: expected minutes, hours or days, at most 366d, got {since!r}", 2)
+    end_ms = int(time.time() * 1000)
+    start_ms = end_ms - int(match[1]) * _UNITS_MS[match[2]]
+    headers = {"Authorization": f"bearer {token}"}
+    try:
+        with httpx.Client(base_url=f"{url.rstrip('/')}/v1.1", headers=headers, timeout=_SECONDS) as client:
+            if field is not None:
+                _print_sparkline(client, device, field, start_ms, end_ms)
+            times = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
+            found = _get(client, "/messages", {"sdid": device, **times})
+            for message in reversed(found["data"]):
+                click.echo(f"{_time(message['ts'])}  {_compact(message['data'])}")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"{url}: {error or type(error).__name__}") from error
+
+
+def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> Any:
+    answer = client.get(path, params=params)
+    if answer.is_success:
+        return answer.json()
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        raise CommandError(f"{answer.url.host}: answered {answer.status_code}, and not as a Trunkline does") from None
+    findings = "; ".join(
+        f"{finding['field']}: {', '.join(finding['messages'])}"
+        for group in error.get("errors", ())
+        for finding in group
+    )
+    raise CommandError(f"refused with {answer.status_code} {error['message']}{f' ({findings})' if findings else ''}")
+
+
+def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: int, end_ms: int) -> None:
+    interval = next(name for name, longest in _INTERVALS if end_ms - start_ms <= longest)
+    params = {"sdid": device, "field": field, "interval": interval, "startDate": start_ms, "endDate": end_ms}
+    answer = _get(client, "/messages/analytics/histogram", params)
+    buckets = {bucket["ts"]: bucket for bucket in answer["data"]}
+    click.echo(f"{field}, means by {interval}: {sparkline(_means(answer, buckets)) or 'nothing'}")
+    if buckets:
+        lowest = min(bucket["min"] for bucket in buckets.values())
+        highest = max(bucket["max"] for bucket in buckets.values())
+        count = sum(bucket["count"] for bucket in buckets.values())
+        click.echo(f"{_time(answer['startDate'])} to {_time(answer['endDate'])}, {count} values, {lowest} to {highest}")
+
+
+def _means(answer: Mapping[str, Any], buckets: Mapping[int, Mapping[str, float]]) -> list[float | None]:
+    """One for each interval of the answer; None where nothing was sent."""
+    width = _WIDTHS_MS.get(answer["interval"])
+    if width is None:  # months differ in length, and empty ones are left out
+        return [bucket["mean"] for bucket in buckets.values()]
+    starts = range(answer["startDate"], answer["endDate"], width)
+    return [buckets[start]["mean"] if start in buckets else None for start in starts]
+
+
+def sparkline(values: list[float | None]) -> str:
+    """A bar for each value, from the lowest to the highest of them; a blank for none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    lowest, highest = min(known), max(known)
+    step = (highest - lowest) / (len(_BARS) - 1) or 1.0
+    return "".join(" " if value is None else _BARS[round((value - lowest) / step)] for value in values)
+
+
+def _time(ts: int) -> str:
+    return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _compact(data: object) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)

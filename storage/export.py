@@ -1,0 +1,55 @@
+"""Exports: what was asked for, how far it has got, and what came of it. The caller holds the transaction."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from storage.records import ExportRecord
+from storage.sql import Connection
+
+_NAMES = ExportRecord.__slots__
+
+
+class ExportStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    def put(self, export: ExportRecord) -> None:
+        """Add it, or replace the one with its id."""
+        self._db.put_many("export", _NAMES, ("id",), [tuple(getattr(export, name) for name in _NAMES)])
+
+    def by_id(self, id_: str) -> ExportRecord | None:
+        row = self._db.execute("SELECT * FROM export WHERE id = :id", {"id": id_}).one()
+        return _record(row) if row else None
+
+    def next_with(self, status: str) -> ExportRecord | None:
+        """The oldest one in this status."""
+        row = self._db.execute(
+            "SELECT * FROM export WHERE status = :status ORDER BY key LIMIT 1", {"status": status}
+        ).one()
+        return _record(row) if row else None
+
+    def that_expired(self, status: str, now_ms: int) -> list[ExportRecord]:
+        rows = self._db.execute(
+            "SELECT * FROM export WHERE status = :status AND expires_on <= :now ORDER BY key",
+            {"status": status, "now": now_ms},
+        )
+        return [_record(row) for row in rows]
+
+    def page(
+        self, *, user: int | None, application: int | None, trial: str | None, offset: int, limit: int
+    ) -> tuple[list[ExportRecord], int]:
+        """Those of a user, or of an application without one, newest first; and how many there are in all."""
+        owner = "user = :user" if user is not None else "user IS NULL AND application = :application"
+        condition = owner + (" AND trial = :trial" if trial is not None else "")
+        parameters = {"user": user, "application": application, "trial": trial, "offset": offset, "limit": limit}
+        rows = self._db.execute(
+            f"SELECT * FROM export WHERE {condition} ORDER BY key DESC LIMIT :limit OFFSET :offset",  # noqa: S608 - ours
+            parameters,
+        )
+        found = [_record(row) for row in rows]
+        counted = self._db.execute(f"SELECT count(*) AS count FROM export WHERE {condition}", parameters).one()  # noqa: S608
+        return found, int(counted["count"]) if counted else 0
+
+
+def _record(row: Mapping[str, Any]) -> ExportRecord:
+    return ExportRecord(**{name: row[name] for name in _NAMES})

@@ -1,0 +1,148 @@
+"""What may be deleted and how far that has got. The caller holds the transaction."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+from storage.sql import Connection
+
+LogTable = Literal["message", "action", "failed_message"]
+
+
+class RetentionStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    # How long each device type is kept
+
+    def days_of_types(self) -> dict[int, int]:
+        """Those of the types that have a retention of their own; 0 is for ever."""
+        rows = self._db.execute("SELECT key, retention_days FROM device_type WHERE retention_days IS NOT NULL")
+        return {row["key"]: row["retention_days"] for row in rows}
+
+    def set_days(self, device_type: int, days: int | None) -> None:
+        self._db.execute(
+            "UPDATE device_type SET retention_days = :days WHERE key = :key", {"key": device_type, "days": days}
+        )
+
+    # The log
+
+    def boundary(self, table: LogTable, before_ms: int) -> int:
+        """The highest position of a row that was received before `before_ms`; 0 when there is none.
+
+        Positions and times of receipt grow together, so it is found by halving, without an index over the times.
+        """
+        low, high = 0, self._last(table)  # everything up to `low` is older, everything behind `high` is not
+        while low < high:
+            middle = (low + high + 1) // 2
+            row = self._db.execute(
+                f"SELECT cts FROM {table} WHERE position >= :position ORDER BY position LIMIT 1",  # noqa: S608 - ours
+                {"position": middle},
+            ).one()
+            if row is not None and row["cts"] < before_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _last(self, table: LogTable) -> int:
+        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - ours
+        return int(row["position"] or 0) if row else 0
+
+    def first_behind(self, table: LogTable, position: int) -> int | None:
+        row = self._db.execute(
+            f"SELECT min(position) AS position FROM {table} WHERE position > :position",  # noqa: S608 - ours
+            {"position": position},
+        ).one()
+        return row["position"] if row else None
+
+    def delete(
+        self, table: LogTable, *, behind: int, upto: int, types: Collection[int] | None, others: bool = False
+    ) -> int:
+        """Delete a range of positions, of devices of these types, or of all `others`. Without types: of everyone."""
+        condition, parameters = "", {"behind": behind, "upto": upto}
+        if types is not None:
+            names = {f"type_{index}": key for index, key in enumerate(types)}
+            listed = ", ".join(f":{name}" for name in names) or "NULL"
+            chosen = f"SELECT key FROM device WHERE device_type IN ({listed})"  # noqa: S608 - only our names
+            condition = f" AND device {'NOT IN' if others else 'IN'} ({chosen})"
+            parameters |= names
+        rows = self._db.execute(
+            f"DELETE FROM {table} WHERE position > :behind AND position <= :upto{condition}"  # noqa: S608 - ours
+            " RETURNING position",
+            parameters,
+        )
+        return sum(1 for _ in rows)
+
+    def lowest_consumer(self) -> int | None:
+        """Nobody needs the log up to here any more; None when nobody follows it."""
+        row = self._db.execute("SELECT min(position) AS position FROM consumer").one()
+        return row["position"] if row else None
+
+    # How far deleting has got
+
+    def cursor(self, name: str) -> int:
+        row = self._db.execute("SELECT position FROM retention WHERE name = :name", {"name": name}).one()
+        return int(row["position"]) if row else 0
+
+    def set_cursor(self, name: str, position: int) -> None:
+        self._db.execute(
+            "INSERT INTO retention (name, position) VALUES (:name, :position)"
+            " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
+            {"name": name, "position": position},
+        )
+
+    def forget_cursors(self, kept: Collection[str]) -> None:
+        """Forget all but these."""
+        for row in list(self._db.execute("SELECT name FROM retention")):
+            if row["name"] not in kept:
+                self._db.execute("DELETE FROM retention WHERE name = :name", {"name": row["name"]})
+
+    # Rollups
+
+    def devices_behind(self, key: int, limit: int) -> list[tuple[int, int]]:
+        """Devices in the order of their keys, each with its type."""
+        rows = self._db.execute(
+            "SELECT key, device_type FROM device WHERE key > :key ORDER BY key LIMIT :limit",
+            {"key": key, "limit": limit},
+        )
+        return [(row["key"], row["device_type"]) for row in rows]
+
+    def old_rollups(self, device: int, level: str, before_ms: int) -> list[tuple[int, int]]:
+        """The fields with buckets of before `before_ms`, each with its first bucket."""
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT f.key AS field, (SELECT min(r.bucket) FROM rollup AS r WHERE r.device = :device"
+            " AND r.field = f.key AND r.level = :level) AS bucket FROM field AS f) AS firsts WHERE bucket < :before",
+            {"device": device, "level": level, "before": before_ms},
+        )
+        return [(row["field"], row["bucket"]) for row in rows]
+
+    def delete_rollups(self, device: int, fields: Iterable[int], level: str, before_ms: int) -> int:
+        deleted = 0
+        for field in fields:
+            rows = self._db.execute(
+                "DELETE FROM rollup WHERE device = :device AND field = :field AND level = :level AND bucket < :before"
+                " RETURNING bucket",
+                {"device": device, "field": field, "level": level, "before": before_ms},
+            )
+            deleted += sum(1 for _ in rows)
+        return deleted
+
+    # How much there is
+
+    def extent(self) -> tuple[int, int, float]:
+        """The first and the last position of the log, and how many bytes a message has, judged by the last ones."""
+        row = self._db.execute("SELECT min(position) AS first FROM message").one()
+        first = int(row["first"] or 0) if row else 0
+        lengths = self._db.execute(
+            "SELECT avg(length) AS mean FROM (SELECT length(data) AS length FROM message ORDER BY position DESC"
+            " LIMIT 200) AS latest"
+        ).one()
+        return first, self._last("message"), _mean(lengths)
+
+    def size_bytes(self) -> tuple[int, int]:
+        """The size of the store, and how much of it is free to be written again."""
+        return self._db.size_bytes()
+
+
+def _mean(row: Mapping[str, Any] | None) -> float:
+    return float(row["mean"] or 0) if row else 0.0

@@ -1,0 +1,403 @@
+"""Exports from their creation to their expiry (compatibility.md section 10)."""
+
+import csv
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device
+from broker.errors import Conflict, Gone, NotFound, PermissionDenied, ValidationFailed
+from broker.export.exports import Export
+from broker.export.requests import ExportRequest
+from broker.export.status import ExportStatus, may_follow
+from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
+from broker.services import Services
+from protocols.rendering import message_entry
+from tests.conftest import OpenServices
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    HALL,
+    KITCHEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+    build_world,
+)
+from tests.fakes import FakeClock
+
+START = NOW_MS - DAY_MS
+Entries = dict[str, bytes]
+
+
+@pytest.fixture
+async def ada(services: Services, world: World) -> Caller:
+    return await services.tokens.caller(ADA_TOKEN)
+
+
+@pytest.fixture
+async def kitchen(services: Services, world: World) -> Device:
+    return await services.devices.get(world.kitchen)
+
+
+@pytest.fixture
+async def hall(services: Services, world: World) -> Device:
+    return await services.devices.get(world.hall)
+
+
+def asking(
+    *,
+    uids: str | None = None,
+    sdids: str | None = None,
+    sdtids: str | None = None,
+    start_ms: int = START,
+    end_ms: int = NOW_MS,
+    **more: object,
+) -> ExportRequest:
+    given = {"uids": uids, "sdids": sdids, "sdtids": sdtids, "start_ms": start_ms, "end_ms": end_ms} | more
+    return msgspec.convert({name: value for name, value in given.items() if value is not None}, ExportRequest)
+
+
+async def send(services: Services, *messages: tuple[Device, int, Mapping[str, object]]) -> None:
+    for device, ts, data in messages:
+        services.ingest.submit(device, msgspec.json.encode(data), ts)
+    await services.ingest.wait_committed()
+
+
+async def finished(services: Services, caller: Caller, export_id: str) -> Export:
+    """When the worker is done with it. The caller's test runs on the mock clock."""
+    while True:
+        export = await services.exports.find(caller, export_id)
+        if export.status not in {ExportStatus.RECEIVED, ExportStatus.IN_PROGRESS}:
+            return export
+        await trio.lowlevel.checkpoint()
+
+
+async def exported(services: Services, caller: Caller, request: ExportRequest) -> Entries:
+    export_id = await services.exports.create(caller, request)
+    export = await finished(services, caller, export_id)
+    assert export.status is ExportStatus.SUCCESS
+    _, path = await services.exports.result(caller, export_id)
+    content = path.read_bytes()
+    assert export.record.file_size == len(content)
+    assert export.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    assert export.record.expires_on == services.clock.now_ms() + DAY_MS
+    return entries(content)
+
+
+def entries(content: bytes) -> Entries:
+    found: Entries = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            assert file is not None
+            assert member.name not in found
+            found[member.name] = file.read()
+    return found
+
+
+def stamps(found: Entries) -> dict[str, list[int]]:
+    """Entry name to the ts of its messages."""
+    loaded = {name: msgspec.json.decode(content) for name, content in found.items()}
+    assert all(one["size"] == len(one["data"]) for one in loaded.values())
+    return {name: [message["ts"] for message in one["data"]] for name, one in loaded.items()}
+
+
+# What is exported
+
+
+async def test_an_entry_holds_what_a_search_answers(services: Services, ada: Caller, kitchen: Device) -> None:
+    await send(
+        services, (kitchen, NOW_MS - 2, {"text": 'a "quoted", ü\n'}), (kitchen, NOW_MS - 1, {"temperature": 1.5})
+    )
+    found = await exported(services, ada, asking(sdids=KITCHEN))
+    page = await services.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
+    expected = b",".join(map(message_entry, page.messages))
+    assert found == {f"{KITCHEN}-{NOW_MS - 2}.json": b'{"size":2,"data":[' + expected + b"]}"}
+
+
+async def test_csv(services: Services, ada: Caller, kitchen: Device) -> None:
+    await send(services, (kitchen, NOW_MS - 2, {"text": 'a "quoted", ü\n'}), (kitchen, NOW_MS - 1, {"state": True}))
+    found = await exported(services, ada, asking(sdids=KITCHEN, format="csv1"))
+    ((name, content),) = found.items()
+    assert name == f"{KITCHEN}-{NOW_MS - 2}.csv"
+    assert b"\r" not in content
+    lines = list(csv.reader(io.StringIO(content.decode(), newline="")))
+    assert lines[0] == ["mid", "sdid", "sdtid", "uid", "ts", "cts", "mv", "data"]
+    page = await services.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
+    assert lines[1:] == [
+        [one.mid, one.sdid, one.sdtid, one.uid, str(one.ts), str(one.cts), str(one.mv), one.data]
+        for one in page.messages
+    ]
+    bare = await exported(services, ada, asking(sdids=KITCHEN, format="csv1", csv_headers=False))
+    assert bare[name] == content.partition(b"\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ({"uids": ADA}, {ADA: [3, 2, 1]}),
+        ({"uids": ADA, "sdtids": LIGHT_TYPE}, {ADA: [3, 2, 1]}),
+        ({"uids": ADA, "sdtids": "example.smart_light"}, {ADA: [3, 2, 1]}),
+        ({"sdids": KITCHEN}, {KITCHEN: [3, 1]}),
+        ({"sdids": f" {KITCHEN} ,,{HALL}"}, {KITCHEN: [3, 1], HALL: [2]}),
+        ({"uids": ADA, "sdids": HALL, "sdtids": LIGHT_TYPE}, {HALL: [2]}),
+        ({"uids": ADA, "sdids": HALL}, {HALL: [2]}),
+    ],
+)
+async def test_combinations(
+    services: Services,
+    ada: Caller,
+    kitchen: Device,
+    hall: Device,
+    lists: dict[str, Any],
+    expected: dict[str, Sequence[int]],
+) -> None:
+    await send(services, (kitchen, NOW_MS - 1, {"state": True}), (hall, NOW_MS - 2, {"state": True}))
+    await send(services, (kitchen, NOW_MS - 3, {"state": True}))
+    found = stamps(await exported(services, ada, asking(**lists)))
+    assert found == {f"{id_}-{NOW_MS - ages[0]}.json": [NOW_MS - age for age in ages] for id_, ages in expected.items()}
+
+
+async def test_both_dates_are_inclusive_and_the_order_may_be_reversed(
+    services: Services, ada: Caller, kitchen: Device, hall: Device
+) -> None:
+    await send(
+        services, *((device, ts, {"state": True}) for ts in range(START - 2, START + 4) for device in (hall, kitchen))
+    )
+    found = stamps(await exported(services, ada, asking(uids=ADA, end_ms=START + 2, order="desc")))
+    assert found == {f"{ADA}-{START + 2}.json": [START + 2, START + 2, START + 1, START + 1, START, START]}
+
+
+@pytest.mark.parametrize(("format_", "content"), [("json", b'{"size":0,"data":[]}'), ("csv1", b"")])
+async def test_an_empty_result_is_one_empty_entry(
+    services: Services, ada: Caller, format_: str, content: bytes
+) -> None:
+    found = await exported(services, ada, asking(sdids=f"{HALL},{KITCHEN}", format=format_, csv_headers=False))
+    assert found == {f"{HALL}-0.{'json' if format_ == 'json' else 'csv'}": content}
+
+
+async def test_a_new_entry_starts_after_10000_messages(services: Services, ada: Caller, kitchen: Device) -> None:
+    for number in range(20_002):
+        services.ingest.submit(kitchen, b'{"state":true}', START + number // 15_000)
+    await services.ingest.wait_committed()
+    found = stamps(await exported(services, ada, asking(sdids=KITCHEN)))
+    # The first ten thousand messages, and some more, are of one moment: no entry hides another.
+    assert {name: len(one) for name, one in found.items()} == {
+        f"{KITCHEN}-{START}.json": 10_000,
+        f"{KITCHEN}-{START}-1.json": 10_000,
+        f"{KITCHEN}-{START + 1}.json": 2,
+    }
+
+
+async def test_actions_and_what_came_later_are_not_exported(services: Services, ada: Caller, kitchen: Device) -> None:
+    await send(services, (kitchen, START, {"state": True}))
+    services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')
+    export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
+    await send(services, (kitchen, START + 1, {"state": True}))
+    export = await finished(services, ada, export_id)
+    assert export.record.total_messages == 1
+
+
+async def test_an_application_exports_what_it_was_granted(services: Services, ada: Caller, kitchen: Device) -> None:
+    application = await services.tokens.caller(APPLICATION_TOKEN)
+    await send(services, (kitchen, START, {"state": True}))
+    assert list(await exported(services, application, asking(uids=ADA))) == [f"{ADA}-{START}.json"]
+    assert await services.exports.history(ada, trial=None, offset=0, count=9) == ([], 0)
+    assert (await services.exports.history(application, trial=None, offset=0, count=9))[1] == 1
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("request_", "finding"),
+    [
+        (asking(), ("uids", "Required parameter")),
+        (asking(uids=" , "), ("uids", "Required parameter")),
+        (asking(sdtids=LIGHT_TYPE), ("uids", "Required parameter")),
+        (asking(sdids=KITCHEN, sdtids=LIGHT_TYPE), ("uids", "Required parameter")),
+        (asking(uids=",".join(f"{n:032x}" for n in range(31))), ("uids", "Maximum length 30")),
+        (asking(sdids=",".join(f"{n:032x}" for n in range(31))), ("sdids", "Maximum length 30")),
+        (asking(uids=ADA, sdtids=",".join(f"{n:032x}" for n in range(31))), ("sdtids", "Maximum length 30")),
+        (asking(uids=ADA, start_ms=2, end_ms=1), ("startDate", "Invalid value")),
+        (asking(uids=ADA, start_ms=NOW_MS - 30 * DAY_MS - 2 * MINUTE_MS), ("startDate", "Invalid value")),
+        (asking(uids=ADA, end_ms=START + 31 * DAY_MS + 1), ("endDate", "Invalid value")),
+        (asking(uids=ADA, url="x" * 2001), ("url", "Maximum length 2000")),
+    ],
+)
+async def test_refused(services: Services, ada: Caller, request_: ExportRequest, finding: tuple[str, str]) -> None:
+    with pytest.raises(ValidationFailed) as error:
+        await services.exports.create(ada, request_)
+    assert [(one.field, *one.messages) for one in error.value.findings] == [finding]
+    assert await services.exports.history(ada, trial=None, offset=0, count=9) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("lists", "refusal"),
+    [
+        ({"uids": BOB}, PermissionDenied),
+        ({"uids": "ff" * 16}, NotFound),
+        ({"sdids": BOBS}, PermissionDenied),
+        ({"sdids": "ff" * 16}, NotFound),
+        ({"uids": ADA, "sdtids": "no.such_type"}, NotFound),
+        ({"trial_id": "ff" * 16}, NotFound),
+    ],
+)
+async def test_rights(services: Services, ada: Caller, lists: dict[str, Any], refusal: type[Exception]) -> None:
+    with pytest.raises(refusal):
+        await services.exports.create(ada, asking(**lists))
+
+
+async def test_nobody_else_sees_an_export(services: Services, ada: Caller) -> None:
+    export_id = await services.exports.create(ada, asking(uids=ADA))
+    for token in (BOB_TOKEN, APPLICATION_TOKEN):
+        with pytest.raises(PermissionDenied):
+            await services.exports.find(await services.tokens.caller(token), export_id)
+    with pytest.raises(NotFound):
+        await services.exports.find(ada, "ff" * 16)
+
+
+# Its states
+
+
+def test_the_table_of_states() -> None:
+    states = list(ExportStatus)
+    assert {(a.value, b.value) for a in states for b in states if may_follow(b, a)} == {
+        ("Received", "InProgress"),
+        ("InProgress", "Success"),
+        ("InProgress", "Failure"),
+        ("Success", "Served"),
+        ("Success", "Expired"),
+        ("Served", "Expired"),
+    }
+
+
+async def test_from_success_to_served_to_expired(
+    services: Services, ada: Caller, fake_clock: FakeClock, settings: object
+) -> None:
+    export_id = await services.exports.create(ada, asking(uids=ADA))
+    with pytest.raises(Conflict, match="Export is not ready"):
+        await services.exports.result(ada, export_id)
+    await finished(services, ada, export_id)
+    _, path = await services.exports.result(ada, export_id)
+    await services.exports.served(export_id)
+    await services.exports.served(export_id)
+    assert (await services.exports.result(ada, export_id))[0].status is ExportStatus.SERVED
+    fake_clock.advance(DAY_MS - 1)
+    await services.exports.expire()
+    assert (await services.exports.result(ada, export_id))[0].status is ExportStatus.SERVED
+    fake_clock.advance(1)
+    for _ in range(2):  # before and after the worker has come to it
+        with pytest.raises(Gone):
+            await services.exports.result(ada, export_id)
+        assert (await services.exports.find(ada, export_id)).status is ExportStatus.EXPIRED
+        await services.exports.expire()
+    assert not path.exists()
+
+
+async def test_a_disk_that_cannot_be_written_is_a_failure_and_does_not_stop_the_next(
+    services: Services, ada: Caller, settings: object, tmp_path: Path
+) -> None:
+    (tmp_path / "exports").write_text("not a folder", encoding="utf-8")
+    export_id = await services.exports.create(ada, asking(uids=ADA))
+    assert (await finished(services, ada, export_id)).status is ExportStatus.FAILURE
+    with pytest.raises(Conflict, match="Export failed"):
+        await services.exports.result(ada, export_id)
+    (tmp_path / "exports").unlink()
+    assert await exported(services, ada, asking(uids=ADA)) == {f"{ADA}-0.json": b'{"size":0,"data":[]}'}
+    assert services.exports.statistics().failed == 1
+
+
+async def test_history_is_newest_first(services: Services, ada: Caller) -> None:
+    ids = [await services.exports.create(ada, asking(uids=ADA)) for _ in range(3)]
+    for export_id in ids:
+        await finished(services, ada, export_id)
+    found, total = await services.exports.history(ada, trial=None, offset=1, count=1)
+    assert ([one.record.id for one in found], total) == ([ids[1]], 3)
+    assert await services.exports.history(ada, trial="ff" * 16, offset=0, count=9) == ([], 0)
+
+
+async def test_a_mail_is_queued_with_success(services: Services, ada: Caller) -> None:
+    for url in ("https://app.example.org/done", None):
+        export_id = await services.exports.create(ada, asking(uids=ADA, url=url))
+        await finished(services, ada, export_id)
+    waiting = await services.database.read(lambda tx: tx.mails.waiting())
+    assert [(mail.kind, mail.recipient) for mail in waiting] == [("export_finished", "ada@example.org")] * 2
+
+
+# Restarts
+
+
+async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_path: Path) -> None:
+    export_id = ""
+    total = 30_005
+    async with open_again() as services:
+        world = await build_world(services.database, services.vault)
+        kitchen = await services.devices.get(world.kitchen)
+        for number in range(total):
+            services.ingest.submit(kitchen, b'{"intensity":%d}' % number, START + number)
+        await services.ingest.wait_committed()
+        ada = await services.tokens.caller(ADA_TOKEN)
+        export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
+        while not 0 < (await services.exports.find(ada, export_id)).record.total_messages < total:
+            await trio.lowlevel.checkpoint()
+    half = (tmp_path / "exports" / f"{export_id}.tgz").stat().st_size
+    with (tmp_path / "exports" / f"{export_id}.tgz").open("ab") as file:
+        file.write(b"what was written behind the last checkpoint")
+    async with open_again() as services:
+        ada = await services.tokens.caller(ADA_TOKEN)
+        resumed = await services.exports.find(ada, export_id)
+        assert resumed.status is ExportStatus.IN_PROGRESS
+        assert 0 < (resumed.progress or 0) < 100
+        done = await finished(services, ada, export_id)
+        assert done.record.total_messages == total
+        content = (tmp_path / "exports" / f"{export_id}.tgz").read_bytes()
+        assert len(content) > half
+        assert done.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        found = stamps(entries(content))
+        assert [ts for one in found.values() for ts in one] == [START + number for number in range(total)]
+        assert list(map(len, found.values())) == [10_000, 10_000, 10_000, 5]
+
+
+async def test_an_export_whose_beginning_is_lost_begins_again(open_again: OpenServices, tmp_path: Path) -> None:
+    async with open_again() as services:
+        world = await build_world(services.database, services.vault)
+        kitchen = await services.devices.get(world.kitchen)
+        await send(services, (kitchen, START, {"state": True}))
+        ada = await services.tokens.caller(ADA_TOKEN)
+        export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
+        done = await finished(services, ada, export_id)
+        behind = replace(done.record, status="InProgress", md5=None, file_size=None, expires_on=None)
+        await services.database.write(lambda tx: tx.exports.put(behind))
+    path = tmp_path / "exports" / f"{export_id}.tgz"
+    path.unlink()
+    async with open_again() as services:
+        ada = await services.tokens.caller(ADA_TOKEN)
+        again = await finished(services, ada, export_id)
+        assert (again.status, again.record.total_messages) == (ExportStatus.SUCCESS, 1)
+        assert stamps(entries(path.read_bytes())) == {f"{KITCHEN}-{START}.json": [START]}
+
+
+async def test_what_expires_while_the_daemon_runs_is_removed(
+    services: Services, ada: Caller, fake_clock: FakeClock, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    export_id = await services.exports.create(ada, asking(uids=ADA))
+    await finished(services, ada, export_id)
+    fake_clock.advance(DAY_MS + HOUR_MS)
+    await trio.sleep(61)
+    assert list((tmp_path / "exports").iterdir()) == []

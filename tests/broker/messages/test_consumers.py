@@ -1,0 +1,101 @@
+"""The folder of the log: what it folds counts once, whatever happens to the write that keeps it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.messages.intervals import DAY_MS, HOUR_MS
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+from tests.factories import NOW_MS, build_world
+from tests.fakes import BreakableEngine, FakeClock, HeldRunner, run_inline
+
+
+@pytest.fixture
+def runner() -> HeldRunner:
+    return HeldRunner()
+
+
+@pytest.fixture
+async def held(engine: SqliteEngine, runner: HeldRunner) -> AsyncIterator[Services]:
+    """Services whose store the test holds in its hands."""
+    database = Database(engine, run_sync=runner)
+    settings = Settings(state_dir=engine.path.parent)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+        await build_world(services.database, services.vault)
+        yield services
+
+
+async def send(services: Services, device: Device, *values: int) -> None:
+    for value in values:
+        services.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
+    await services.ingest.wait_committed()
+
+
+async def count_and_sum(services: Services, device: Device) -> tuple[int, float]:
+    found = await services.analytics.aggregates(device, "intensity", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
+    assert found.aggregate is not None
+    return found.aggregate.count, found.aggregate.sum
+
+
+async def kitchen_of(services: Services) -> Device:
+    key = await services.database.read(lambda tx: tx.devices.by_id("11" * 16))
+    assert key is not None
+    return await services.devices.get(key.key)
+
+
+async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Services, runner: HeldRunner) -> None:
+    kitchen = await kitchen_of(held)
+    await send(held, kitchen, 1, 2, 3)
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.folder.flush)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    runner.commits.set()
+    await held.database.write(lambda _tx: None)  # what the flush wrote is durable now
+    await held.folder.flush()
+    assert await count_and_sum(held, kitchen) == (3, 6)
+    await send(held, kitchen, 4)
+    await held.folder.flush()
+    assert await count_and_sum(held, kitchen) == (4, 10)
+
+
+async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner) -> None:
+    kitchen = await kitchen_of(held)
+    await send(held, kitchen, 1, 2, 3)
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.folder.flush)
+        nursery.start_soon(held.folder.flush)
+        await wait_all_tasks_blocked()
+        runner.commits.set()
+    assert await count_and_sum(held, kitchen) == (3, 6)
+    assert held.folder.statistics().held_rows == 0
+
+
+async def test_a_flush_whose_commit_failed_is_made_up_for(engine: SqliteEngine) -> None:
+    breakable = BreakableEngine(engine)
+    database = Database(breakable, run_sync=run_inline)
+    settings = Settings(state_dir=engine.path.parent)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+        await build_world(services.database, services.vault)
+        kitchen = await kitchen_of(services)
+        await send(services, kitchen, 1, 2)
+        breakable.error = StoreError("the disk is full")
+        with pytest.raises(StoreError, match="disk is full"):
+            await services.folder.flush()
+        breakable.error = None
+        assert await count_and_sum(services, kitchen) == (2, 3)
+        await send(services, kitchen, 3)
+        await services.folder.flush()
+        assert await count_and_sum(services, kitchen) == (3, 6)
+        assert services.folder.statistics().held_rows == 0

@@ -1,0 +1,284 @@
+"""How long messages are kept: what is too old goes, in small steps, and nothing else."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.errors import ValidationFailed
+from broker.messages.intervals import DAY_MS, HOUR_MS
+from broker.messages.retention import SWEEP_SECONDS, Retention
+from broker.services import Services
+from storage.database import Transaction
+from storage.engines.sqlite import SqliteConnection
+from storage.records import DeviceTypeRecord, MessageRow
+from storage.retention import LogTable, RetentionStore
+from tests.factories import LIGHT_MANIFEST, NOW_MS, World
+from tests.fakes import FakeClock
+
+
+@dataclass
+class Fleet:
+    """A light, whose type is kept as long as everyone's, and a sensor of another type."""
+
+    services: Services
+    clock: FakeClock
+    light: Device
+    sensor: Device
+    sensor_type: int
+
+    def retention(self, days: int) -> Retention:
+        return Retention(self.services.database, Clock(self.clock), days=days)
+
+    async def send(self, *devices: Device, action: bool = False, failing: bool = False) -> list[int]:
+        ingest = self.services.ingest
+        positions = [
+            ingest.submit_action(one, one, b'{"actions":[{"name":"setOn"}]}')
+            if action
+            else ingest.submit(one, b'{"unknown":1}' if failing else b'{"intensity":1}')
+            for one in devices
+        ]
+        await ingest.wait_committed()
+        await self.services.folder.flush()
+        return positions
+
+    async def left(self, table: LogTable = "message") -> list[int]:
+        rows = await self.services.database.read(
+            lambda tx: list(tx.connection.execute(f"SELECT position FROM {table} ORDER BY position"))  # noqa: S608
+        )
+        return [row["position"] for row in rows]
+
+
+@pytest.fixture
+async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Fleet:
+    def add(tx: Transaction) -> tuple[int, int]:
+        light = tx.device_types.device_type(world.light_type)
+        assert isinstance(light, DeviceTypeRecord)
+        type_ = tx.device_types.put_device_type(
+            "dt" + "5e" * 16,
+            unique_name="example.sensor",
+            name="Sensor",
+            organization=light.organization,
+            published=True,
+            protected=False,
+            rsp=False,
+            description=None,
+            tags=(),
+            now_ms=1,
+        )
+        (manifest,) = tx.device_types.manifests(world.light_type)
+        assert manifest.document == json.dumps(LIGHT_MANIFEST)
+        tx.device_types.add_manifest(type(manifest)(type_, 1, manifest.document, approved=True, created_on=1))
+        device = tx.devices.put_device(
+            "5e" * 16,
+            owner=world.ada,
+            device_type=type_,
+            name="Sensor",
+            manifest_version=1,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
+        return type_, device
+
+    type_, sensor = await services.database.write(add)
+    light = await services.devices.get(world.kitchen)
+    return Fleet(services, fake_clock, light, await services.devices.get(sensor), type_)
+
+
+async def test_nothing_is_deleted_without_a_retention(fleet: Fleet) -> None:
+    sent = await fleet.send(fleet.light, fleet.sensor)
+    fleet.clock.advance(9_000 * DAY_MS)
+    await fleet.retention(0).sweep()
+    assert await fleet.left() == sent
+
+
+async def test_what_is_older_goes_and_the_rest_stays(fleet: Fleet) -> None:
+    retention = fleet.retention(30)
+    old = await fleet.send(fleet.light, fleet.sensor)
+    actions = await fleet.send(fleet.light, action=True)
+    fleet.clock.advance(1)
+    young = await fleet.send(fleet.light)
+    fleet.clock.advance(30 * DAY_MS - 1)
+    await retention.sweep()
+    assert await fleet.left() == old + young
+    fleet.clock.advance(1)
+    await retention.sweep()
+    assert (await fleet.left(), await fleet.left("action")) == (young, [])
+    assert (retention.statistics().deleted_messages, retention.statistics().deleted_actions) == (2, len(actions))
+    fleet.clock.advance(1)
+    await retention.sweep()
+    assert await fleet.left() == []
+
+
+async def test_a_device_type_has_a_retention_of_its_own(fleet: Fleet) -> None:
+    retention = fleet.retention(30)
+    await retention.set_for_type(fleet.sensor_type, 2)
+    light, _ = await fleet.send(fleet.light, fleet.sensor)
+    fleet.clock.advance(3 * DAY_MS)
+    later = await fleet.send(fleet.light, fleet.sensor)
+    await retention.sweep()
+    assert await fleet.left() == [light, *later]
+    assert await retention.of_type(fleet.sensor_type) == 2
+    assert await retention.of_type(fleet.light.type_key) == 30
+    assert retention.statistics().types_with_own_days == 1
+
+
+async def test_a_type_may_be_kept_for_ever(fleet: Fleet) -> None:
+    retention = fleet.retention(1)
+    await retention.set_for_type(fleet.sensor_type, 0)
+    _, sensor = await fleet.send(fleet.light, fleet.sensor)
+    fleet.clock.advance(999 * DAY_MS)
+    await retention.sweep()
+    assert await fleet.left() == [sensor]
+
+
+async def test_a_shorter_retention_reaches_what_was_passed_over(fleet: Fleet) -> None:
+    retention = fleet.retention(10)
+    await retention.set_for_type(fleet.sensor_type, 100)
+    _, sensor = await fleet.send(fleet.light, fleet.sensor)
+    fleet.clock.advance(20 * DAY_MS)
+    await retention.sweep()
+    assert await fleet.left() == [sensor]
+    await retention.set_for_type(fleet.sensor_type, None)
+    await retention.sweep()
+    assert await fleet.left() == []
+
+
+@pytest.mark.parametrize(("days", "text"), [(-1, "Minimum value 0"), (36_501, "Maximum value 36500")])
+async def test_days_that_are_none(fleet: Fleet, days: int, text: str) -> None:
+    with pytest.raises(ValidationFailed) as error:
+        await fleet.retention(0).set_for_type(fleet.sensor_type, days)
+    (finding,) = error.value.findings
+    assert (finding.field, finding.messages) == ("retentionDays", (text,))
+
+
+async def test_failed_messages_are_kept_for_seven_days(fleet: Fleet) -> None:
+    retention = fleet.retention(0)
+    await fleet.send(fleet.light, failing=True)
+    fleet.clock.advance(1)
+    young = await fleet.send(fleet.light, failing=True)
+    fleet.clock.advance(7 * DAY_MS)
+    await retention.sweep()
+    assert await fleet.left("failed_message") == young
+    assert retention.statistics().deleted_failed_messages == 1
+
+
+async def test_what_no_consumer_has_seen_stays(fleet: Fleet) -> None:
+    position = fleet.services.ingest.submit(fleet.light, b'{"intensity":1}')
+    await fleet.services.ingest.wait_committed()
+    fleet.clock.advance(99 * DAY_MS)
+    retention = fleet.retention(1)
+    await retention.sweep()
+    assert await fleet.left() == [position]
+    await fleet.services.folder.flush()
+    await retention.sweep()
+    assert await fleet.left() == []
+
+
+async def test_analytics_and_snapshots_outlive_messages(fleet: Fleet) -> None:
+    await fleet.send(fleet.light)
+    fleet.clock.advance(40 * DAY_MS)
+    before = await fleet.services.snapshots.of(fleet.light.key)
+    await fleet.retention(1).sweep()
+    assert await fleet.left() == []
+    assert await fleet.services.snapshots.of(fleet.light.key) == before
+    found = await fleet.services.analytics.aggregates(
+        fleet.light, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
+    )
+    assert found.aggregate is not None
+    assert found.aggregate.count == 1
+
+
+async def test_minutes_go_before_hours_and_days(fleet: Fleet) -> None:
+    retention = fleet.retention(30)
+    await fleet.send(fleet.light)
+
+    async def levels() -> set[str]:
+        rows = await fleet.services.database.read(
+            lambda tx: list(tx.connection.execute("SELECT DISTINCT level FROM rollup"))
+        )
+        return {row["level"] for row in rows}
+
+    fleet.clock.advance(399 * DAY_MS)
+    await retention.sweep()
+    assert await levels() == {"minute", "hour", "day"}
+    fleet.clock.advance(2 * DAY_MS)
+    await retention.sweep()
+    assert await levels() == {"hour", "day"}
+    fleet.clock.advance(3_300 * DAY_MS)
+    await retention.sweep()
+    assert await levels() == set()
+    assert retention.statistics().deleted_rollups == 6  # every message and `intensity`, on three levels
+
+
+async def test_positions_never_come_again(fleet: Fleet) -> None:
+    (last,) = await fleet.send(fleet.light)
+    fleet.clock.advance(2 * DAY_MS)
+    await fleet.retention(1).sweep()
+    assert await fleet.send(fleet.light) == [last + 1]
+
+
+async def test_disk_use_is_estimated(fleet: Fleet) -> None:
+    await fleet.send(*[fleet.light] * 500)
+    retention = fleet.retention(30)
+    await retention.sweep()
+    found = retention.statistics()
+    assert found.days == 30
+    assert found.store_bytes > found.message_bytes > 500 * len('{"intensity":1}')
+    assert found.store_bytes == found.free_bytes + found.message_bytes + found.rollup_bytes
+
+
+async def test_it_is_swept_every_ten_minutes(services: Services, fleet: Fleet, autojump_clock: MockClock) -> None:
+    await fleet.send(fleet.light, failing=True)
+    fleet.clock.advance(8 * DAY_MS)
+    await trio.sleep(SWEEP_SECONDS + 1)
+    assert await fleet.left("failed_message") == []
+    assert services.retention.statistics().deleted_failed_messages == 1
+
+
+# A step takes a thousand positions, and finds its boundary by halving
+
+
+@pytest.fixture
+async def many(fleet: Fleet) -> Fleet:
+    rows = [MessageRow(position, fleet.light.key, 1, position, 1, "{}") for position in range(3, 7_000, 2)]
+    await fleet.services.database.write(lambda tx: tx.messages.append(rows, (), (), head=7_000))
+    return fleet
+
+
+async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
+    await many.services.folder.flush()
+    many.clock.now = 30 * DAY_MS + 5_000
+    await many.retention(30).sweep()
+    assert await many.left() == list(range(5_001, 7_000, 2))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=30), st.integers(0, 60))
+def test_the_boundary_is_the_last_position_of_before(gaps: list[tuple[int, int]], before_ms: int) -> None:
+    trio.run(_compare_boundary, gaps, before_ms)
+
+
+async def _compare_boundary(gaps: list[tuple[int, int]], before_ms: int) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    connection.execute("CREATE TABLE message (position INTEGER PRIMARY KEY, cts INTEGER)")
+    position = cts = 0
+    older = [0]
+    for gap, later in gaps:
+        position, cts = position + gap, cts + later
+        connection.execute("INSERT INTO message VALUES (?, ?)", (position, cts))
+        if cts < before_ms:
+            older.append(position)
+    found = RetentionStore(SqliteConnection(connection)).boundary("message", before_ms)
+    rows = connection.execute("SELECT max(position) FROM message WHERE position <= ?", (found,)).fetchone()
+    connection.close()
+    assert (rows[0] or 0) == older[-1]

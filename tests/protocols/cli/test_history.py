@@ -1,0 +1,113 @@
+"""`trunkline history`: what it draws, and what it says when it cannot."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from protocols.cli import main
+from protocols.cli.history import sparkline
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([None, None], ""),
+        ([5], "▁"),
+        ([1, 1, 1], "▁▁▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([0, None, 10], "▁ █"),
+        ([1e9, 1e9 + 0.001], "▁█"),
+    ],
+)
+def test_sparkline(values: list[float | None], drawn: str) -> None:
+    assert sparkline(values) == drawn
+
+
+class Daemon(BaseHTTPRequestHandler):
+    """Answers as REST does: two hours with values and one without between them, and one message."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        status, body = 200, self.answer(url.path, query)
+        if query["sdid"] == "unknown":
+            status, body = 404, {"error": {"code": 404, "message": "Not Found", "id": "x"}}
+        if query.get("field") == "state":
+            findings = [[{"field": "field", "messages": ["Numeric field only"]}]]
+            status, body = 400, {"error": {"code": 4001, "message": "Validation Error", "id": "x", "errors": findings}}
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def answer(self, path: str, query: dict[str, str]) -> dict[str, object]:
+        assert self.headers["Authorization"] == "bearer secret"
+        if path.endswith("/histogram"):
+            assert query["interval"] == "hour"
+            start = 10 * HOUR_MS
+            buckets = [
+                {"count": 2, "min": 1, "max": 3, "mean": 2, "ts": start},
+                {"count": 1, "min": 9, "max": 9, "mean": 9, "ts": start + 2 * HOUR_MS},
+            ]
+            return {"interval": "hour", "startDate": start, "endDate": start + 3 * HOUR_MS, "data": buckets}
+        assert (path, query["order"], query["count"]) == ("/v1.1/messages", "desc", "2")
+        return {"data": [{"ts": 2000, "data": {"b": "ü"}}, {"ts": 1000, "data": {"a": 1}}]}
+
+    def log_message(self, *_about: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Daemon)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(*arguments: str, token: str = "secret") -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["history", *arguments], env={"TRUNKLINE_TOKEN": token})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_messages_oldest_first_below_a_sparkline(url: str) -> None:
+    status, out, _ = run("d", "--field", "temperature", "--count", "2", "--url", url)
+    assert status == 0
+    assert out.splitlines() == [
+        "temperature, means by hour: ▁ █",
+        "1970-01-01 10:00:00 to 1970-01-01 13:00:00, 3 values, 1 to 9",
+        '1970-01-01 00:00:01  {"a":1}',
+        '1970-01-01 00:00:02  {"b":"ü"}',
+    ]
+
+
+def test_refusals_are_one_line(url: str) -> None:
+    assert run("unknown", "--url", url) == (1, "", "trunkline: refused with 404 Not Found\n")
+    status, _, err = run("d", "--field", "state", "--count", "2", "--url", url)
+    assert (status, err) == (1, "trunkline: refused with 400 Validation Error (field: Numeric field only)\n")
+
+
+@pytest.mark.parametrize("since", ["", "x", "0h", "1w", "367d", "-1h"])
+def test_a_time_that_is_none(since: str) -> None:
+    status, out, err = run("d", f"--since={since}")
+    assert (status, out) == (2, "")
+    assert err.startswith("trunkline: --since: expected")
+
+
+def test_without_a_token_or_a_daemon() -> None:
+    assert run("d", token="") == (2, "", "trunkline: TRUNKLINE_TOKEN must hold a token\n")
+    status, _, err = run("d", "--url", "http://127.0.0.1:1")
+    assert status == 1
+    assert err.startswith("trunkline: http://127.0.0.1:1: ")

@@ -1,0 +1,160 @@
+"""A DTLS client in a test's hand: pyOpenSSL over a datagram socket, one datagram at a time."""
+
+import datetime as dt
+import ipaddress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.bindings._rust import _openssl
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+
+from config.settings import Address
+from protocols.coap.messages import Message, decode, encode
+
+_ffi, _lib = _openssl.ffi, _openssl.lib
+_MTU = 1400
+
+
+def make_certificate(folder: Path, kind: str) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, `ecdsa` or `rsa`, and its key, in PEM."""
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+    if kind == "ecdsa":
+        key = ec.generate_private_key(ec.SECP256R1())
+    else:
+        key = rsa.generate_private_key(public_exponent=65_537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / f"{kind}.pem", folder / f"{kind}.key"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths
+
+
+def psk_context(identity: str, token: str, ciphers: bytes) -> SSL.Context:
+    """A client's context with a device id and a device token."""
+    name, key = identity.encode(), bytes.fromhex(token)
+
+    def offer(_ssl: object, _hint: object, names: object, name_bytes: int, out: object, out_bytes: int) -> int:
+        _ffi.buffer(names, name_bytes)[: len(name) + 1] = name + b"\0"
+        _ffi.buffer(out, out_bytes)[: len(key)] = key
+        return len(key)
+
+    callback = _ffi.callback(
+        "unsigned int(SSL *, const char *, char *, unsigned int, unsigned char *, unsigned int)", offer
+    )
+    context = client_context(ciphers)
+    _lib.SSL_CTX_set_psk_client_callback(context._context, callback)
+    context.set_app_data(callback)  # it must live as long as the context
+    return context
+
+
+def client_context(ciphers: bytes) -> SSL.Context:
+    context = SSL.Context(SSL.DTLS_CLIENT_METHOD)
+    context.set_cipher_list(ciphers + b":@SECLEVEL=0")
+    context.set_options(SSL.OP_NO_QUERY_MTU)
+    return context
+
+
+class DtlsClient:
+    def __init__(self, sock: socket.socket, context: SSL.Context) -> None:
+        self.socket = trio.socket.from_stdlib_socket(sock)
+        self.connect(context)
+
+    def connect(self, context: SSL.Context) -> None:
+        """From the same port as before, if there was a connection: as after a restart."""
+        self._ssl = SSL.Connection(context, None)
+        self._ssl.set_ciphertext_mtu(_MTU)
+        self._ssl.set_connect_state()
+
+    async def handshake(self, *, answers: int = 100, seconds: float = 5) -> None:
+        """Until it is done, or the server has answered that often. Raises TooSlowError when it does not answer."""
+        for _ in range(answers):
+            if await self.begin():
+                return
+            with trio.fail_after(seconds):
+                self._ssl.bio_write(await self.socket.recv(4096))
+
+    async def begin(self) -> bool:
+        """Send what can be sent now; whether the handshake is done."""
+        try:
+            self._ssl.do_handshake()
+        except SSL.WantReadError:
+            return False
+        finally:
+            await self._flush()
+        return True
+
+    async def _flush(self) -> None:
+        for datagram in self._take():
+            await self.socket.send(datagram)
+
+    def _take(self) -> list[bytes]:
+        """The records that OpenSSL wants to send."""
+        try:
+            flight = self._ssl.bio_read(65_536)
+        except SSL.WantReadError:
+            return []
+        records = []
+        while flight:
+            end = 13 + int.from_bytes(flight[11:13], "big")
+            records.append(flight[:end])
+            flight = flight[end:]
+        return records
+
+    def encrypt(self, message: Message) -> bytes:
+        self._ssl.write(encode(message))
+        return self._ssl.bio_read(4096)
+
+    async def send(self, message: Message) -> None:
+        await self.socket.send(self.encrypt(message))
+
+    async def receive(self) -> Message:
+        while True:
+            with trio.fail_after(5):
+                self._ssl.bio_write(await self.socket.recv(4096))
+            try:
+                return decode(self._ssl.read(4096))
+            except SSL.WantReadError:  # a late part of the handshake
+                continue
+
+    async def ask(self, message: Message) -> Message:
+        await self.send(message)
+        return await self.receive()
+
+    async def say_goodbye(self) -> None:
+        """close_notify."""
+        self._ssl.shutdown()
+        await self._flush()
+
+    @property
+    def cipher(self) -> str | None:
+        return self._ssl.get_cipher_name()
+
+
+@contextmanager
+def dtls_client(address: Address, context: SSL.Context) -> Iterator[DtlsClient]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((address.host, address.port))
+        yield DtlsClient(sock, context)

@@ -1,0 +1,315 @@
+"""The DTLS listener: certificates, pre-shared keys, and peers that behave badly."""
+
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from OpenSSL import SSL
+from trio.testing import wait_all_tasks_blocked
+
+from broker.services import Services
+from config.limits import COAP_IDLE_SECONDS
+from config.settings import Address
+from protocols.coap import handshakes
+from protocols.coap.datagrams import HELLOS_PER_WAKE_UP, is_client_hello
+from protocols.coap.dtls import DtlsListener, serve_coap_dtls
+from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
+from protocols.coap.handshakes import DtlsUnavailable, self_test
+from protocols.coap.messages import CON, Code, Message, Option
+from protocols.coap.session import SessionLimits
+from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.protocols.coap.conftest import Time
+from tests.protocols.coap.dtls_client import DtlsClient, client_context, dtls_client, make_certificate, psk_context
+
+STATE = b'{"data":{"state":true}}'
+ECDSA, PSK = b"ECDHE-ECDSA-AES128-CCM8", b"PSK-AES128-CCM8"
+HALF_OPEN = 4
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("certificates")
+    return {kind: make_certificate(folder, kind) for kind in ("ecdsa", "rsa")}
+
+
+@pytest.fixture
+def kind() -> str:
+    return "ecdsa"
+
+
+@pytest.fixture
+async def listener(services: Services, time: Time) -> DtlsListener:
+    begin = time.now
+    endpoint = Endpoint(services, now=lambda: trio.current_time() + time.now - begin)  # as fast as it is, or faster
+    return DtlsListener(services, endpoint=endpoint, limits=SessionLimits(half_open_handshakes=HALF_OPEN))
+
+
+@pytest.fixture
+async def address(
+    services: Services,
+    world: World,
+    listener: DtlsListener,
+    certificates: dict[str, tuple[Path, Path]],
+    kind: str,
+) -> AsyncIterator[Address]:
+    serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *certificates[kind], listener=listener)
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(serve)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def context() -> SSL.Context:
+    return client_context(ECDSA)
+
+
+@pytest.fixture
+def client(address: Address, context: SSL.Context) -> Iterator[DtlsClient]:
+    with dtls_client(address, context) as client:
+        yield client
+
+
+def _post(message_id: int, token: str = KITCHEN_TOKEN) -> Message:
+    path = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", token.encode()))
+    return Message(CON, Code.POST, message_id, b"t", path, STATE)
+
+
+def _observe(message_id: int, token: str = KITCHEN_TOKEN) -> Message:
+    path = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"actions", token.encode()))
+    return Message(CON, Code.GET, message_id, b"o", ((Option.OBSERVE, b""), *path))
+
+
+class TestCertificates:
+    @pytest.mark.parametrize(
+        ("kind", "cipher"),
+        [
+            ("ecdsa", "ECDHE-ECDSA-AES128-CCM8"),
+            ("ecdsa", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+            ("ecdsa", "ECDHE-ECDSA-AES128-SHA256"),
+            ("rsa", "ECDHE-RSA-AES128-GCM-SHA256"),
+            ("rsa", "ECDHE-RSA-AES128-SHA256"),
+        ],
+    )
+    async def test_of_the_server(self, address: Address, cipher: str) -> None:
+        with dtls_client(address, client_context(cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(_post(1))).code == Code.CREATED
+
+    async def test_of_a_client_are_neither_required_nor_verified(
+        self, address: Address, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
+    ) -> None:
+        context.use_certificate_file(str(certificates["rsa"][0]))
+        context.use_privatekey_file(str(certificates["rsa"][1]))
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            assert (await client.ask(_post(1))).code == Code.CREATED
+
+    async def test_that_cannot_be_read(self, services: Services, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="cannot use certificate"):
+            await serve_coap_dtls(services, Address("127.0.0.1", 0), tmp_path / "none.pem", tmp_path / "none.key")
+
+
+class TestPreSharedKeys:
+    @pytest.mark.parametrize(
+        "cipher",
+        [
+            "PSK-AES128-CCM8",
+            "PSK-AES128-CCM",
+            "PSK-AES128-GCM-SHA256",
+            "PSK-AES128-CBC-SHA256",
+            "ECDHE-PSK-AES128-CBC-SHA256",
+        ],
+    )
+    async def test_device_id_and_token(self, address: Address, cipher: str) -> None:
+        with dtls_client(address, psk_context(KITCHEN, KITCHEN_TOKEN, cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(_post(1))).code == Code.CREATED
+
+    @pytest.mark.parametrize(
+        ("identity", "key"),
+        [
+            pytest.param(KITCHEN, HALL_TOKEN, id="another device's key"),
+            pytest.param("f" * 32, KITCHEN_TOKEN, id="no such device"),
+            pytest.param("root", KITCHEN_TOKEN, id="no device id"),
+            pytest.param("\N{SNOWMAN}", KITCHEN_TOKEN, id="no ASCII"),
+        ],
+    )
+    async def test_wrong(self, address: Address, listener: DtlsListener, identity: str, key: str) -> None:
+        with dtls_client(address, psk_context(identity, key, PSK)) as client:
+            # An unknown identity is told so; a wrong key decrypts nothing, and nothing answers.
+            with pytest.raises((SSL.Error, trio.TooSlowError)):
+                await client.handshake(seconds=0.2)
+            assert listener.statistics().sessions == 0
+            await _still_serves(address)
+
+    async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
+        for token in (KITCHEN_TOKEN, "77" * 16):
+            sealed = services.vault.seal(token)
+            await services.database.write(lambda tx, sealed=sealed: _put_sealed(tx, world, sealed))
+            with dtls_client(address, psk_context(KITCHEN, token, PSK)) as client:
+                await client.handshake()
+
+
+def _put_sealed(tx: object, world: World, sealed: bytes) -> None:
+    tx.connection.execute(  # type: ignore[attr-defined]
+        "UPDATE device_token SET sealed = :sealed WHERE device = :device", {"sealed": sealed, "device": world.kitchen}
+    )
+
+
+async def _still_serves(address: Address) -> None:
+    with dtls_client(address, client_context(ECDSA)) as client:
+        await client.handshake()
+        assert (await client.ask(_post(1))).code == Code.CREATED
+
+
+class TestSessions:
+    async def test_end_with_close_notify_and_disturb_nobody(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        with dtls_client(address, context) as other:
+            await other.handshake()
+            await other.ask(_post(1))
+            await client.say_goodbye()
+            assert (await other.ask(_post(2))).code == Code.CREATED
+            assert listener.statistics().sessions == 1
+
+    async def test_of_an_address_are_replaced(
+        self, client: DtlsClient, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        client.connect(context)
+        await client.handshake()
+        assert (await client.ask(_post(1))).code == Code.CREATED
+        assert listener.statistics().sessions == 1
+
+    async def test_without_observation_end_after_ten_minutes(
+        self, client: DtlsClient, listener: DtlsListener, time: Time
+    ) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        time.now += COAP_IDLE_SECONDS - SWEEP_SECONDS
+        listener.endpoint.tick(listener.endpoint.now())
+        await wait_all_tasks_blocked()
+        assert listener.statistics().sessions == 1
+        time.now += 2 * SWEEP_SECONDS
+        listener.endpoint.tick(listener.endpoint.now())
+        await wait_all_tasks_blocked()
+        assert listener.statistics().sessions == 0
+
+    async def test_that_observe_end_offline(self, client: DtlsClient, services: Services, world: World) -> None:
+        await client.handshake()
+        await client.ask(_observe(1))
+        assert services.connections.is_online(world.kitchen)
+        await client.say_goodbye()
+        with trio.fail_after(5):
+            while services.connections.is_online(world.kitchen):
+                await trio.lowlevel.checkpoint()
+
+    async def test_garbage_is_dropped(self, client: DtlsClient) -> None:
+        await client.handshake()
+        record = client.encrypt(_post(1))
+        for garbage in (b"", b"\x17", record[:-1], record[:-1] + b"x", b"\xff" * 100, b"\x16" * 40, record[:13]):
+            await client.socket.send(garbage)
+        assert (await client.ask(_post(2))).message_id == 2
+
+    async def test_a_replayed_record_is_dropped(self, client: DtlsClient, services: Services) -> None:
+        await client.handshake()
+        record = client.encrypt(_post(1))
+        for _ in range(3):
+            await client.socket.send(record)
+        await client.receive()
+        assert (await client.ask(_post(2))).message_id == 2
+        assert services.ingest.statistics().messages == 2
+
+    async def test_records_in_one_datagram_are_separate_messages(self, client: DtlsClient) -> None:
+        await client.handshake()
+        await client.socket.send(client.encrypt(_post(1)) + client.encrypt(_post(2)))
+        assert {(await client.receive()).message_id, (await client.receive()).message_id} == {1, 2}
+
+    async def test_a_path_may_name_another_device_than_the_key(self, address: Address) -> None:
+        """The token in the path decides; a gateway speaks for its devices."""
+        with dtls_client(address, psk_context(KITCHEN, KITCHEN_TOKEN, PSK)) as client:
+            await client.handshake()
+            assert (await client.ask(_post(1, HALL_TOKEN))).code == Code.CREATED
+
+
+class TestFloods:
+    async def test_half_open_handshakes_are_few(
+        self, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        """They have shown a cookie, and say no more."""
+        for _ in range(HALF_OPEN * 3):
+            with dtls_client(address, context) as client:
+                await client.handshake(answers=2)
+        await wait_all_tasks_blocked(0.01)
+        statistics = listener.statistics()
+        assert statistics.half_open <= HALF_OPEN
+        assert statistics.half_open_evicted >= HALF_OPEN
+        await _still_serves(address)
+
+    async def test_first_hellos_cost_little_and_leave_nothing(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        await client.handshake()
+        with dtls_client(address, context) as attacker:
+            for _ in range(HELLOS_PER_WAKE_UP * 2):
+                attacker.connect(context)
+                await attacker.begin()
+            assert (await client.ask(_post(1))).code == Code.CREATED
+        statistics = listener.statistics()
+        assert (statistics.half_open, statistics.sessions) == (0, 1)
+
+
+async def test_stop_tells_observers(
+    services: Services, world: World, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
+) -> None:
+    serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *certificates["ecdsa"])
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve)
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            await client.ask(_observe(1))
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                assert (await client.receive()).code == Code.SERVICE_UNAVAILABLE
+    assert not services.connections.is_online(world.kitchen)
+
+
+class TestSelfTest:
+    async def test_passes(self) -> None:
+        await self_test()
+
+    async def test_that_fails_opens_nothing(
+        self, services: Services, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(handshakes, "_decode_client_hello", lambda packet: (0, b"", packet))
+        with pytest.raises(DtlsUnavailable, match="the cookie of trio"):
+            await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["ecdsa"])
+
+    async def test_notices_a_handshake_that_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(handshakes.PreSharedKeys, "put", lambda *_: None)
+        monkeypatch.setattr(handshakes, "SELF_TEST_SECONDS", 0.3)
+        with pytest.raises(DtlsUnavailable, match="self-test failed"):
+            await self_test()
+
+
+def test_an_encrypted_record_is_no_hello() -> None:
+    """Its 14th byte is the first of a nonce, and may be anything."""
+    hello = b"\x16\xfe\xfd" + b"\0\0" + bytes(6) + b"\0\x01" + b"\x01"
+    assert is_client_hello(hello)
+    assert not is_client_hello(hello[:3] + b"\0\x01" + hello[5:])
+
+
+def test_the_cookie_covers_five_fields() -> None:
+    bare, padded = (handshakes._hello(extensions) for extensions in (b"", b"\0\x15\0\x02\0\0"))
+    assert handshakes._cookie_fields(bare)[2] == handshakes._cookie_fields(padded)[2]
+    other = bytearray(bare)
+    other[13 + 12 + 10] ^= 1  # of the random
+    assert handshakes._cookie_fields(bytes(other))[2] != handshakes._cookie_fields(bare)[2]

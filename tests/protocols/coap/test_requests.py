@@ -1,0 +1,59 @@
+"""CBOR as JSON: what cannot be said in JSON is refused, and nothing small becomes large."""
+
+import json
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadRequest
+from protocols.coap.messages import CBOR
+from protocols.coap.requests import cbor_to_json, json_to
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_round_trip(value: object) -> None:
+    assert json.loads(cbor_to_json(cbor2.dumps(value))) == value
+    assert cbor2.loads(json_to(CBOR, json.dumps(value).encode())) == value
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_cbor_or_refused(payload: bytes) -> None:
+    try:
+        found = cbor_to_json(payload)
+    except BadRequest:
+        return
+    json.loads(found)
+
+
+@pytest.mark.parametrize("value", [b"\x00", b"\x60", b"\x80", b"\x82\x00\x00", b"\x41a", b"\x61a", b"\xa0"])
+def test_no_tag_is_taken(value: bytes) -> None:
+    for tag in (*range(2000), 43_000, 55_799, 65_535, 2**32):
+        tagged = cbor2.dumps(cbor2.CBORTag(tag, None))[:-1] + value
+        with pytest.raises(BadRequest):
+            cbor_to_json(tagged)
+
+
+def test_an_array_that_shares_itself_is_refused() -> None:
+    """187 bytes that would be 16 MiB of JSON."""
+    bomb = b"\x95\xd8\x1c\x81\x61x"
+    for number in range(20):
+        reference = b"\xd8\x1d" + bytes((number,))
+        bomb += b"\xd8\x1c\x82" + reference * 2
+    with pytest.raises(BadRequest):
+        cbor_to_json(bomb)
+
+
+def test_bytes_and_numbers_as_keys_become_text() -> None:
+    assert json.loads(cbor_to_json(cbor2.dumps({1: b"bytes"}))) == {"1": "Ynl0ZXM="}

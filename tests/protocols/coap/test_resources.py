@@ -1,0 +1,323 @@
+"""The data plane of compatibility.md section 17, datagram by datagram."""
+
+import json
+
+import cbor2
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from broker.envelope import Message as StoredMessage
+from broker.services import Services
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, Code, Message, Option, uint
+from protocols.coap.resources import MAX_UNKNOWN_TOKENS
+from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
+from tests.protocols.coap.peers import Peer, disable_kitchen, error, option, revoke_kitchen_token
+
+STATE = {"data": {"state": True}}
+
+
+def _format(number: int) -> tuple[int, bytes]:
+    return Option.CONTENT_FORMAT, uint(number)
+
+
+def _accept(number: int) -> tuple[int, bytes]:
+    return Option.ACCEPT, uint(number)
+
+
+async def _posted(peer: Peer, token: str, body: object, *options: tuple[int, bytes], type_: int = CON) -> Message:
+    peer.post(token, body, options, type_=type_)
+    await wait_all_tasks_blocked()
+    return peer.take()
+
+
+async def _stored(services: Services, mid: str) -> StoredMessage:
+    found = await services.history.by_mid(mid)
+    assert found is not None
+    return found[0]
+
+
+class TestPost:
+    async def test_is_answered_with_the_message_id(self, peer: Peer, services: Services) -> None:
+        answer = await _posted(peer, KITCHEN_TOKEN, STATE)
+        assert (answer.type, answer.code, answer.token) == (ACK, Code.CREATED, b"tk")
+        assert option(answer, Option.CONTENT_FORMAT) == uint(JSON)
+        mid = json.loads(answer.payload)["data"]["mid"]
+        stored = await _stored(services, mid)
+        assert (stored.sdid, stored.data) == (KITCHEN, '{"state":true}')
+
+    async def test_is_answered_only_after_the_commit(self, peer: Peer, services: Services) -> None:
+        await _posted(peer, KITCHEN_TOKEN, STATE)
+        peer.post(KITCHEN_TOKEN, STATE)  # its token is known now, so it is submitted at once
+        assert peer.inbox == []
+        await services.ingest.wait_committed()
+        assert peer.take().code == Code.CREATED
+
+    async def test_not_confirmable(self, peer: Peer) -> None:
+        answer = await _posted(peer, KITCHEN_TOKEN, STATE, type_=NON)
+        assert (answer.type, answer.code) == (NON, Code.CREATED)
+
+    async def test_keeps_the_time_of_the_sender(self, peer: Peer, services: Services) -> None:
+        answer = await _posted(peer, KITCHEN_TOKEN, {"ts": NOW_MS - 5000, "type": "MESSAGE", **STATE})
+        stored = await _stored(services, json.loads(answer.payload)["data"]["mid"])
+        assert stored.ts == NOW_MS - 5000
+
+    async def test_in_cbor_is_answered_in_cbor(self, peer: Peer, services: Services) -> None:
+        answer = await _posted(peer, KITCHEN_TOKEN, cbor2.dumps(STATE), _format(CBOR))
+        assert option(answer, Option.CONTENT_FORMAT) == uint(CBOR)
+        stored = await _stored(services, cbor2.loads(answer.payload)["data"]["mid"])
+        assert stored.data == '{"state":true}'
+
+    @pytest.mark.parametrize(("asked", "answered"), [(CBOR, CBOR), (JSON, JSON)])
+    async def test_is_answered_as_accepted(self, peer: Peer, asked: int, answered: int) -> None:
+        other = JSON + CBOR - asked
+        body = cbor2.dumps(STATE) if other == CBOR else json.dumps(STATE).encode()
+        answer = await _posted(peer, KITCHEN_TOKEN, body, _format(other), _accept(asked))
+        assert option(answer, Option.CONTENT_FORMAT) == uint(answered)
+
+    async def test_is_stored_once_however_often_it_comes(self, peer: Peer, services: Services) -> None:
+        for _ in range(3):
+            peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", json.dumps(STATE).encode(), message_id=77)
+            await wait_all_tasks_blocked()
+        assert [answer.code for answer in peer.inbox] == [Code.CREATED] * 3
+        assert len({answer.payload for answer in peer.inbox}) == 1
+        assert services.ingest.statistics().messages == 1
+
+    async def test_touches_presence_but_not_availability(self, peer: Peer, services: Services, world: World) -> None:
+        await _posted(peer, KITCHEN_TOKEN, STATE)
+        presence = await services.presence.of(world.kitchen)
+        assert (presence.last_seen_on, presence.availability) == (NOW_MS, "unknown")
+
+    async def test_requests_with_one_unknown_token_keep_their_order(self, peer: Peer, services: Services) -> None:
+        for number in range(5):
+            peer.post(KITCHEN_TOKEN, {"data": {"intensity": number}})
+        await wait_all_tasks_blocked()
+        mids = [json.loads(answer.payload)["data"]["mid"] for answer in peer.inbox]
+        stored = [(await _stored(services, mid)).data for mid in mids]
+        assert stored == [f'{{"intensity":{number}}}' for number in range(5)]
+        assert mids == sorted(mids)
+
+
+TEXT = {
+    401: "Please provide a valid authorization header",
+    413: f"Plan quota exceeded for device {KITCHEN}. Reason: Max payload Size limit",
+}
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "options", "expected"),
+    [
+        pytest.param("no such token", STATE, (), ("4.01", TEXT[401]), id="unknown token"),
+        pytest.param("\N{SNOWMAN}", STATE, (), ("4.01", TEXT[401]), id="a token that is no text"),
+        pytest.param(
+            ADA_TOKEN, STATE, (), ("4.03", "You do not have publish permission to topic"), id="a user's token"
+        ),
+        pytest.param(
+            KITCHEN_TOKEN,
+            {"sdid": HALL, **STATE},
+            (),
+            ("4.03", "You do not have publish permission to topic"),
+            id="another device",
+        ),
+        pytest.param(KITCHEN_TOKEN, b"", (), ("4.00", "Bad Request"), id="empty body"),
+        pytest.param(KITCHEN_TOKEN, b"{", (), ("4.00", "Bad Request"), id="no JSON"),
+        pytest.param(KITCHEN_TOKEN, b"[1]", (), ("4.00", "Bad Request"), id="no object"),
+        pytest.param(KITCHEN_TOKEN, b'{"data":[]}', (), ("4.00", "Bad Request"), id="data is no object"),
+        pytest.param(KITCHEN_TOKEN, b"\xff\xfe", (), ("4.00", "Bad Request"), id="no text"),
+        pytest.param(KITCHEN_TOKEN, {"type": "action", **STATE}, (), ("4.00", "Bad Request"), id="an Action"),
+        pytest.param(KITCHEN_TOKEN, {"type": 7, **STATE}, (), ("4.00", "Bad Request"), id="a type that is no text"),
+        pytest.param(KITCHEN_TOKEN, {"ts": -1, **STATE}, (), ("4.00", "Invalid ts value"), id="negative time"),
+        pytest.param(
+            KITCHEN_TOKEN,
+            {"ts": NOW_MS * 2, **STATE},
+            (),
+            ("4.00", "Invalid ts value (in future)"),
+            id="time in the future",
+        ),
+        pytest.param(KITCHEN_TOKEN, {"data": {"text": "x" * 1100}}, (), ("4.13", TEXT[413]), id="data over 1,024"),
+        pytest.param(KITCHEN_TOKEN, b" " * 2100, (), ("4.13", "Request body too large"), id="body over 2 KiB"),
+        pytest.param(KITCHEN_TOKEN, STATE, (_format(0),), ("4.15", "Unsupported Content-Format"), id="text/plain"),
+        pytest.param(KITCHEN_TOKEN, STATE, (_accept(0),), ("4.06", "Not Acceptable"), id="accepts text only"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((2049, b"x"),), ("4.02", "Bad Option 2049"), id="unknown critical option"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((5, b""),), ("4.02", "Bad Option 5"), id="If-None-Match"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((3, b""),), ("4.02", "Bad Option 3"), id="empty Uri-Host"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((7, b"a"), (7, b"b")), ("4.02", "Bad Option 7"), id="two Uri-Ports"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((27, b"\x0f"),), ("4.00", "Bad Request"), id="reserved block size"),
+        pytest.param(KITCHEN_TOKEN, STATE, ((35, b"coap://x"),), ("5.05", "Proxying Not Supported"), id="Proxy-Uri"),
+    ],
+)
+async def test_refused_post(
+    peer: Peer, services: Services, token: str, body: object, options: tuple[tuple[int, bytes], ...], expected: object
+) -> None:
+    assert error(await _posted(peer, token, body, *options)) == expected
+    assert services.ingest.statistics().messages == 0
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"", b"\x9f" * 200, b"\x81" * 100, cbor2.dumps({"data": 1 << 80}), b"\xf7"])
+async def test_refused_cbor_is_refused_in_cbor(peer: Peer, body: bytes) -> None:
+    answer = await _posted(peer, KITCHEN_TOKEN, body, _format(CBOR))
+    assert answer.code == 0x80
+    assert cbor2.loads(answer.payload) == {"error": {"code": 400, "message": "Bad Request"}}
+
+
+async def test_unknown_elective_options_are_not_there(peer: Peer) -> None:
+    assert (await _posted(peer, KITCHEN_TOKEN, STATE, (2048, b"x"), (12, b"too long"))).code == Code.CREATED
+
+
+async def test_unknown_critical_option_of_a_non_confirmable_is_met_with_silence(peer: Peer) -> None:
+    peer.post(KITCHEN_TOKEN, STATE, [(2049, b"x")], type_=NON)
+    await wait_all_tasks_blocked()
+    assert peer.inbox == []
+    assert peer.session().exchange.unanswered == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        (Code.GET, "v1.1/messages/" + KITCHEN_TOKEN, ("4.05", "Method Not Allowed")),
+        (Code.POST, "v1.1/actions/" + KITCHEN_TOKEN, ("4.05", "Method Not Allowed")),
+        (Code.POST, ".well-known/core", ("4.05", "Method Not Allowed")),
+        (Code.GET, "v1.1", ("4.04", "Not Found")),
+        (Code.GET, "v1.1/nothing/" + KITCHEN_TOKEN, ("4.04", "Not Found")),
+        (Code.POST, "v1.1/messages/a/b", ("4.04", "Not Found")),
+        (Code.GET, "/", ("4.04", "Not Found")),
+    ],
+)
+async def test_refused_path(peer: Peer, method: Code, path: str, expected: object) -> None:
+    peer.request(method, path)
+    assert error(peer.take()) == expected
+
+
+async def test_a_trailing_slash_is_ignored(peer: Peer) -> None:
+    peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", json.dumps(STATE).encode(), [(Option.URI_PATH, b"")])
+    await wait_all_tasks_blocked()
+    assert peer.take().code == Code.CREATED
+
+
+async def test_discovery(peer: Peer) -> None:
+    peer.request(Code.GET, ".well-known/core")
+    answer = peer.take()
+    assert option(answer, Option.CONTENT_FORMAT) == uint(LINK_FORMAT)
+    assert answer.payload == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
+
+
+async def test_discovery_in_small_blocks(peer: Peer) -> None:
+    body = b""
+    for number in range(10):
+        peer.request(Code.GET, ".well-known/core", options=[(Option.BLOCK2, uint(number << 4))])
+        answer = peer.take()
+        body += answer.payload
+        block = int.from_bytes(option(answer, Option.BLOCK2) or b"", "big")
+        assert block >> 4 == number
+        if not block & 8:
+            break
+    assert body == b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
+    peer.request(Code.GET, ".well-known/core", options=[(Option.BLOCK2, uint(9 << 4))])
+    assert error(peer.take())[0] == "4.00"
+
+
+async def test_disabled_device(peer: Peer, services: Services, world: World) -> None:
+    await disable_kitchen(services, world)
+    assert error(await _posted(peer, KITCHEN_TOKEN, STATE)) == ("4.03", "Source device is disconnected")
+    peer.observe(KITCHEN_TOKEN)
+    await wait_all_tasks_blocked()
+    assert error(peer.take()) == ("4.03", "Source device is disconnected")
+
+
+async def test_revoked_token(peer: Peer, services: Services, world: World) -> None:
+    await _posted(peer, KITCHEN_TOKEN, STATE)
+    await revoke_kitchen_token(services, world)
+    assert error(await _posted(peer, KITCHEN_TOKEN, STATE))[0] == "4.01"
+
+
+class TestBlocks:
+    BODY = json.dumps({"data": {"text": "x" * 900}}).encode()
+
+    async def _send(self, peer: Peer, body: bytes, exponent: int, *, start: int = 0) -> Message:
+        size = 16 << exponent
+        last = (len(body) - 1) // size
+        for number in range(start, last + 1):
+            value = uint(number << 4 | (number < last) << 3 | exponent)
+            part = body[number * size : (number + 1) * size]
+            peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", part, [(Option.BLOCK1, value)])
+            await wait_all_tasks_blocked()
+            answer = peer.take()
+            if answer.code == Code.CONTINUE:
+                assert option(answer, Option.BLOCK1) == value
+                assert number < last
+            else:
+                return answer
+        raise AssertionError("no final answer")
+
+    @pytest.mark.parametrize("exponent", range(7))
+    async def test_make_a_message(self, peer: Peer, services: Services, exponent: int) -> None:
+        answer = await self._send(peer, self.BODY, exponent)
+        assert answer.code == Code.CREATED
+        stored = await _stored(services, json.loads(answer.payload)["data"]["mid"])
+        assert json.loads(stored.data) == {"text": "x" * 900}
+        assert peer.session().blocks.bytes_held == 0
+
+    async def test_that_begin_in_the_middle(self, peer: Peer) -> None:
+        assert error(await self._send(peer, self.BODY, 2, start=3)) == ("4.08", "Request Entity Incomplete")
+
+    async def test_of_more_than_two_kibibytes(self, peer: Peer) -> None:
+        assert error(await self._send(peer, b" " * 2100, 6)) == ("4.13", "Request body too large")
+        assert peer.session().blocks.bytes_held == 0
+
+    async def test_announced_as_too_large(self, peer: Peer) -> None:
+        options = [(Option.BLOCK1, uint(8 | 6)), (Option.SIZE1, uint(5000))]
+        peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b" " * 1024, options)
+        await wait_all_tasks_blocked()
+        assert error(peer.take())[0] == "4.13"
+
+    async def test_of_a_stranger_are_not_held(self, peer: Peer) -> None:
+        peer.request(Code.POST, "v1.1/messages/nobody", b" " * 1024, [(Option.BLOCK1, uint(8 | 6))])
+        await wait_all_tasks_blocked()
+        assert error(peer.take())[0] == "4.01"
+        assert peer.session().blocks.bytes_held == 0
+
+    async def test_of_the_answer(self, peer: Peer, services: Services) -> None:
+        """A client with room for 16 bytes fetches the rest; the message is stored once."""
+        body, number, more = b"", 0, True
+        while more:
+            payload = json.dumps(STATE).encode() if number == 0 else b""
+            options = [(Option.BLOCK2, uint(number << 4))]
+            peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", payload, options)
+            await wait_all_tasks_blocked()
+            answer = peer.take()
+            body += answer.payload
+            more = bool(int.from_bytes(option(answer, Option.BLOCK2) or b"", "big") & 8)
+            number += 1
+        assert (await _stored(services, json.loads(body)["data"]["mid"])).data == '{"state":true}'
+        assert services.ingest.statistics().messages == 1
+
+    async def test_of_an_answer_that_nobody_has(self, peer: Peer) -> None:
+        peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b"", [(Option.BLOCK2, uint(1 << 4))])
+        await wait_all_tasks_blocked()
+        assert error(peer.take())[0] == "4.00"
+
+
+class TestTokenLookUps:
+    async def test_are_bounded(self, peer: Peer, endpoint: Endpoint) -> None:
+        for number in range(MAX_UNKNOWN_TOKENS + 10):
+            stranger = Peer(endpoint, ("192.0.2.9", number))
+            stranger.post(f"unknown {number}", STATE)
+            if number < MAX_UNKNOWN_TOKENS:
+                assert stranger.inbox == []
+            elif number > MAX_UNKNOWN_TOKENS + 4:  # the workers have taken theirs
+                assert error(stranger.take()) == ("5.03", "Service Unavailable")
+        await wait_all_tasks_blocked()
+        assert (await _posted(peer, BOBS_TOKEN, STATE)).code == Code.CREATED
+
+    async def test_of_one_token_are_bounded(self, endpoint: Endpoint) -> None:
+        peers = [Peer(endpoint, ("192.0.2.9", number)) for number in range(80)]
+        for peer in peers:
+            peer.post(KITCHEN_TOKEN, STATE)
+        assert sum(len(peer.inbox) for peer in peers) == 16
+        await wait_all_tasks_blocked()
+        assert [peer.take().code for peer in peers].count(Code.CREATED) == 64
+
+
+async def test_ping_is_answered_with_a_reset(peer: Peer) -> None:
+    peer.send(bytes.fromhex("40001234"))
+    assert peer.take() == Message(RST, Code.EMPTY, 0x1234)
