@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 
-import msgspec
+import msgpack
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
@@ -27,7 +27,7 @@ from protocols.websocket.handshake import Call
 from protocols.websocket.wire import POLICY_VIOLATION, encode, encode_text
 from storage.records import MessageRow
 
-_to_message_pack = msgspec.msgpack.Encoder().encode
+_to_message_pack = msgpack.Packer().pack
 
 
 @lru_cache(maxsize=1)
