@@ -41,7 +41,7 @@ class MergedRows:
 
     def _next(self, tx: Transaction) -> list[MessageRow]:
         for device in list(self._places):
-            # Runs that are nearly over are lengthened together with those that are, so that the next step is a long one.
+            # Runs that are nearly over are lengthened with those that are over, so that the next step is a long one.
             if len(self._runs.get(device, ())) < self._rows_at_once // 2:
                 self._read(tx, device)
         ends = [self._key(self._runs[device][-1]) for device in self._places]

@@ -46,7 +46,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str) ->
         with httpx.Client(base_url=f"{url.rstrip('/')}/v1.1", headers=headers, timeout=_SECONDS) as client:
             if field is not None:
                 _print_sparkline(client, device, field, start_ms, end_ms)
-            times = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
+            times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
             found = _get(client, "/messages", {"sdid": device, **times})
             for message in reversed(found["data"]):
                 click.echo(f"{_time(message['ts'])}  {_compact(message['data'])}")
@@ -72,7 +72,13 @@ def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> An
 
 def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: int, end_ms: int) -> None:
     interval = next(name for name, longest in _INTERVALS if end_ms - start_ms <= longest)
-    params = {"sdid": device, "field": field, "interval": interval, "startDate": start_ms, "endDate": end_ms}
+    params: dict[str, str | int] = {
+        "sdid": device,
+        "field": field,
+        "interval": interval,
+        "startDate": start_ms,
+        "endDate": end_ms,
+    }
     answer = _get(client, "/messages/analytics/histogram", params)
     buckets = {bucket["ts"]: bucket for bucket in answer["data"]}
     click.echo(f"{field}, means by {interval}: {sparkline(_means(answer, buckets)) or 'nothing'}")

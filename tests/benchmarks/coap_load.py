@@ -129,30 +129,52 @@ def path(*segments: bytes) -> bytes:
     return encoded
 
 
+class Poster:
+    """One device and its requests: a window of them is always under way."""
+
+    def __init__(self, peer: Plain, number: int, *, path_: bytes) -> None:
+        self.peer = peer
+        self._tail = path_ + b"\x11\x32\xff" + PAYLOAD
+        self._id = number * 977 & 0xFFFF
+        self._sent: dict[bytes, float] = {}
+
+    def send(self) -> None:
+        self._id = (self._id + 1) & 0xFFFF
+        token = self._id.to_bytes(2, "big")
+        self._sent[token] = time.perf_counter()
+        self.peer.send(struct.pack("!BBH", 0x42, 2, self._id) + token + self._tail)
+
+    def receive(self) -> list[tuple[float, bool]]:
+        """Latency and whether it was accepted, of each answer; the next request goes at once."""
+        found = []
+        while (answer := self.peer.receive()) is not None:
+            if len(answer) < 6 or not answer[1]:
+                continue
+            if answer[0] & 0x30 == 0:  # a separate response
+                self.peer.send(b"\x60\0" + answer[2:4])
+            at = self._sent.pop(answer[4:6], None)
+            if at is not None:
+                found.append((time.perf_counter() - at, answer[1] == 0x41))
+                self.send()
+        return found
+
+    def begin_again(self, window: int) -> int:
+        lost = len(self._sent)
+        self._sent.clear()
+        for _ in range(window):
+            self.send()
+        return lost
+
+
 def posts(options: argparse.Namespace) -> dict[str, object]:
-    peers = connect(options, options.devices)
-    poll, by_fd = select.epoll(), {}
-    tails = []
-    for number, peer in enumerate(peers):
-        by_fd[peer.socket.fileno()] = number
+    posters = {}
+    poll = select.epoll()
+    for number, peer in enumerate(connect(options, options.devices)):
+        segments = (b"m",) if options.aiocoap else (b"v1.1", b"messages", device_token(number).encode())
+        posters[peer.socket.fileno()] = Poster(peer, number, path_=path(*segments))
         poll.register(peer.socket, select.EPOLLIN)
-        options_ = path(b"v1.1", b"messages", device_token(number).encode()) + b"\x11\x32"
-        if options.aiocoap:
-            options_ = path(b"m") + b"\x11\x32"
-        tails.append(options_ + b"\xff" + PAYLOAD)
-    ids = [number * 977 & 0xFFFF for number in range(len(peers))]
-    sent: list[dict[bytes, float]] = [{} for _ in peers]
-    pack = struct.Struct("!BBH").pack
-
-    def send(number: int) -> None:
-        ids[number] = (ids[number] + 1) & 0xFFFF
-        token = ids[number].to_bytes(2, "big")
-        sent[number][token] = time.perf_counter()
-        peers[number].send(pack(0x42, 2, ids[number]) + token + tails[number])
-
-    for number in range(len(peers)):
-        for _ in range(options.window):
-            send(number)
+    for poster in posters.values():
+        poster.begin_again(options.window)
     begin = time.perf_counter() + options.warmup
     end = begin + options.seconds
     latencies: list[float] = []
@@ -160,30 +182,24 @@ def posts(options: argparse.Namespace) -> dict[str, object]:
     while (now := time.perf_counter()) < end:
         ready = poll.poll(0.5, 256)
         if not ready:  # everything was lost
-            for number in range(len(peers)):
-                lost += len(sent[number])
-                sent[number].clear()
-                for _ in range(options.window):
-                    send(number)
+            lost += sum(poster.begin_again(options.window) for poster in posters.values())
         for fd, _ in ready:
-            number = by_fd[fd]
-            peer = peers[number]
-            while (answer := peer.receive()) is not None:
-                if len(answer) < 6 or not answer[1]:
-                    continue
-                if answer[0] & 0x30 == 0:  # a separate response
-                    peer.send(b"\x60\0" + answer[2:4])
-                at = sent[number].pop(answer[4:6], None)
-                if at is None:
-                    continue
-                if now >= begin:
-                    refused += answer[1] != 0x41
-                    latencies.append(time.perf_counter() - at)
-                send(number)
+            answers = posters[fd].receive()
+            if now >= begin:
+                latencies.extend(latency for latency, _ in answers)
+                refused += sum(not is_accepted for _, is_accepted in answers)
     latencies.sort()
-    rate = len(latencies) / options.seconds
-    share = lambda part: latencies[int(len(latencies) * part)] * 1000 if latencies else 0.0  # noqa: E731
-    return {"rate": rate, "p50_ms": share(0.5), "p99_ms": share(0.99), "refused": refused, "lost": lost}
+    return {
+        "rate": len(latencies) / options.seconds,
+        "p50_ms": _share(latencies, 0.5),
+        "p99_ms": _share(latencies, 0.99),
+        "refused": refused,
+        "lost": lost,
+    }
+
+
+def _share(latencies: Sequence[float], share: float) -> float:
+    return latencies[int(len(latencies) * share)] * 1000 if latencies else 0.0
 
 
 def observers(options: argparse.Namespace) -> dict[str, object]:
@@ -194,10 +210,9 @@ def observers(options: argparse.Namespace) -> dict[str, object]:
         by_fd[peer.socket.fileno()] = peer
         poll.register(peer.socket, select.EPOLLIN)
         segments = path(b"v1.1", b"actions", device_token(number).encode())
-        # Observe 0, then Uri-Path with a delta of 5 from there.
-        peer.send(
-            b"\x41\x01" + struct.pack("!H", number) + b"\x01" + b"\x60" + bytes((segments[0] - 0x60,)) + segments[1:]
-        )
+        # Observe 0, then Uri-Path, whose number is 5 further on.
+        observe = b"\x60" + bytes((segments[0] - 0x60,)) + segments[1:]
+        peer.send(struct.pack("!BBHB", 0x41, 1, number, 1) + observe)
     registered = notifications = 0
     first = last = 0.0
     end = time.perf_counter() + options.seconds + 5

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.history [--messages 1000000 10000000] [--folder DIR] [--rounds 15]
 
 For each size a store is generated (tests/benchmarks/history_store.py), a daemon is started on it and asked over HTTP
-from another process; a time is that of a whole request, so each line begins with what an empty one costs. The first
-answer of a round is on a cold cache of ours (the operating system's is warm), the others are the median.
+from another process. A time is that of a whole request; the first line says what an empty one costs. The first answer
+to each question finds what the caches happen to have and is shown by itself; the median is of the others.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from protocols.cli import main
 from protocols.cli.history import sparkline
 
 HOUR_MS = 3_600_000
+TOKEN = "33" * 16
 
 
 @pytest.mark.parametrize(
@@ -37,12 +38,14 @@ class Daemon(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        status, body = 200, self.answer(url.path, query)
+        status, body = 200, dict[str, object]()
         if query["sdid"] == "unknown":
             status, body = 404, {"error": {"code": 404, "message": "Not Found", "id": "x"}}
-        if query.get("field") == "state":
+        elif query.get("field") == "state":
             findings = [[{"field": "field", "messages": ["Numeric field only"]}]]
             status, body = 400, {"error": {"code": 4001, "message": "Validation Error", "id": "x", "errors": findings}}
+        else:
+            body = self.answer(url.path, query)
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
@@ -50,7 +53,7 @@ class Daemon(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, object]:
-        assert self.headers["Authorization"] == "bearer secret"
+        assert self.headers["Authorization"] == f"bearer {TOKEN}"
         if path.endswith("/histogram"):
             assert query["interval"] == "hour"
             start = 10 * HOUR_MS
@@ -77,7 +80,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def run(*arguments: str, token: str = "secret") -> tuple[int, str, str]:
+def run(*arguments: str, token: str = TOKEN) -> tuple[int, str, str]:
     result = CliRunner().invoke(main, ["history", *arguments], env={"TRUNKLINE_TOKEN": token})
     return result.exit_code, result.stdout, result.stderr
 

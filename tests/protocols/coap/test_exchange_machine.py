@@ -6,7 +6,7 @@ Every request is handled once, every answer arrives or its exchange times out, a
 from collections import Counter
 from itertools import count
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -165,4 +165,6 @@ class BadNetwork(RuleBasedStateMachine):
 
 
 TestBadNetwork = BadNetwork.TestCase
-TestBadNetwork.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestBadNetwork.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
