@@ -8,7 +8,7 @@ rows are let go and read from the log again.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ _CONSUMER = "folds"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _log = structlog.get_logger(__name__)
 
+#: Rows, each with its fields by dotted path.
 Decoded = Sequence[tuple[MessageRow, Mapping[str, Any]]]
 Save = Callable[[Transaction], None]
 
@@ -147,7 +148,23 @@ class Folder:
 
 
 def decoded(rows: Sequence[MessageRow]) -> Decoded:
-    return [(row, _decode(row.data)) for row in rows]
+    return [(row, flat(_decode(row.data))) for row in rows]
+
+
+def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every field of normalised data by its dotted path; a collection is one field."""
+    for value in data.values():
+        if type(value) is dict:
+            return dict(_leaves(data, ""))
+    return data  # as it nearly always is
+
+
+def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in group.items():
+        if type(value) is dict:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def unfolded(tx: Transaction, device: int, *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:

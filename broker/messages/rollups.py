@@ -1,15 +1,14 @@
 """Rollups: what analytics read instead of messages. Per device, field and minute, and above them per hour and day."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial
-from typing import Any
 
 from broker.messages.aggregates import Aggregate, Number, merge_all
 from broker.messages.consumers import Decoded, Save
-from broker.messages.intervals import Interval
+from broker.messages.intervals import MINUTE_MS, Interval
 from storage.database import Transaction
 from storage.records import RollupRow
 
@@ -90,22 +89,17 @@ class Rollups:
 
 
 def collect(rows: Decoded) -> dict[_Place, Cell]:
-    cells: dict[_Place, Cell] = defaultdict(Cell)
-    for row, data in rows:
-        minute = Interval.MINUTE.start_of(row.ts)
-        cells[row.device, EVERY_MESSAGE, minute].count += 1
-        for path, value in leaves(data):
-            cells[row.device, path, minute].add(value)
-    return cells
-
-
-def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of normalised data by its dotted path; a collection is one field."""
-    for name, value in group.items():
-        if type(value) is dict:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    by_minute: dict[tuple[int, int], dict[str, Cell]] = {}
+    for row, fields in rows:
+        place = (row.device, row.ts - row.ts % MINUTE_MS)
+        if (cells := by_minute.get(place)) is None:
+            cells = by_minute[place] = defaultdict(Cell)
+        cells[EVERY_MESSAGE].count += 1
+        for path, value in fields.items():
+            cells[path].add(value)
+    return {
+        (device, path, minute): cell for (device, minute), cells in by_minute.items() for path, cell in cells.items()
+    }
 
 
 def aggregate_of(row: RollupRow) -> Aggregate | None:

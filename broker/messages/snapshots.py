@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from broker.messages.consumers import Decoded, Save, unfolded
-from broker.messages.rollups import leaves
 from storage.database import Database, Transaction
 
 _decode_fields = msgspec.json.Decoder(dict[str, tuple[int, int, Any]]).decode
@@ -17,6 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 _REMEMBERED_DEVICES = 10_000
 
+Place = tuple[int, int]  # (ts, position): which of two values counts
 Fields = dict[str, tuple[int, int, Any]]  # dotted path to (ts, position, value)
 
 
@@ -37,13 +37,16 @@ class Snapshots:
     def fold(self, tx: Transaction, rows: Decoded) -> Save:
         if len(self._known) > _REMEMBERED_DEVICES:
             self._known.clear()
-        changed = set()
-        for row, data in rows:
+        # From the last row back: mostly that one has every field's newest value, and the others need only a glance.
+        oldest: dict[int, Place] = {}
+        for row, data in reversed(rows):
             if (fields := self._known.get(row.device)) is None:
                 fields = self._known[row.device] = _kept(tx, row.device)
-            lay_over(fields, data, row.ts, row.position)
-            changed.add(row.device)
-        encoded = [(device, _encode(self._known[device]).decode()) for device in changed]
+            known = oldest.get(row.device)
+            if known is None or (row.ts, row.position) > known or not data.keys() <= fields.keys():
+                lay_over(fields, data, row.ts, row.position)
+                oldest[row.device] = min((field[:2] for field in fields.values()), default=(row.ts, row.position))
+        encoded = [(device, _encode(self._known[device]).decode()) for device in oldest]
         return lambda writing: writing.messages.put_snapshots(encoded)
 
     def forget(self) -> None:
@@ -56,7 +59,7 @@ def lay_over(fields: Fields, data: Mapping[str, Any], ts: int, position: int) ->
 
     The highest ts counts, of equal ones the last received, so a late message never overwrites a newer value.
     """
-    for path, value in leaves(data):
+    for path, value in data.items():
         if (known := fields.get(path)) is None or (ts, position) > known[:2]:
             fields[path] = (ts, position, value)
 
