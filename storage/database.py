@@ -173,7 +173,8 @@ class Database:
         task_status.started()
         try:
             while True:
-                await self._wanted.wait()
+                if not self._wanted.is_set():  # waiting for what is there already would cost a turn of a busy loop
+                    await self._wanted.wait()
                 await self._commit_open_group()
         finally:
             with trio.CancelScope(shield=True):

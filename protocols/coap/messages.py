@@ -174,17 +174,17 @@ def empty(type_: int, message_id: int) -> bytes:
     return bytes((0x40 | type_ << 4, 0, message_id >> 8, message_id & 0xFF))
 
 
-def encode_fresh_options(options: tuple[tuple[int, bytes], ...]) -> bytes:
-    """Options as they stand in a message. Only for option numbers of ours: aiocoap never forgets one."""
+@lru_cache(maxsize=4096)
+def encode_options(options: tuple[tuple[int, bytes], ...]) -> bytes:
+    """Options as they stand in a message. Only for option numbers of ours: aiocoap never forgets one.
+
+    The same come again and again: those of answers always, the Observe numbers of one observer for the others.
+    """
     draft = Options()
     for number, value in options:
         draft.add_option(OpaqueOption(OptionNumber(number), value))
     encoded: bytes = draft.encode()
     return encoded
-
-
-#: The same for options that come again and again.
-encode_options = lru_cache(maxsize=512)(encode_fresh_options)
 
 
 def uint(value: int) -> bytes:

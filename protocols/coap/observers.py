@@ -16,7 +16,7 @@ from broker.routing.connections import CloseReason
 from broker.services import Services
 from protocols.coap.blockwise import MAX_EXPONENT, Block, cut
 from protocols.coap.echo import AmplificationGuard
-from protocols.coap.messages import CBOR, Code, Option, content_format, encode_fresh_options, encode_options, uint
+from protocols.coap.messages import CBOR, Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import Observation
 from protocols.coap.requests import Answer, Request, answer_options, json_to, refusal
 from protocols.coap.session import Session
@@ -157,7 +157,7 @@ class Observers:
             head, payload = self._first_block(observer, payload, head, now)
         if self._guard is not None and not session.is_verified and not self._guard.allows(len(payload)):
             session.exchange.send(Code.EMPTY, b"", b"", b"", VERIFY, now)
-        session.exchange.send(Code.CONTENT, observation.token, encode_fresh_options(head), payload, observer, now)
+        session.exchange.send(Code.CONTENT, observation.token, encode_options(head), payload, observer, now)
         self._notifications += 1
         self._changed(session)
 

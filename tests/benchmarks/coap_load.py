@@ -64,6 +64,10 @@ class Dtls(Plain):
             datagram = super().receive()
         return self.is_open
 
+    def send_again(self) -> None:
+        self._ssl.DTLSv1_handle_timeout()
+        self._flush()
+
     def _flush(self) -> None:
         try:
             flight = self._ssl.bio_read(65536)
@@ -112,10 +116,14 @@ def handshakes(port: int, count: int, at_once: int = 32) -> tuple[list[Dtls], fl
             peer = Dtls(port, context)
             waiting[peer.socket.fileno()] = peer
             poll.register(peer.socket, select.EPOLLIN)
-        for fd, _ in poll.poll(1.0):
+        ready = poll.poll(1.0)
+        for fd, _ in ready:
             if waiting[fd].step():
                 poll.unregister(fd)
                 done.append(waiting.pop(fd))
+        if not ready:  # something was lost
+            for peer in waiting.values():
+                peer.send_again()
     poll.close()
     return done, time.perf_counter() - begin
 
