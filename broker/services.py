@@ -1,6 +1,6 @@
 """Builds every capability once. `Services` is the one object that protocols receive."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -81,6 +81,20 @@ class Services:
     provisioning: Provisioning
     #: Set when the daemon begins to stop: whoever holds a connection open says goodbye now.
     stopping: trio.Event
+
+    def statistics(self) -> Mapping[str, object]:
+        """Every stateful part's own statistics, by its name."""
+        return {
+            "store": self.database.statistics(),
+            "ingest": self.ingest.statistics(),
+            "folds": self.folder.statistics(),
+            "connections": self.connections.statistics(),
+            "feeds": self.feeds.statistics(),
+            "presence": self.presence.statistics(),
+            "exports": self.exports.statistics(),
+            "retention": self.retention.statistics(),
+            "mails": self.mails.statistics(),
+        }
 
 
 @asynccontextmanager

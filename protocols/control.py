@@ -61,7 +61,14 @@ async def _provision(services: Services, arguments: Mapping[str, Any]) -> object
     return await services.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
 
 
-COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {"provision": _provision}
+async def _statistics(services: Services, _arguments: Mapping[str, Any]) -> object:
+    return services.statistics()
+
+
+COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+    "provision": _provision,
+    "statistics": _statistics,
+}
 
 
 async def serve_control(

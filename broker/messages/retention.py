@@ -24,7 +24,7 @@ SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
 #: At least; and never shorter than twice the messages. Ten years is the longest range of a presence search.
 ROLLUP_DAYS = {Interval.MINUTE: 400, Interval.HOUR: 3_700, Interval.DAY: 3_700}
-_LONGEST_DAYS = 36_500
+LONGEST_DAYS = 36_500
 _STEP_POSITIONS = 1_000
 _PAUSE_SECONDS = 0.01
 _DEVICES_AT_ONCE = 100
@@ -75,8 +75,8 @@ class Retention:
 
         Raises ValidationFailed naming `retentionDays`.
         """
-        if days is not None and not 0 <= days <= _LONGEST_DAYS:
-            text = "Minimum value 0" if days < 0 else f"Maximum value {_LONGEST_DAYS}"
+        if days is not None and not 0 <= days <= LONGEST_DAYS:
+            text = "Minimum value 0" if days < 0 else f"Maximum value {LONGEST_DAYS}"
             raise ValidationFailed.of("retentionDays", text)
         await self._database.write(lambda tx: tx.retention.set_days(device_type, days))
 

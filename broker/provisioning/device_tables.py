@@ -9,6 +9,7 @@ import msgspec
 from broker.device_types.manifest import Manifest
 from broker.errors import Finding, ValidationFailed
 from broker.ids import new_device_type_id, new_id
+from broker.messages.retention import LONGEST_DAYS
 from broker.provisioning.document import Device, DeviceType
 from broker.provisioning.run import Place, Run, given, identify
 from broker.secrets import token_hash
@@ -60,9 +61,19 @@ class DeviceTables:
                 now_ms=self._run.now_ms,
             )
         versioned = entry.manifest is not None and self._manifest(at, key, entry.manifest)
+        retained = entry.retention_days is not None and self._retention(at, key, entry.retention_days)
         if known is None:
             return self._run.created(at, key)
-        return self._run.found(at, key, changed=versioned or wanted != known)
+        return self._run.found(at, key, changed=versioned or retained or wanted != known)
+
+    def _retention(self, at: Place, device_type: int, days: int) -> bool:
+        if not 0 <= days <= LONGEST_DAYS:
+            raise at.refusal("retention_days", f"0 (for ever) to {LONGEST_DAYS}")
+        retention = self._run.tx.retention
+        if retention.days_of_types().get(device_type) == days:
+            return False
+        retention.set_days(device_type, days)
+        return True
 
     def _manifest(self, at: Place, device_type: int, document: Mapping[str, Any]) -> bool:
         text = msgspec.json.encode(document)

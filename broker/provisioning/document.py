@@ -71,6 +71,7 @@ class DeviceType(_Entry, frozen=True, kw_only=True):
     published: bool | None = None
     protected: bool | None = None
     tags: tuple[str, ...] | None = None
+    retention_days: int | None = None
     rsp: bool = False
     ca: str | None = None
     manifest: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ import click
 
 from protocols.cli.failures import CommandError, leaves
 
-_COMMANDS = ("serve", "demo", "provision", "simulate", "tail", "history")
+_COMMANDS = ("serve", "demo", "provision", "simulate", "tail", "history", "statistics")
 _INTERRUPTED = 130  # as shells report it
 
 

@@ -1,0 +1,46 @@
+"""Commands that ask a running daemon, against the real one."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+
+from tests.daemon import TRUNKLINE, USER_TOKEN, bearer, device_id, running_daemon
+
+
+def run(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [TRUNKLINE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "TRUNKLINE_TOKEN": USER_TOKEN},
+    )
+    return done.stdout
+
+
+def test_history_and_statistics_of_a_running_daemon(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, devices=1) as daemon:
+        with httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN)) as client:
+            for number in range(3):
+                body = {"sdid": device_id(0), "data": {"intensity": number}}
+                client.post("/messages", json=body).raise_for_status()
+        url = f"http://{daemon.addresses['http']}"
+        lines = run("history", device_id(0), "--url", url).splitlines()
+        assert [line.split("  ")[1] for line in lines] == [f'{{"intensity":{number}}}' for number in range(3)]
+        shown = run("statistics", "--config", daemon.config)
+    counters = [line.split() for line in shown.splitlines()]
+    assert ["rows", "3"] in counters
+    assert ["retention"] in counters
+    assert any(line[:2] == ["store", "bytes"] and line[-1] == "MiB" for line in counters)
+
+
+def test_statistics_without_a_daemon_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
+    done = subprocess.run(
+        [TRUNKLINE, "statistics", "--config", config], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, f"trunkline: no daemon runs on {tmp_path / 'state'}\n")
