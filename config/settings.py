@@ -270,10 +270,19 @@ def _allowed(kind: Any) -> str:
 
 def _checked(settings: Settings, where: str) -> Settings:
     needs_tls = [
-        name for name in ("http", "accounts", "secure", "mqtt", "lwm2m") if getattr(settings, name).tls_bind is not None
+        f"{name}.{key}"
+        for name, key in (
+            ("http", "tls_bind"),
+            ("accounts", "tls_bind"),
+            ("secure", "tls_bind"),
+            ("mqtt", "tls_bind"),
+            ("coap", "dtls_bind"),
+            ("lwm2m", "tls_bind"),
+        )
+        if getattr(getattr(settings, name), key) is not None
     ]
     if needs_tls and (settings.tls.certificate is None or settings.tls.key is None):
-        raise SettingsError(f"{where}: {needs_tls[0]}.tls_bind: needs tls.certificate and tls.key")
+        raise SettingsError(f"{where}: {needs_tls[0]}: needs tls.certificate and tls.key")
     for key, value, lowest in (
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("storage.retention_days", settings.storage.retention_days, 0),

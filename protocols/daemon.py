@@ -19,6 +19,9 @@ import trio
 from broker.services import Services, open_services
 from config.settings import Address, Settings
 from protocols import systemd
+from protocols.coap.dtls import serve_coap_dtls
+from protocols.coap.handshakes import DtlsUnavailable
+from protocols.coap.server import serve_coap
 from protocols.control import serve_control
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
@@ -110,12 +113,17 @@ async def _listen(
         partial(serve_mqtt, services, connections=connections, ssl_context=context)
         for context in (None, _tls(settings) if settings.mqtt.tls_bind else None)
     )
+    coaps = partial(
+        serve_coap_dtls, services, certificate=settings.tls.certificate or Path(), key=settings.tls.key or Path()
+    )
     addresses: dict[str, Address] = {}
     for name, bind, serve in (
         ("http", settings.http.bind, http),
         ("https", settings.http.tls_bind, https),
         ("mqtt", settings.mqtt.bind, mqtt),
         ("mqtts", settings.mqtt.tls_bind, mqtts),
+        ("coap", settings.coap.bind, partial(serve_coap, services)),
+        ("coaps", settings.coap.dtls_bind, coaps),
     ):
         if bind is None:
             continue
@@ -123,6 +131,8 @@ async def _listen(
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
             raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
+        except DtlsUnavailable as error:  # everything else works without it, so it must not keep the daemon down
+            _log.error("dtls_disabled", listener=name, reason=str(error))
     await listeners.start(serve_control, services, settings.state_dir)
     return addresses
 
@@ -163,15 +173,15 @@ def _allow_many_connections() -> None:
 
 
 def _warn_of_what_is_missing(settings: Settings) -> None:
-    """The configuration file knows every listener of the design; this version says which of them it does not have."""
-    for name, bind in (
+    """The configuration file knows everything of the design; this version says what of it it does not have."""
+    for name, value in (
         ("accounts.tls_bind", settings.accounts.tls_bind),
         ("secure.tls_bind", settings.secure.tls_bind),
-        ("coap.bind", settings.coap.bind),
-        ("coap.dtls_bind", settings.coap.dtls_bind),
         ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
         ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),
         ("lwm2m.tls_bind", settings.lwm2m.tls_bind),
+        ("limits.rate_limits", None if settings.limits.rate_limits == "off" else "on"),
+        ("limits.quotas", None if settings.limits.quotas == "off" else "on"),
     ):
-        if bind is not None:
-            _log.warning("not_in_this_version", setting=name, value=str(bind))
+        if value is not None:
+            _log.warning("not_in_this_version", setting=name, value=str(value))

@@ -47,7 +47,7 @@ def _processor(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-class _Theirs(aiocoap.resource.Resource):
+class _Theirs(aiocoap.resource.Resource):  # type: ignore[misc]
     async def render_post(self, _request: aiocoap.Message) -> aiocoap.Message:
         return aiocoap.Message(code=aiocoap.CREATED, payload=b'{"data":{"mid":"0"}}', content_format=50)
 

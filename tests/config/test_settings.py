@@ -141,6 +141,7 @@ def test_other_variables_are_not_ours(file: Path) -> None:
         ),
         (STATE + "[http]\nbind = 8080", "http.bind: expected host:port or [IPv6]:port, got '8080'"),
         (STATE + '[http]\ntls_bind = "h:1"', "http.tls_bind: needs tls.certificate and tls.key"),
+        (STATE + '[coap]\ndtls_bind = "h:1"', "coap.dtls_bind: needs tls.certificate and tls.key"),
         (STATE + '[lwm2m]\ntls_bind = "h:1"\n[tls]\nkey = "k"', "lwm2m.tls_bind: needs tls.certificate and tls.key"),
         ("state_dir = ", "not valid TOML"),
     ],

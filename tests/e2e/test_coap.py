@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from socket import AF_INET, SOCK_DGRAM, socket
@@ -33,7 +34,8 @@ class Server:
 
     def __init__(self, folder: Path, certificate: tuple[Path, Path], prefix: Sequence[str] = ()) -> None:
         self.prefix = tuple(prefix)
-        arguments = [*prefix, sys.executable, "-m", "tests.benchmarks.coap_server", folder, *certificate, str(DEVICES)]
+        module = "tests.benchmarks.coap_server"
+        arguments = [*prefix, sys.executable, "-m", module, *map(str, (folder, *certificate, DEVICES))]
         environment = {**os.environ, "COAP_SERVER_TOKEN_0": KEY.encode().hex()}
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -253,7 +255,7 @@ class LossyRelay(threading.Thread):
         self._outside.connect(("127.0.0.1", port))
         for one in (self._inside, self._outside):
             one.settimeout(0.01)
-        self._client: object = None
+        self._client: Any = None
         self._is_over = threading.Event()
         self.port = self._inside.getsockname()[1]
 
@@ -261,10 +263,10 @@ class LossyRelay(threading.Thread):
         while not self._is_over.is_set():
             with suppress(TimeoutError):
                 datagram, self._client = self._inside.recvfrom(4096)
-                self._pass(lambda datagram=datagram: self._outside.send(datagram))
+                self._pass(partial(self._outside.send, datagram))
             with suppress(TimeoutError):
                 datagram = self._outside.recv(4096)
-                self._pass(lambda datagram=datagram: self._inside.sendto(datagram, self._client))
+                self._pass(partial(self._inside.sendto, datagram, self._client))
 
     def _pass(self, send: Callable[[], object]) -> None:
         chance = self._chance.random()

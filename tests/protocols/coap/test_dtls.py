@@ -9,6 +9,7 @@ import trio
 from OpenSSL import SSL
 from trio.testing import wait_all_tasks_blocked
 
+from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
@@ -19,6 +20,8 @@ from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
 from protocols.coap.handshakes import DtlsUnavailable, self_test
 from protocols.coap.messages import CON, Code, Message, Option
 from protocols.coap.session import SessionLimits
+from storage.database import Transaction
+from storage.records import DeviceTokenRecord
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls_client import DtlsClient, client_context, dtls_client, make_certificate, psk_context
@@ -149,15 +152,13 @@ class TestPreSharedKeys:
     async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
         for token in (KITCHEN_TOKEN, "77" * 16):
             sealed = services.vault.seal(token)
-            await services.database.write(lambda tx, sealed=sealed: _put_sealed(tx, world, sealed))
+            await services.database.write(partial(_put_sealed, world, sealed))
             with dtls_client(address, psk_context(KITCHEN, token, PSK)) as client:
                 await client.handshake()
 
 
-def _put_sealed(tx: object, world: World, sealed: bytes) -> None:
-    tx.connection.execute(  # type: ignore[attr-defined]
-        "UPDATE device_token SET sealed = :sealed WHERE device = :device", {"sealed": sealed, "device": world.kitchen}
-    )
+def _put_sealed(world: World, sealed: bytes, tx: Transaction) -> None:
+    tx.devices.put_token(DeviceTokenRecord(world.kitchen, token_hash(KITCHEN_TOKEN), sealed, world.application, 1))
 
 
 async def _still_serves(address: Address) -> None:
