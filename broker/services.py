@@ -14,6 +14,7 @@ from broker.accounts.grants import Grants
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
+from broker.accounts.sessions import Sessions
 from broker.accounts.site import Site
 from broker.accounts.token_server import DeviceCodeTerms
 from broker.accounts.tokens import Tokens
@@ -62,6 +63,7 @@ class Services:
     applications: Applications
     properties: ApplicationProperties
     authorize: Authorize
+    sessions: Sessions
     site: Site
     grants: Grants
     device_codes: DeviceCodes
@@ -181,6 +183,7 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         applications=Applications(database),
         properties=ApplicationProperties(database),
         authorize=Authorize(database, tokens),
+        sessions=Sessions(database, clock, passwords),
         site=site,
         grants=Grants(tokens, vault, DeviceCodeTerms.of(settings.accounts, site)),
         device_codes=DeviceCodes(database, clock),

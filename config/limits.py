@@ -35,6 +35,10 @@ DEVICE_POLL_GROWTH_SECONDS: Final = 5  # RFC 8628, 3.5: what `slow_down` adds to
 EXPIRY_SWEEP_SECONDS: Final = 2  # connections must end within 5 s after their token
 USER_CODE_MISSES: Final = 10  # wrong user codes from one address, or of one text, within the window
 USER_CODE_WINDOW_SECONDS: Final = 900
+SESSION_SECONDS: Final = 14 * 86_400  # compatibility.md 4.2: how long a browser stays signed in
+PASSWORD_MISSES: Final = 5  # compatibility.md 4.2: wrong passwords for one account within the window
+PASSWORD_WINDOW_SECONDS: Final = 900
+PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer ones are hashed for nobody
 APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 
 FREE_MONTHLY_MESSAGES: Final = 100_000  # compatibility.md 24: what an organization has without a plan

@@ -23,6 +23,7 @@ from storage.messages import MessageStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.sessions import SessionStore
 from storage.sql import Connection, StoreError
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Transaction:
         self.rollups = RollupStore(connection)
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
+        self.sessions = SessionStore(connection)
 
 
 @dataclass(slots=True)

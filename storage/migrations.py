@@ -182,3 +182,13 @@ CREATE INDEX export_to_do ON export (status, key);
 ALTER TABLE device_type ADD COLUMN retention_days INTEGER;
 CREATE TABLE retention (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
 """
+
+
+@migrations(name="0005_sessions")
+def sessions(db: sqlite_utils.Database) -> None:
+    db.execute(
+        "CREATE TABLE session (hash BLOB PRIMARY KEY, user INTEGER NOT NULL REFERENCES user ON DELETE CASCADE,"
+        " created_on INTEGER NOT NULL, expires_on INTEGER NOT NULL)"
+    )
+    db.execute("CREATE INDEX session_by_user ON session (user)")
+    db.execute("CREATE INDEX session_by_expiry ON session (expires_on)")

@@ -9,6 +9,7 @@ from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.oauth_world import OAuthWorld, make_oauth_world
 from tests.factories import World
+from tests.protocols.http.accounts.browser import Browser, give_password
 
 
 @pytest.fixture
@@ -20,3 +21,12 @@ async def oauth(services: Services, world: World) -> OAuthWorld:
 async def accounts(door: Address, oauth: OAuthWorld) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://{door}/accounts") as client:
         yield client
+
+
+@pytest.fixture
+async def browser(door: Address, oauth: OAuthWorld) -> AsyncIterator[Browser]:
+    """Ada's, who has a password now."""
+    await give_password(oauth.services, oauth.ada)
+    browser = Browser(door)
+    async with browser.client:
+        yield browser

@@ -1,0 +1,148 @@
+"""Signing in with a password, and the browser session that comes of it (compatibility.md 4.2).
+
+The session id is a secret of the browser and of nobody else: the store has its hash. What forms must carry to prove
+that a page of this very session was shown is derived from it, so nothing more needs to be kept.
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from broker.accounts.throttle import Throttle
+from broker.clock import Clock
+from broker.errors import DomainError
+from broker.ids import is_id, new_id
+from broker.secrets import Passwords, token_hash
+from config.limits import PASSWORD_MAX_CHARACTERS, PASSWORD_MISSES, PASSWORD_WINDOW_SECONDS, SESSION_SECONDS
+from storage.database import Database, Transaction
+from storage.records import UserRecord
+
+_NAME_CHARACTERS: Final = 320  # no e-mail address is longer
+_HASHED_AT_ONCE: Final = 4  # each takes 64 MiB for as long as it is computed
+
+
+@dataclass(eq=False)
+class WrongPassword(DomainError):
+    """It does not say which of the two is wrong: nobody learns here who has an account."""
+
+    status = 403
+    template = "The e-mail address or the password is wrong."
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A person who is signed in."""
+
+    id: str = field(repr=False)
+    user: UserRecord
+
+    def proof(self, *about: bytes) -> str:
+        """What a form carries when it was shown to this session, and was about this."""
+        return _keyed(self.id.encode(), *about)
+
+    def proves(self, proof: str, *about: bytes) -> bool:
+        return _equal(proof, self.proof(*about))
+
+
+class FormKeys:
+    """The same for people who are not signed in: the browser holds a key of its own, and the server signs it."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)  # a form that was open over a restart is simply shown again
+
+    def proof(self, browser_key: str) -> str:
+        return _keyed(self._secret, browser_key.encode())
+
+    def proves(self, proof: str, browser_key: str) -> bool:
+        return is_id(browser_key) and _equal(proof, self.proof(browser_key))
+
+
+class Sessions:
+    def __init__(self, database: Database, clock: Clock, passwords: Passwords) -> None:
+        self._database = database
+        self._clock = clock
+        self._passwords = passwords
+        self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
+        self._hashing = trio.CapacityLimiter(_HASHED_AT_ONCE)
+        self._nobodys_hash = ""
+
+    async def sign_in(self, name: str, password: str, *, instead_of: str | None = None) -> Session:
+        """A new session.
+
+        Args:
+            name: the e-mail address or the user name.
+            instead_of: the id of a session that the browser had until now; it ends.
+
+        Raises:
+            WrongPassword: there is no such account, or it has another password.
+            TooManyAttempts: this account saw too many wrong passwords, whatever this one is.
+        """
+        name = name.strip()
+        user = await self._database.read(lambda tx: _user_called(tx, name))
+        # Counted before it is known to be wrong, so that many guesses at once are no way around it. Names without an
+        # account are counted like the others: the answers must not differ.
+        key = f"user {user.key}" if user is not None else f"name {name.casefold()[:_NAME_CHARACTERS]}"
+        self._throttle.check(key)
+        self._throttle.missed(key)
+        hashed = user.password_hash if user is not None else None
+        matches = await trio.to_thread.run_sync(self._matches, hashed, password, limiter=self._hashing)
+        if user is None or not matches:
+            raise WrongPassword
+        self._throttle.forgive(key)
+        return await self._begin(user, instead_of)
+
+    async def find(self, session_id: str) -> Session | None:
+        """None also for a text that can be no id, so that it may come from anywhere."""
+        if not is_id(session_id):
+            return None
+        hash_, now_ms = token_hash(session_id), self._clock.now_ms()
+
+        def work(tx: Transaction) -> UserRecord | None:
+            key = tx.sessions.user_of(hash_, now_ms=now_ms)
+            return tx.accounts.user(key) if key is not None else None
+
+        user = await self._database.read(work)
+        return Session(session_id, user) if user is not None else None
+
+    async def end(self, session_id: str) -> None:
+        """It may be one that never was."""
+        await self._database.write(lambda tx: tx.sessions.remove(token_hash(session_id)))
+
+    async def _begin(self, user: UserRecord, instead_of: str | None) -> Session:
+        session, now_ms = Session(new_id(), user), self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.sessions.purge(now_ms=now_ms)
+            if instead_of is not None:
+                tx.sessions.remove(token_hash(instead_of))
+            expires_on = now_ms + SESSION_SECONDS * 1000
+            tx.sessions.add(token_hash(session.id), user.key, now_ms=now_ms, expires_on=expires_on)
+
+        await self._database.write(work)
+        return session
+
+    def _matches(self, hashed: str | None, password: str) -> bool:
+        """In a worker thread. It takes as long for an account that has no password, or does not exist."""
+        if not self._nobodys_hash:
+            self._nobodys_hash = self._passwords.hash(new_id())
+        is_possible = hashed is not None and len(password) <= PASSWORD_MAX_CHARACTERS
+        matches = self._passwords.matches(hashed or self._nobodys_hash, password[:PASSWORD_MAX_CHARACTERS])
+        return matches and is_possible
+
+
+def _user_called(tx: Transaction, name: str) -> UserRecord | None:
+    return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
+
+
+def _keyed(key: bytes, *about: bytes) -> str:
+    """Each part is hashed by itself, so that none can reach into the next."""
+    parts = b"".join(hashlib.sha256(part).digest() for part in about)
+    return hmac.new(key, parts, hashlib.sha256).hexdigest()
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode())

@@ -1,0 +1,131 @@
+"""/authorize and its forms: signing in and agreeing (compatibility.md 4.2)."""
+
+from quart import Blueprint, Response, g, request
+
+from broker.accounts.authorize import AuthorizationRequest, Authorize
+from broker.accounts.consent import ConsentScreen
+from broker.accounts.sessions import Session, Sessions, WrongPassword
+from broker.errors import TooManyAttempts
+from protocols.http.accounts.browsers import Browsers, Place
+from protocols.http.accounts.forms import Form, as_field
+from protocols.http.accounts.go import go_page
+from protocols.http.accounts.pages import page, pages_blueprint, told
+
+_OLD_FORM = "This form is no longer valid. Please try again; your browser must accept cookies."
+
+
+def sign_in_blueprint(authorize: Authorize, sessions: Sessions, browsers: Browsers) -> Blueprint:
+    routes = pages_blueprint("sign_in")
+    steps = _Steps(authorize, browsers)
+
+    @routes.get("/authorize")
+    async def authorize_() -> Response:
+        return await steps.begin(request.query_string)
+
+    @routes.get("/signin")
+    async def signin() -> Response:
+        return await steps.begin(request.query_string, login_wanted=True)
+
+    @routes.post("/login")
+    async def login() -> Response:
+        form = await Form.of_request()
+        to_go = form.text("page") == "go"
+        asked = None if to_go else await steps.read(form.query("continue"))
+        if isinstance(asked, Response):
+            return asked
+        session = await _sign_in(form, sessions, browsers, asked)
+        if isinstance(session, Response):
+            return session
+        answer = go_page(form.query("continue")) if asked is None else await steps.go_on(asked, session)
+        browsers.remember(answer, session)
+        return answer
+
+    @routes.post("/consent")
+    async def consent() -> Response:
+        form = await Form.of_request()
+        asked = await steps.read(form.query("continue"))
+        return asked if isinstance(asked, Response) else await steps.decide(asked, form)
+
+    return routes
+
+
+class _Steps:
+    """From a request of an application to the answer that it gets."""
+
+    def __init__(self, authorize: Authorize, browsers: Browsers) -> None:
+        self._authorize = authorize
+        self._browsers = browsers
+
+    async def begin(self, query: bytes, *, login_wanted: bool = False) -> Response:
+        asked = await self.read(query)
+        if isinstance(asked, Response):
+            return asked
+        session = await self._browsers.session()
+        if session is None or asked.login_wanted or login_wanted:
+            return self._browsers.sign_in_page("authorize", asked.query, asked=asked)
+        return await self.go_on(asked, session)
+
+    async def read(self, query: bytes) -> AuthorizationRequest | Response:
+        decided = await self._authorize.read(query)
+        if not isinstance(decided, AuthorizationRequest):
+            return told(decided)
+        g.asked = decided
+        return decided
+
+    async def go_on(self, asked: AuthorizationRequest, session: Session) -> Response:
+        """The person is known. Ask, or else give the application what it wants."""
+        screen = await self._authorize.consent_needed(asked)
+        if screen is not None:
+            return _consent_page(asked, session, screen)
+        return told(await self._authorize.allow(asked, session.user.key))
+
+    async def decide(self, asked: AuthorizationRequest, form: Form) -> Response:
+        session = await self._browsers.session()
+        if session is None:
+            return self._browsers.sign_in_page("authorize", asked.query, asked=asked)
+        screen = await self._authorize.consent_needed(asked)
+        if screen is None:  # meanwhile the application asks for less
+            return await self.go_on(asked, session)
+        if not session.proves(form.text("csrf"), *_about(asked, screen)):
+            return _consent_page(asked, session, screen, status=403, problem=_OLD_FORM)
+        match form.text("decision"):
+            case "allow":
+                return told(await self._authorize.allow(asked, session.user.key))
+            case "deny":
+                return told(self._authorize.deny(asked))
+            case _:
+                return _consent_page(asked, session, screen, status=400, problem="Please choose Allow or Deny.")
+
+
+def _consent_page(
+    asked: AuthorizationRequest, session: Session, screen: ConsentScreen, *, status: int = 200, problem: str = ""
+) -> Response:
+    return page(
+        "consent.html",
+        status,
+        asked=asked,
+        problem=problem,
+        screen=screen,
+        user=session.user,
+        query=as_field(asked.query),
+        csrf=session.proof(*_about(asked, screen)),
+    )
+
+
+def _about(asked: AuthorizationRequest, screen: ConsentScreen) -> tuple[bytes, ...]:
+    """Whoever agrees, agrees to this request and to what was on the screen."""
+    return b"consent", asked.query, repr(screen).encode()
+
+
+async def _sign_in(
+    form: Form, sessions: Sessions, browsers: Browsers, asked: AuthorizationRequest | None = None
+) -> Session | Response:
+    """The session, or the form once more."""
+    place: Place = "go" if asked is None else "authorize"
+    name, query = form.text("email"), form.query("continue")
+    if not browsers.showed_sign_in(form.text("csrf")):
+        return browsers.sign_in_page(place, query, status=403, asked=asked, name=name, problem=_OLD_FORM)
+    try:
+        return await sessions.sign_in(name, form.text("password"), instead_of=browsers.session_id)
+    except (WrongPassword, TooManyAttempts) as refused:
+        return browsers.sign_in_page(place, query, asked=asked, name=name, refused=refused)

@@ -1,0 +1,95 @@
+"""Signing in and the sessions that come of it, without any page."""
+
+import pytest
+import trio
+
+from broker.accounts.sessions import FormKeys, Session, WrongPassword
+from broker.errors import TooManyAttempts
+from broker.services import Services
+from tests.factories import ADA, World
+from tests.fakes import FakeClock
+from tests.protocols.http.accounts.browser import PASSWORD, give_password
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def signed_in(services: Services, world: World) -> Session:
+    await give_password(services, await services.users.find(ADA))
+    return await services.sessions.sign_in("ada-example", PASSWORD)
+
+
+async def stored(services: Services) -> int:
+    row = await services.database.read(lambda tx: tx.connection.execute("SELECT count(*) AS n FROM session").one())
+    assert row is not None
+    return int(row["n"])
+
+
+async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Session, fake_clock: FakeClock) -> None:
+    assert await services.sessions.find(signed_in.id) == signed_in
+    fake_clock.advance(14 * DAY_MS - 1)
+    assert await services.sessions.find(signed_in.id) is not None
+    fake_clock.advance(1)
+    assert await services.sessions.find(signed_in.id) is None
+    await services.sessions.sign_in("ada-example", PASSWORD)
+    assert await stored(services) == 1  # the old one is gone
+
+
+@pytest.mark.parametrize("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
+async def test_what_is_no_session(services: Services, signed_in: Session, text: str) -> None:
+    assert await services.sessions.find(text) is None
+    await services.sessions.end(text)
+    assert await services.sessions.find(signed_in.id) is not None
+
+
+async def test_the_id_is_not_stored(services: Services, signed_in: Session) -> None:
+    row = await services.database.read(lambda tx: tx.connection.execute("SELECT * FROM session").one())
+    assert row is not None
+    assert signed_in.id not in repr(dict(row))
+    assert signed_in.id not in repr(signed_in)
+
+
+async def test_proofs_belong_to_one_session_and_one_thing(services: Services, signed_in: Session) -> None:
+    other = await services.sessions.sign_in("ada@example.org", PASSWORD)
+    proof = signed_in.proof(b"a", b"bc")
+    assert signed_in.proves(proof, b"a", b"bc")
+    assert not signed_in.proves(proof, b"ab", b"c")
+    assert not other.proves(proof, b"a", b"bc")
+    assert not signed_in.proves("\udc80", b"a")
+
+
+def test_form_keys() -> None:
+    keys = FormKeys()
+    assert keys.proves(keys.proof("ab" * 16), "ab" * 16)
+    assert not keys.proves(keys.proof("ab" * 16), "cd" * 16)
+    assert not keys.proves(keys.proof(""), "")
+    assert not FormKeys().proves(keys.proof("ab" * 16), "ab" * 16)
+
+
+async def test_many_guesses_at_once_are_no_way_around(services: Services, signed_in: Session) -> None:
+    outcomes: list[type[Exception]] = []
+
+    async def guess() -> None:
+        try:
+            await services.sessions.sign_in("ada-example", "wrong")
+        except (WrongPassword, TooManyAttempts) as refused:
+            outcomes.append(type(refused))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):
+            nursery.start_soon(guess)
+    assert outcomes.count(WrongPassword) == 5
+    assert outcomes.count(TooManyAttempts) == 7
+
+
+async def test_the_right_password_forgives(services: Services, signed_in: Session) -> None:
+    for _ in range(3):
+        for _ in range(4):
+            with pytest.raises(WrongPassword):
+                await services.sessions.sign_in("ada-example", "wrong")
+        await services.sessions.sign_in("ada-example", PASSWORD)
+
+
+async def test_a_very_long_password(services: Services, signed_in: Session) -> None:
+    with pytest.raises(WrongPassword):
+        await services.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000)

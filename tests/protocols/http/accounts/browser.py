@@ -1,0 +1,98 @@
+"""A browser without scripts: it keeps cookies, and sends the form of a page as a person would."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+
+from broker.secrets import Passwords
+from broker.services import Services
+from config.settings import Address
+from storage.records import UserRecord
+
+PASSWORD = "correct horse battery staple"
+PASSWORD_HASH = Passwords().hash(PASSWORD)
+
+
+async def give_password(services: Services, user: UserRecord, hashed: str | None = PASSWORD_HASH) -> None:
+    await services.database.write(
+        lambda tx: tx.accounts.change_user(
+            user.key, email=user.email, full_name=user.full_name, password_hash=hashed, now_ms=1
+        )
+    )
+
+
+@dataclass
+class Form(HTMLParser):
+    """The only form of a page."""
+
+    html: str
+    action: str = ""
+    fields: dict[str, str] = field(default_factory=dict)
+    labelled: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        assert not [name for name in given if name.startswith("on") or name == "style"]
+        match tag:
+            case "form":
+                assert not self.action
+                assert given["method"] == "post"
+                self.action = given["action"]
+            case "input":
+                self.fields[given["name"]] = given.get("value", "")
+            case "label":
+                self.labelled.add(given["for"])
+            case _:
+                assert tag != "script"
+
+
+class Browser:
+    def __init__(self, door: Address) -> None:
+        self.client = httpx.AsyncClient(base_url=f"http://{door}/accounts/")
+
+    async def open(self, path: str, **query: str) -> httpx.Response:
+        url = self.client.base_url.join(path)
+        answer = await self.client.get(f"{url}?{urlencode(query)}" if query else url)
+        check_headers(answer)
+        return answer
+
+    async def send(self, shown: httpx.Response, **changed: str) -> httpx.Response:
+        """Send the form that was shown, with what is typed or clicked."""
+        form = Form(shown.text)
+        assert form.action, shown.text
+        return await self.post(form.action, form.fields | changed)
+
+    async def post(self, path: str, fields: dict[str, str]) -> httpx.Response:
+        answer = await self.client.post(self.client.base_url.copy_with(path=path), data=fields)
+        check_headers(answer)
+        return answer
+
+    async def sign_in(self, shown: httpx.Response, name: str = "ada@example.org", **changed: Any) -> httpx.Response:
+        return await self.send(shown, **{"email": name, "password": PASSWORD, **changed})
+
+
+def check_headers(answer: httpx.Response) -> None:
+    """What is true of every page and of every redirect."""
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-frame-options"] == "DENY"
+    if answer.status_code == 302:
+        assert answer.headers["location"]
+        return
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(one.strip().split(" ", 1) for one in answer.headers["content-security-policy"].split(";"))
+    assert policy["form-action"].split()[0] == "'self'"
+    del policy["form-action"]
+    assert policy == {
+        "default-src": "'none'",
+        "style-src": "'self'",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+    }

@@ -1,0 +1,399 @@
+"""The pages: signing in, agreeing, refusing, and everything that must not be possible."""
+
+from http.cookies import SimpleCookie
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx
+import pytest
+import structlog
+
+from broker.services import Services
+from config.settings import Address, Limits, Settings
+from protocols.http.accounts.pages import _source_of
+from tests.broker.accounts.oauth_world import (
+    CALLBACK,
+    MOBILE,
+    MOBILE_CALLBACK,
+    OTHER_CALLBACK,
+    PAGE,
+    PAGE_CALLBACK,
+    THEIR_TYPE,
+    VERIFIER,
+    WEB,
+    OAuthWorld,
+    basic,
+    challenge_of,
+    granted,
+    query_of,
+)
+from tests.factories import ADA, BOB
+from tests.fakes import FakeClock
+from tests.protocols.http.accounts.browser import PASSWORD, Browser, Form, give_password
+
+ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
+MINUTES = 60_000
+WRONG = "The e-mail address or the password is wrong."
+
+
+async def user_of(services: Services, access_token: str) -> str | None:
+    return (await services.tokens.information(access_token)).user_id
+
+
+async def ask_for_their_locks(oauth: OAuthWorld, application: str = WEB) -> None:
+    await oauth.ask_for(
+        application,
+        [{"device_type": THEIR_TYPE, "permissions": ["READ"]}, {"device_type": "profile", "permissions": ["WRITE"]}],
+    )
+
+
+# Flows
+
+
+@pytest.mark.parametrize("name", ["ada@example.org", " ADA@example.org ", "ada-example"])
+async def test_authorization_code(browser: Browser, oauth: OAuthWorld, name: str) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    assert shown.status_code == 200
+    assert "<strong>Web</strong>" in shown.text
+    back = await browser.sign_in(shown, name)
+    assert back.status_code == 302
+    given = query_of(back.headers["location"])
+    assert back.headers["location"].startswith(f"{CALLBACK}?code=")
+    assert given["state"] == ASKED["state"]
+    token = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=given["code"]))
+    assert await user_of(oauth.services, token["access_token"]) == ADA
+
+
+async def test_pkce(browser: Browser, oauth: OAuthWorld) -> None:
+    asked = {"code_challenge": challenge_of(VERIFIER), "code_challenge_method": "S256"}
+    shown = await browser.open("authorize", client_id=MOBILE, response_type="code", **asked)
+    assert "form-action 'self' myapp:;" in shown.headers["content-security-policy"]
+    back = (await browser.sign_in(shown)).headers["location"]
+    assert back.startswith(f"{MOBILE_CALLBACK}?code=")
+    form = {"client_id": MOBILE, "code": query_of(back)["code"], "code_verifier": VERIFIER}
+    token = granted(await oauth.token(grant_type="authorization_code", **form))
+    assert await user_of(oauth.services, token["access_token"]) == ADA
+
+
+async def test_implicit(browser: Browser, oauth: OAuthWorld) -> None:
+    shown = await browser.open("authorize", client_id=PAGE, response_type="token", state="s")
+    back = (await browser.sign_in(shown)).headers["location"]
+    assert back.startswith(f"{PAGE_CALLBACK}#access_token=")
+    given = parse_qs(urlsplit(back).fragment)
+    assert given["state"] == ["s"]
+    assert await user_of(oauth.services, given["access_token"][0]) == ADA
+
+
+async def test_whoever_is_signed_in_skips_the_form(browser: Browser) -> None:
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+    assert (await browser.open("authorize", **ASKED)).headers["location"].startswith(f"{CALLBACK}?code=")
+    head = await browser.client.head(f"authorize?{urlencode(ASKED)}")
+    assert (head.status_code, head.content) == (302, b"")
+
+
+@pytest.mark.parametrize(("path", "more"), [("authorize", {"prompt": "login"}), ("signin", {})])
+async def test_another_person_may_sign_in(browser: Browser, oauth: OAuthWorld, path: str, more: dict[str, str]) -> None:
+    await give_password(oauth.services, oauth.bob)
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+    first = browser.client.cookies["trunkline_session"]
+    back = await browser.sign_in(await browser.open(path, **ASKED, **more), "bob-example")
+    code = query_of(back.headers["location"])["code"]
+    token = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=code))
+    assert await user_of(oauth.services, token["access_token"]) == BOB
+    assert await oauth.services.sessions.find(first) is None
+
+
+# Errors of the request
+
+
+@pytest.mark.parametrize("path", ["authorize", "signin"])
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"client_id": "ff" * 16}, "Invalid parameter: client_id"),
+        ({"client_id": ""}, "Invalid parameter: client_id"),
+        ({"redirect_uri": "https://evil.example.org/"}, "Invalid parameter: redirect_uri"),
+        ({"redirect_uri": f"{CALLBACK}/"}, "Invalid parameter: redirect_uri"),
+        ({"redirect_uri": "//evil.example.org"}, "Invalid parameter: redirect_uri"),
+    ],
+)
+async def test_without_a_trusted_address_there_is_a_page(
+    browser: Browser, path: str, changed: dict[str, str], text: str
+) -> None:
+    answer = await browser.open(path, **(ASKED | changed))
+    assert answer.status_code == 400
+    assert text in answer.text
+    assert "location" not in answer.headers
+
+
+async def test_other_errors_go_to_the_application(browser: Browser) -> None:
+    back = (await browser.open("authorize", **(ASKED | {"prompt": "none"}))).headers["location"]
+    assert query_of(back) == {"error": "invalid_request", "state": ASKED["state"]}
+    back = (await browser.open("authorize", **(ASKED | {"response_type": "token"}))).headers["location"]
+    assert back.startswith(f"{CALLBACK}#error=unauthorized_client")
+
+
+@pytest.mark.parametrize(
+    "forged", ["client_id=x&redirect_uri=https://evil.example.org", "https://evil.example.org", ""]
+)
+@pytest.mark.parametrize("path", ["/accounts/login", "/accounts/consent"])
+async def test_what_a_form_carries_is_no_open_redirect(browser: Browser, path: str, forged: str) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    fields = Form(shown.text).fields | {"email": "ada-example", "password": PASSWORD, "continue": forged}
+    answer = await browser.post(path, fields | {"decision": "allow"})
+    assert answer.status_code == 400
+    assert "location" not in answer.headers
+    forged = f"{urlencode(ASKED)}&redirect_uri=https%3A%2F%2Fevil.example.org"
+    assert (await browser.post(path, fields | {"continue": forged})).status_code == 400
+
+
+async def test_go_is_the_only_other_place(browser: Browser) -> None:
+    shown = await browser.open("go")
+    answer = await browser.sign_in(shown, **{"continue": "https://evil.example.org?user_code=a%26b&next=evil"})
+    assert answer.headers["location"] == "/accounts/go"
+    answer = await browser.sign_in(await browser.open("signin", **ASKED), page="https://evil.example.org")
+    assert answer.headers["location"].startswith(CALLBACK)
+
+
+async def test_what_is_unexpected(browser: Browser, oauth: OAuthWorld) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    await oauth.services.database.write(lambda tx: tx.connection.execute("DROP TABLE session"))
+    back = await browser.sign_in(shown)
+    assert query_of(back.headers["location"]) == {"error": "server_error", "state": ASKED["state"]}
+    browser.client.cookies.set("trunkline_session", "ff" * 16)
+    answer = await browser.open("go")
+    assert answer.status_code in {500, 503}
+    assert "no such table" not in answer.text
+
+
+async def test_a_form_that_is_too_long(browser: Browser) -> None:
+    assert (await browser.post("/accounts/login", {"email": "a" * 70_000})).status_code == 413
+
+
+# Sign-in
+
+
+async def test_a_wrong_password(browser: Browser) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    answers = []
+    for name in ("ada@example.org", "nobody@example.org", "bob-example"):  # Bob has no password at all
+        answer = await browser.sign_in(shown, name, password="wrong <b>")
+        form = Form(answer.text)
+        assert (answer.status_code, form.fields["email"], form.fields["password"]) == (403, name, "")
+        assert "trunkline_session" not in browser.client.cookies
+        answers.append(answer.text.replace(name, ""))
+    assert WRONG in answers[0]
+    assert len(set(answers)) == 1
+    assert (await browser.sign_in(shown)).status_code == 302
+
+
+@pytest.mark.parametrize("name", ["ada@example.org", "nobody@example.org"])
+async def test_five_wrong_passwords(browser: Browser, fake_clock: FakeClock, name: str) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    for _ in range(5):
+        assert (await browser.sign_in(shown, name, password="wrong")).status_code == 403
+    answer = await browser.sign_in(shown, name)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "900")
+    assert "Try again in 900 seconds" in answer.text
+    # The user name and other spellings lead to the same account.
+    other = "ada-example" if name.startswith("ada") else name.upper()
+    assert (await browser.sign_in(shown, other)).status_code == 429
+    fake_clock.advance(15 * MINUTES)
+    assert (await browser.sign_in(shown, name)).status_code == (302 if name.startswith("ada") else 403)
+
+
+async def test_the_sign_in_form_must_have_been_shown(browser: Browser, door: Address) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    for csrf in ("", "0" * 64, "ü", "\0"):
+        answer = await browser.sign_in(shown, csrf=csrf)
+        assert answer.status_code == 403
+        assert "no longer valid" in answer.text
+        assert "trunkline_session" not in browser.client.cookies
+    stranger = Browser(door)
+    async with stranger.client:
+        assert (await stranger.sign_in(shown)).status_code == 403  # no cookie
+        await stranger.open("authorize", **ASKED)
+        assert (await stranger.sign_in(shown)).status_code == 403  # another one's
+        answer = await stranger.sign_in(await stranger.sign_in(shown))
+        assert answer.status_code == 302
+
+
+async def test_two_forms_may_be_open(browser: Browser) -> None:
+    first, _second = await browser.open("authorize", **ASKED), await browser.open("authorize", **ASKED)
+    assert (await browser.sign_in(first)).status_code == 302
+
+
+async def test_no_password_in_any_log(browser: Browser) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    with structlog.testing.capture_logs() as logs:
+        await browser.sign_in(shown, password="do-not-log-me")
+        await browser.sign_in(shown, password="do-not-log-me", **{"continue": "do-not-log-me"})
+    assert "do-not-log-me" not in repr(logs)
+
+
+# Cookies
+
+
+def cookies_of(answer: httpx.Response) -> SimpleCookie:
+    cookies = SimpleCookie()
+    for line in answer.headers.get_list("set-cookie"):
+        cookies.load(line)
+    return cookies
+
+
+async def test_cookies(browser: Browser, fake_clock: FakeClock) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    key = cookies_of(shown)["trunkline_form"]
+    assert (key["path"], key["httponly"], key["samesite"], key["secure"]) == ("/accounts", True, "Lax", "")
+    session = cookies_of(await browser.sign_in(shown))["trunkline_session"]
+    assert len(session.value) == 32
+    assert (session["path"], session["httponly"], session["samesite"]) == ("/accounts", True, "Lax")
+    assert session["max-age"] == str(14 * 86_400)
+    fake_clock.advance(14 * 86_400_000 - 1)
+    assert (await browser.client.get("checkSession")).json() == {"data": {"message": "Session is valid"}}
+    fake_clock.advance(1)
+    assert (await browser.client.get("checkSession")).status_code == 401
+    assert (await browser.open("authorize", **ASKED)).status_code == 200
+
+
+class TestWithHttps:
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        limits = Limits(rate_limits="off", quotas="off")
+        return Settings(state_dir=tmp_path, public_url="https://cloud.example.org", limits=limits)
+
+    async def test_cookies_are_secure(self, browser: Browser) -> None:
+        shown = await browser.open("authorize", **ASKED)
+        assert cookies_of(shown)["trunkline_form"]["secure"] is True
+        # httpx keeps secure cookies from plain HTTP, as browsers do.
+        browser.client.headers["Cookie"] = f"trunkline_form={cookies_of(shown)['trunkline_form'].value}"
+        assert cookies_of(await browser.sign_in(shown))["trunkline_session"]["secure"] is True
+
+
+# Consent
+
+
+async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
+    await ask_for_their_locks(oauth)
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED, redirect_uri=OTHER_CALLBACK))
+    assert shown.status_code == 200
+    for text in ("Web", "by Acme", "Their Lock", "see data", "Your profile", "ada@example.org"):
+        assert text in shown.text
+    assert "form-action 'self' https://web.example.org;" in shown.headers["content-security-policy"]
+    back = await browser.send(shown, decision="allow")
+    assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
+    assert query_of(back.headers["location"])["state"] == ASKED["state"]
+    application = await oauth.services.applications.find(WEB)
+    assert application is not None
+    grants = await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
+    assert [grant.read for grant in grants if grant.device_type is not None] == [True]
+
+
+async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
+    await ask_for_their_locks(oauth)
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED))
+    back = await browser.send(shown, decision="deny")
+    assert query_of(back.headers["location"]) == {"error": "access_denied", "state": ASKED["state"]}
+    application = await oauth.services.applications.find(WEB)
+    assert application is not None
+    assert await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
+
+
+async def test_consent_is_to_what_was_shown(browser: Browser, oauth: OAuthWorld) -> None:
+    await ask_for_their_locks(oauth)
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED))
+    assert (await browser.send(shown)).status_code == 400  # neither button
+    for changed in ({"csrf": ""}, {"csrf": "0" * 64}, {"continue": urlencode(ASKED | {"state": "other"})}):
+        answer = await browser.send(shown, decision="allow", **changed)
+        assert answer.status_code == 403
+        assert "location" not in answer.headers
+    await oauth.ask_for(WEB, [{"device_type": "*", "permissions": ["READ", "WRITE"]}])
+    answer = await browser.send(shown, decision="allow")
+    assert answer.status_code == 403
+    assert "All device types" in answer.text
+    assert (await browser.send(answer, decision="allow")).status_code == 302
+
+
+async def test_consent_belongs_to_one_session(browser: Browser, door: Address, oauth: OAuthWorld) -> None:
+    await ask_for_their_locks(oauth)
+    await give_password(oauth.services, oauth.bob)
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED))
+    other = Browser(door)
+    async with other.client:
+        answer = await other.send(shown, decision="allow")
+        assert "Password" in answer.text
+        await other.sign_in(answer, "bob-example")
+        assert (await other.send(shown, decision="allow")).status_code == 403
+
+
+async def test_names_are_no_markup(browser: Browser, oauth: OAuthWorld) -> None:
+    await oauth.services.database.write(
+        lambda tx: tx.connection.execute("UPDATE application SET name = '<script>alert(1)</script>'")
+    )
+    shown = await browser.open("authorize", **ASKED)
+    Form(shown.text)
+    assert "&lt;script&gt;" in shown.text
+    shown = await browser.open("authorize", **ASKED, extra='"><script>')
+    assert "<script>" not in shown.text
+
+
+# Looks
+
+
+async def test_the_style_sheet(browser: Browser) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    assert '<link rel="stylesheet" href="/accounts/static/style.css">' in shown.text
+    style = await browser.client.get("static/style.css")
+    assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
+    assert style.headers["x-content-type-options"] == "nosniff"
+    shown = await browser.open("authorize", **ASKED, test_css_blank="true")
+    assert "stylesheet" not in shown.text
+
+
+async def test_fields_have_labels(browser: Browser) -> None:
+    for shown in (await browser.open("authorize", **ASKED), await browser.open("go")):
+        assert Form(shown.text).labelled == {"email", "password"}
+        assert 'autocomplete="current-password"' in shown.text
+
+
+@pytest.mark.parametrize(
+    ("uri", "source"),
+    [
+        ("https://web.example.org/a?b#c", "https://web.example.org"),
+        ("http://127.0.0.1:8080/a", "http://127.0.0.1:8080"),
+        ("http://[::1]:8080/a", "http:"),
+        ("https://a;script-src@web/", "https:"),
+        ("myapp:///done", "myapp:"),
+        ("com.example.app:/done", "com.example.app:"),
+        ("no address", ""),
+        ("http://[/", ""),
+    ],
+)
+def test_where_forms_may_lead(uri: str, source: str) -> None:
+    assert _source_of(uri) == source
+
+
+# Sign-out
+
+
+@pytest.mark.parametrize("path", ["logout", "signout"])
+async def test_sign_out(browser: Browser, path: str) -> None:
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+    session = browser.client.cookies["trunkline_session"]
+    back = await browser.open(path, redirect_uri=CALLBACK, state="a b")
+    assert back.headers["location"] == f"{CALLBACK}?status=logout&state=a%20b"
+    assert "trunkline_session" not in browser.client.cookies
+    browser.client.cookies.set("trunkline_session", session)
+    assert (await browser.client.get("checkSession")).status_code == 401
+    assert (await browser.open(path, redirect_uri=CALLBACK)).headers["location"] == f"{CALLBACK}?status=logout"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "redirect_uri=https://evil.example.org", f"redirect_uri={CALLBACK}/", f"redirect_uri={CALLBACK}&" * 2],
+)
+async def test_sign_out_leads_nowhere_else(browser: Browser, query: str) -> None:
+    answer = await browser.open(f"logout?{query}")
+    assert answer.status_code == 400
+    assert "Invalid parameter: redirect_uri" in answer.text
+    assert "location" not in answer.headers
