@@ -15,6 +15,7 @@ from broker.accounts.issuance import Lifetimes
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
 from broker.accounts.sessions import Sessions
+from broker.accounts.sign_up import SignUp
 from broker.accounts.site import Site
 from broker.accounts.token_server import DeviceCodeTerms
 from broker.accounts.tokens import Tokens
@@ -64,6 +65,7 @@ class Services:
     properties: ApplicationProperties
     authorize: Authorize
     sessions: Sessions
+    sign_up: SignUp
     site: Site
     grants: Grants
     device_codes: DeviceCodes
@@ -184,6 +186,7 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         properties=ApplicationProperties(database),
         authorize=Authorize(database, tokens),
         sessions=Sessions(database, clock, passwords),
+        sign_up=SignUp(database, clock, passwords, settings.accounts),
         site=site,
         grants=Grants(tokens, vault, DeviceCodeTerms.of(settings.accounts, site)),
         device_codes=DeviceCodes(database, clock),

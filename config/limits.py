@@ -38,7 +38,11 @@ USER_CODE_WINDOW_SECONDS: Final = 900
 SESSION_SECONDS: Final = 14 * 86_400  # compatibility.md 4.2: how long a browser stays signed in
 PASSWORD_MISSES: Final = 5  # compatibility.md 4.2: wrong passwords for one account within the window
 PASSWORD_WINDOW_SECONDS: Final = 900
+PASSWORD_MIN_CHARACTERS: Final = 8  # compatibility.md 4.2
 PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer ones are hashed for nobody
+SIGN_UPS: Final = 10  # tries to open an account from one address within the window
+SIGN_UP_WINDOW_SECONDS: Final = 900
+EMAIL_MAX_CHARACTERS: Final = 254
 APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 
 FREE_MONTHLY_MESSAGES: Final = 100_000  # compatibility.md 24: what an organization has without a plan

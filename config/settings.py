@@ -73,6 +73,7 @@ class Accounts(_Table, frozen=True):
     refresh_window_days: int = REFRESH_WINDOW_DAYS
     device_code_seconds: int = DEVICE_CODE_SECONDS
     device_poll_seconds: int = DEVICE_POLL_SECONDS
+    signup: Literal["closed", "open"] = "closed"
 
 
 class Mqtt(_Table, frozen=True):

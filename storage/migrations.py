@@ -188,7 +188,7 @@ CREATE TABLE retention (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
 def sessions(db: sqlite_utils.Database) -> None:
     db.execute(
         "CREATE TABLE session (hash BLOB PRIMARY KEY, user INTEGER NOT NULL REFERENCES user ON DELETE CASCADE,"
-        " created_on INTEGER NOT NULL, expires_on INTEGER NOT NULL)"
+        " password BLOB NOT NULL, created_on INTEGER NOT NULL, expires_on INTEGER NOT NULL)"
     )
     db.execute("CREATE INDEX session_by_user ON session (user)")
     db.execute("CREATE INDEX session_by_expiry ON session (expires_on)")

@@ -7,18 +7,21 @@ class SessionStore:
     def __init__(self, db: Connection) -> None:
         self._db = db
 
-    def add(self, hash_: bytes, user: int, *, now_ms: int, expires_on: int) -> None:
+    def add(self, hash_: bytes, user: int, *, password: bytes, now_ms: int, expires_on: int) -> None:
+        """`password` marks the one that was in force: with another one the session is over."""
         self._db.execute(
-            "INSERT INTO session (hash, user, created_on, expires_on) VALUES (:hash, :user, :now, :expires_on)",
-            {"hash": hash_, "user": user, "now": now_ms, "expires_on": expires_on},
+            "INSERT INTO session (hash, user, password, created_on, expires_on)"
+            " VALUES (:hash, :user, :password, :now, :expires_on)",
+            {"hash": hash_, "user": user, "password": password, "now": now_ms, "expires_on": expires_on},
         )
 
-    def user_of(self, hash_: bytes, *, now_ms: int) -> int | None:
-        """The key of the person whose session it is, while it lasts."""
+    def user_of(self, hash_: bytes, *, now_ms: int) -> tuple[int, bytes] | None:
+        """The key of the person whose session it is, while it lasts, and the mark of the password."""
         row = self._db.execute(
-            "SELECT user FROM session WHERE hash = :hash AND expires_on > :now", {"hash": hash_, "now": now_ms}
+            "SELECT user, password FROM session WHERE hash = :hash AND expires_on > :now",
+            {"hash": hash_, "now": now_ms},
         ).one()
-        return int(row["user"]) if row else None
+        return (row["user"], row["password"]) if row else None
 
     def remove(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM session WHERE hash = :hash", {"hash": hash_})

@@ -22,7 +22,7 @@ from storage.database import Database, Transaction
 from storage.records import UserRecord
 
 _NAME_CHARACTERS: Final = 320  # no e-mail address is longer
-_HASHED_AT_ONCE: Final = 4  # each takes 64 MiB for as long as it is computed
+HASHED_AT_ONCE: Final = 4  # each takes 64 MiB for as long as it is computed
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class Sessions:
         self._clock = clock
         self._passwords = passwords
         self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
-        self._hashing = trio.CapacityLimiter(_HASHED_AT_ONCE)
+        self._hashing = trio.CapacityLimiter(HASHED_AT_ONCE)
         self._nobodys_hash = ""
 
     async def sign_in(self, name: str, password: str, *, instead_of: str | None = None) -> Session:
@@ -93,7 +93,7 @@ class Sessions:
         if user is None or not matches:
             raise WrongPassword
         self._throttle.forgive(key)
-        return await self._begin(user, instead_of)
+        return await self.begin(user, instead_of=instead_of)
 
     async def find(self, session_id: str) -> Session | None:
         """None also for a text that can be no id, so that it may come from anywhere."""
@@ -102,8 +102,11 @@ class Sessions:
         hash_, now_ms = token_hash(session_id), self._clock.now_ms()
 
         def work(tx: Transaction) -> UserRecord | None:
-            key = tx.sessions.user_of(hash_, now_ms=now_ms)
-            return tx.accounts.user(key) if key is not None else None
+            found = tx.sessions.user_of(hash_, now_ms=now_ms)
+            if found is None:
+                return None
+            user = tx.accounts.user(found[0])
+            return user if user is not None and _mark_of(user) == found[1] else None
 
         user = await self._database.read(work)
         return Session(session_id, user) if user is not None else None
@@ -112,7 +115,8 @@ class Sessions:
         """It may be one that never was."""
         await self._database.write(lambda tx: tx.sessions.remove(token_hash(session_id)))
 
-    async def _begin(self, user: UserRecord, instead_of: str | None) -> Session:
+    async def begin(self, user: UserRecord, *, instead_of: str | None = None) -> Session:
+        """A new session for a person who is known already: `sign_in` without a password."""
         session, now_ms = Session(new_id(), user), self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
@@ -120,7 +124,8 @@ class Sessions:
             if instead_of is not None:
                 tx.sessions.remove(token_hash(instead_of))
             expires_on = now_ms + SESSION_SECONDS * 1000
-            tx.sessions.add(token_hash(session.id), user.key, now_ms=now_ms, expires_on=expires_on)
+            hash_, mark = token_hash(session.id), _mark_of(user)
+            tx.sessions.add(hash_, user.key, password=mark, now_ms=now_ms, expires_on=expires_on)
 
         await self._database.write(work)
         return session
@@ -136,6 +141,11 @@ class Sessions:
 
 def _user_called(tx: Transaction, name: str) -> UserRecord | None:
     return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
+
+
+def _mark_of(user: UserRecord) -> bytes:
+    """Of the password. Whoever changes it ends the sessions that stood on the old one."""
+    return token_hash(user.password_hash or "")
 
 
 def _keyed(key: bytes, *about: bytes) -> str:

@@ -1,19 +1,17 @@
 """The tables of the provision file that accounts keep: organizations, users, applications, tokens and grants."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cryptography.fernet import InvalidToken
 
+from broker.accounts.user_names import free_user_name
 from broker.ids import new_id
 from broker.provisioning.document import EVERY_TYPE, Application, Grant, Organization, Token, User
 from broker.provisioning.run import Place, Run, given, identify
 from broker.secrets import token_hash
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, USER_TOKEN_SECONDS
 from storage.records import ApplicationRecord, GrantRecord, TokenRecord
-
-_MIN_USER_NAME, _MAX_USER_NAME = 5, 36  # compatibility.md 5.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class AccountTables:
         id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
         if password is not None and password.generated is not None:
             self._run.generate(at, entry.email, "password", password.generated)
-        name = self._free_user_name(entry.email)
+        name = free_user_name(self._run.tx, entry.email)
         return self._run.tx.accounts.add_user(
             id_,
             email=entry.email,
@@ -85,16 +83,6 @@ class AccountTables:
             password_hash=None if password is None else password.hashed,
             now_ms=self._run.now_ms,
         ).key
-
-    def _free_user_name(self, email: str) -> str:
-        """The e-mail's local part, made unique, and long enough, with a number (compatibility.md 5.1)."""
-        stem = re.sub(r"[^a-z0-9_.-]", "_", email.partition("@")[0].lower())
-        name, number = stem[:_MAX_USER_NAME], 0
-        while len(name) < _MIN_USER_NAME or self._run.tx.accounts.user_named(name) is not None:
-            number += 1
-            digits = str(number).zfill(_MIN_USER_NAME - len(stem))
-            name = stem[: _MAX_USER_NAME - len(digits)] + digits
-        return name
 
     def _join(self, at: Place, entry: User, user: int) -> bool:
         if entry.organization is None:

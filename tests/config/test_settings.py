@@ -63,6 +63,7 @@ _VARIABLES = [
     ("ACCOUNTS_REFRESH_WINDOW_DAYS", "0", "accounts.refresh_window_days", 0),
     ("ACCOUNTS_DEVICE_CODE_SECONDS", "62", "accounts.device_code_seconds", 62),
     ("ACCOUNTS_DEVICE_POLL_SECONDS", "1", "accounts.device_poll_seconds", 1),
+    ("ACCOUNTS_SIGNUP", "open", "accounts.signup", "open"),
     ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
     ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),

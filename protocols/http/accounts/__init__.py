@@ -12,20 +12,23 @@ from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.go import go_blueprint
 from protocols.http.accounts.information import information_blueprint
 from protocols.http.accounts.pages import style_blueprint
-from protocols.http.accounts.sign_in import sign_in_blueprint
+from protocols.http.accounts.sign_in import Steps, sign_in_blueprint
 from protocols.http.accounts.sign_out import check_session_blueprint, sign_out_blueprint
+from protocols.http.accounts.sign_up import sign_up_blueprint
 from protocols.http.accounts.token import token_blueprint
 from protocols.http.guard import Guard
 
 
 def install(app: Quart, services: Services) -> None:
     app.after_request(forbid_storing)
-    browsers = Browsers(services.sessions, services.site)
+    browsers = Browsers(services.sessions, services.site, signup_open=services.sign_up.is_open)
+    steps = Steps(services.authorize, browsers)
     for blueprint in (
         token_blueprint(services.grants),
         information_blueprint(services.tokens, Guard(services.tokens)),
-        sign_in_blueprint(services.authorize, services.sessions, browsers),
+        sign_in_blueprint(steps, services.sessions, browsers),
         go_blueprint(services.device_codes, browsers),
+        sign_up_blueprint(steps, services.sign_up, services.sessions, browsers),
         sign_out_blueprint(services.applications, services.sessions, browsers),
         check_session_blueprint(browsers),
         style_blueprint(),

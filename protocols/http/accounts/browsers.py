@@ -1,6 +1,6 @@
 """Who sits at the browser: the session cookie, and the key that guards the sign-in form before there is a session."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from quart import Response, request
 
@@ -21,8 +21,9 @@ Place = Literal["authorize", "go"]
 
 
 class Browsers:
-    def __init__(self, sessions: Sessions, site: Site) -> None:
+    def __init__(self, sessions: Sessions, site: Site, *, signup_open: bool) -> None:
         self._sessions = sessions
+        self._signup_open = signup_open
         self._site = site
         self._form_keys = FormKeys()
 
@@ -41,8 +42,8 @@ class Browsers:
     def forget(self, answer: Response) -> None:
         self._set(answer, _SESSION, "", max_age=0)
 
-    def showed_sign_in(self, csrf: str) -> bool:
-        """This browser was shown the sign-in form that it sends."""
+    def showed_form(self, csrf: str) -> bool:
+        """This browser was shown the form that it sends."""
         return self._form_keys.proves(csrf, request.cookies.get(_FORM_KEY, ""))
 
     def sign_in_page(
@@ -57,20 +58,41 @@ class Browsers:
         refused: DomainError | None = None,
     ) -> Response:
         """The form. Whoever fills it in goes on at `place`, with `query`."""
+        return self.form_page(
+            "sign_in.html",
+            place,
+            query,
+            status=status,
+            asked=asked,
+            problem=problem,
+            refused=refused,
+            name=name,
+            signup_open=self._signup_open,
+        )
+
+    def form_page(
+        self,
+        template: str,
+        place: Place,
+        query: bytes,
+        *,
+        status: int,
+        asked: AuthorizationRequest | None,
+        **values: Any,
+    ) -> Response:
+        """A form for people without a session."""
         key = request.cookies.get(_FORM_KEY, "")
         # A browser with two forms open has one key for both.
         key = key if is_id(key) else new_id()
         answer = page(
-            "sign_in.html",
+            template,
             status,
             asked=asked,
-            refused=refused,
-            problem=problem,
             place=place,
             query=as_field(query),
-            name=name,
             application=asked.application.name if asked is not None else "",
             csrf=self._form_keys.proof(key),
+            **values,
         )
         self._set(answer, _FORM_KEY, key, max_age=None)
         return answer

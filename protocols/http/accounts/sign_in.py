@@ -11,12 +11,11 @@ from protocols.http.accounts.forms import Form, as_field
 from protocols.http.accounts.go import go_page
 from protocols.http.accounts.pages import page, pages_blueprint, told
 
-_OLD_FORM = "This form is no longer valid. Please try again; your browser must accept cookies."
+OLD_FORM = "This form is no longer valid. Please try again; your browser must accept cookies."
 
 
-def sign_in_blueprint(authorize: Authorize, sessions: Sessions, browsers: Browsers) -> Blueprint:
+def sign_in_blueprint(steps: "Steps", sessions: Sessions, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("sign_in")
-    steps = _Steps(authorize, browsers)
 
     @routes.get("/authorize")
     async def authorize_() -> Response:
@@ -49,7 +48,7 @@ def sign_in_blueprint(authorize: Authorize, sessions: Sessions, browsers: Browse
     return routes
 
 
-class _Steps:
+class Steps:
     """From a request of an application to the answer that it gets."""
 
     def __init__(self, authorize: Authorize, browsers: Browsers) -> None:
@@ -87,7 +86,7 @@ class _Steps:
         if screen is None:  # meanwhile the application asks for less
             return await self.go_on(asked, session)
         if not session.proves(form.text("csrf"), *_about(asked, screen)):
-            return _consent_page(asked, session, screen, status=403, problem=_OLD_FORM)
+            return _consent_page(asked, session, screen, status=403, problem=OLD_FORM)
         match form.text("decision"):
             case "allow":
                 return told(await self._authorize.allow(asked, session.user.key))
@@ -123,8 +122,8 @@ async def _sign_in(
     """The session, or the form once more."""
     place: Place = "go" if asked is None else "authorize"
     name, query = form.text("email"), form.query("continue")
-    if not browsers.showed_sign_in(form.text("csrf")):
-        return browsers.sign_in_page(place, query, status=403, asked=asked, name=name, problem=_OLD_FORM)
+    if not browsers.showed_form(form.text("csrf")):
+        return browsers.sign_in_page(place, query, status=403, asked=asked, name=name, problem=OLD_FORM)
     try:
         return await sessions.sign_in(name, form.text("password"), instead_of=browsers.session_id)
     except (WrongPassword, TooManyAttempts) as refused:

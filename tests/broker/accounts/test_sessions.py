@@ -93,3 +93,8 @@ async def test_the_right_password_forgives(services: Services, signed_in: Sessio
 async def test_a_very_long_password(services: Services, signed_in: Session) -> None:
     with pytest.raises(WrongPassword):
         await services.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000)
+
+
+async def test_another_password_ends_the_sessions(services: Services, signed_in: Session) -> None:
+    await give_password(services, signed_in.user, services.passwords.hash("another one"))
+    assert await services.sessions.find(signed_in.id) is None

@@ -277,7 +277,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     await ask_for_their_locks(oauth)
     shown = await browser.sign_in(await browser.open("authorize", **ASKED, redirect_uri=OTHER_CALLBACK))
     assert shown.status_code == 200
-    for text in ("Web", "by Acme", "Their Lock", "see data", "Your profile", "ada@example.org"):
+    for text in ("Web", "by Acme", "Their Lock", "see devices and their data", "Your profile", "ada@example.org"):
         assert text in shown.text
     assert "form-action 'self' https://web.example.org;" in shown.headers["content-security-policy"]
     back = await browser.send(shown, decision="allow")
