@@ -50,6 +50,8 @@ def sign_up_blueprint(steps: Steps, sign_up: SignUp, sessions: Sessions, browser
 
     @routes.post("/signup")
     async def open_account() -> Response:
+        if not sign_up.is_open:
+            raise NotFound
         form = await Form.of_request()
         query = form.query("continue")
         asked = None if form.text("page") == "go" else await steps.read(query)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from broker.accounts.device_codes import UserCodeNotFound
+from broker.errors import TooManyAttempts
 from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.oauth_world import TV, OAuthWorld, granted, refused
@@ -94,3 +96,13 @@ async def test_what_is_no_code(browser: Browser, services: Services, code: str) 
     assert answer.status_code == 404
     assert "This code is not valid." in answer.text
     assert "<script>" not in answer.text
+
+
+async def test_guesses_are_counted_by_address(browser: Browser, services: Services) -> None:
+    entry = await browser.open((await browser.sign_in(await browser.open("go"))).headers["location"])
+    for number in range(10):
+        await browser.send(entry, user_code=f"AAAA-AA{'ABCDEFGHJK'[number]}A")
+    with pytest.raises(TooManyAttempts):
+        await services.device_codes.find("BBBB-BBBB", address="127.0.0.1")
+    with pytest.raises(UserCodeNotFound):
+        await services.device_codes.find("BBBB-BBBB", address="192.0.2.1")
