@@ -57,7 +57,6 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     """
     if settings.storage.url != "sqlite":
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
-    _warn_of_what_is_missing(settings)
     _allow_many_connections()
     try:
         await _run(settings, ready, stop)
@@ -87,6 +86,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections)
                     services.site.listens_on(addresses)
+                    _warn_of_what_is_missing(settings)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)

@@ -17,7 +17,7 @@ def the_main_job(db: sqlite_utils.Database) -> None:
     db["secret"].insert({"name": "mid", "value": secrets.token_bytes(32)})  # type: ignore[union-attr]
 
 
-@migrations(name="0003_mail")
+@migrations(name="0002_mail")
 def mail(db: sqlite_utils.Database) -> None:
     for statement in _MAIL.split(";\n"):
         if statement.strip():
@@ -109,7 +109,7 @@ CREATE TABLE consumer (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
 """
 
 
-@migrations(name="0002_accounts")
+@migrations(name="0003_accounts")
 def accounts(db: sqlite_utils.Database) -> None:
     for statement in _ACCOUNTS.split(";\n"):
         if statement.strip():
@@ -184,7 +184,7 @@ CREATE TABLE retention (name TEXT PRIMARY KEY, position INTEGER NOT NULL);
 """
 
 
-@migrations(name="0005_sessions")
+@migrations(name="0006_sessions")
 def sessions(db: sqlite_utils.Database) -> None:
     db.execute(
         "CREATE TABLE session (hash BLOB PRIMARY KEY, user INTEGER NOT NULL REFERENCES user ON DELETE CASCADE,"
