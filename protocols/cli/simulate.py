@@ -16,7 +16,7 @@ from protocols.cli.failures import CommandError
 from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
 from protocols.cli.simulated.readings import readings_of
 
-_PROTOCOLS = ("mqtt", "websocket", "http")
+_PROTOCOLS = ("mqtt", "websocket", "http", "coap")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 

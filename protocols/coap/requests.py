@@ -152,7 +152,9 @@ def refusal(error: DomainError, request: Request | None, *, error_id: str | None
     if error_id is not None:
         body["error"]["id"] = error_id
     format_ = JSON if request is None else request.answer_format
-    return Answer(response_code(error), json_to(format_, _encode_json(body)), format_)
+    wait = getattr(error, "retry_seconds", None) if error.status == 429 else None
+    options = () if wait is None else ((int(Option.MAX_AGE), uint(wait)),)
+    return Answer(response_code(error), json_to(format_, _encode_json(body)), format_, options)
 
 
 def in_blocks(answer: Answer, request: Request, blocks: Blockwise, now: float) -> Answer:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest
-from protocols.coap.messages import CBOR
-from protocols.coap.requests import cbor_to_json, json_to
+from broker.errors import BadRequest, TooManyAttempts
+from protocols.coap.messages import CBOR, Option, uint
+from protocols.coap.requests import cbor_to_json, json_to, refusal
 
 values = st.recursive(
     st.none()
@@ -57,3 +57,9 @@ def test_an_array_that_shares_itself_is_refused() -> None:
 
 def test_bytes_and_numbers_as_keys_become_text() -> None:
     assert json.loads(cbor_to_json(cbor2.dumps({1: b"bytes"}))) == {"1": "Ynl0ZXM="}
+
+
+def test_a_limit_says_how_long_to_wait() -> None:
+    answer = refusal(TooManyAttempts(retry_seconds=300), None)
+    assert (answer.code, answer.options) == (0x9D, ((Option.MAX_AGE, uint(300)),))
+    assert json.loads(answer.body)["error"]["code"] == 429

@@ -6,12 +6,20 @@ import cbor2
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
+from broker.clock import Clock
 from broker.envelope import Message as StoredMessage
-from broker.services import Services
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, Code, Message, Option, uint
 from protocols.coap.resources import MAX_UNKNOWN_TOKENS
-from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.sql import StoreError
+from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World, build_world
+from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, disable_kitchen, error, option, revoke_kitchen_token
 
 STATE = {"data": {"state": True}}
@@ -321,3 +329,21 @@ class TestTokenLookUps:
 async def test_ping_is_answered_with_a_reset(peer: Peer) -> None:
     peer.send(bytes.fromhex("40001234"))
     assert peer.take() == Message(RST, Code.EMPTY, 0x1234)
+
+
+async def test_a_message_that_could_not_be_stored(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, time: Time
+) -> None:
+    broken, vault = BreakableEngine(engine), Vault(Vault.new_key())
+    async with open_services(settings, Database(broken, run_sync=run_inline), vault, Clock(fake_clock)) as services:
+        await build_world(services.database, vault)
+        await services.devices.by_token(KITCHEN_TOKEN)
+        peer = Peer(Endpoint(services, now=time))
+        broken.error = StoreError("disk full")
+        peer.post(KITCHEN_TOKEN, STATE)
+        await wait_all_tasks_blocked()
+        answer = peer.take()
+        assert error(answer) == ("5.03", "Service Unavailable")
+        assert b"disk" not in answer.payload
+        broken.error = None
+        assert (await _posted(peer, KITCHEN_TOKEN, STATE)).code == Code.CREATED

@@ -1,0 +1,101 @@
+"""A device on CoAP, through aiocoap's client: it shares no code with the daemon it talks to but the codec."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+import aiocoap
+import msgspec
+from aiocoap.error import Error
+from aiocoap.numbers.contentformat import ContentFormat
+
+from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+
+_ANSWER_SECONDS = 120  # aiocoap sends again for as long as RFC 7252 has it, then says so itself
+_GOODBYE_SECONDS = 2
+_REFUSALS = (aiocoap.UNAUTHORIZED, aiocoap.FORBIDDEN, aiocoap.NOT_FOUND)
+
+
+def run(plan: Plan) -> None:
+    """Send until the plan is finished. Raises LinkLostError or RefusedError."""
+    for name in ("coap", "coap-server"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what is wrong is said here, once
+    try:
+        asyncio.run(_converse(plan))
+    except (Error, OSError, TimeoutError) as error:
+        raise LinkLostError(f"no answer: {error or type(error).__name__}") from error
+
+
+async def _converse(plan: Plan) -> None:
+    context = await aiocoap.Context.create_client_context()
+    try:
+        await _exchange(context, plan)
+    finally:
+        await context.shutdown()
+
+
+async def _exchange(context: aiocoap.Context, plan: Plan) -> None:
+    observation = context.request(aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=0))
+    registered = await asyncio.wait_for(observation.response, _ANSWER_SECONDS)
+    _refused(registered)
+    if registered.opt.observe is None:
+        raise LinkLostError(f"the daemon does not let itself be observed: {registered.code}")
+    tasks = {asyncio.create_task(_send(context, plan)), asyncio.create_task(_receive(observation, plan))}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        with suppress(Error, OSError, TimeoutError):
+            goodbye = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
+            await asyncio.wait_for(context.request(goodbye, handle_blockwise=False).response, _GOODBYE_SECONDS)
+    for task in done:
+        task.result()
+
+
+async def _send(context: aiocoap.Context, plan: Plan) -> None:
+    while not plan.is_finished:
+        message = aiocoap.Message(
+            code=aiocoap.POST,
+            uri=_uri(plan, "messages"),
+            payload=msgspec.json.encode({"data": plan.next_data()}),
+            content_format=ContentFormat.JSON,
+        )
+        answer = await asyncio.wait_for(context.request(message).response, _ANSWER_SECONDS)
+        if answer.code.is_successful():
+            plan.acknowledged()
+        else:
+            _refused(answer)
+            plan.refused_once(_error(answer))
+        if not plan.is_finished:
+            await asyncio.sleep(plan.period_seconds)
+
+
+async def _receive(observation: Any, plan: Plan) -> None:
+    try:
+        async for notification in observation.observation:
+            plan.received(msgspec.json.decode(notification.payload))
+    except Error as error:
+        raise LinkLostError(f"the daemon ended the observation: {error}") from error
+    raise LinkLostError("the daemon ended the observation")
+
+
+def _refused(answer: aiocoap.Message) -> None:
+    if answer.code in _REFUSALS:
+        raise RefusedError(f"{answer.code} {answer.payload.decode(errors='replace')}")
+
+
+def _error(answer: aiocoap.Message) -> dict[str, Any]:
+    try:
+        error: dict[str, Any] = msgspec.json.decode(answer.payload)["error"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return {"code": str(answer.code), "message": ""}
+    return error
+
+
+def _uri(plan: Plan, collection: str) -> str:
+    host = f"[{plan.host}]" if ":" in plan.host else plan.host
+    return f"coap://{host}:{plan.port}/v1.1/{collection}/{plan.token}"
