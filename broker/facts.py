@@ -73,6 +73,65 @@ class DeviceChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFact(Fact):
+    """Something happened to a device's place in the inventory (specification, Events).
+
+    It carries ids besides keys, because after `DeviceDeleted` nobody can look them up. `application_id` is the
+    application of the token that caused it; None for operators.
+    """
+
+    device: int
+    device_id: str
+    device_type: int
+    device_type_id: str
+    owner: int
+    owner_id: str
+    application_id: str | None
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCreated(DeviceFact):
+    """device.new"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdated(DeviceFact):
+    """device.updated: its name, its Manifest version or its policy changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnabled(DeviceFact):
+    """device.connected: it may send and receive again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDisabled(DeviceFact):
+    """device.disconnected: it may neither send nor receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDeleted(DeviceFact):
+    """device.deleted: what depends on it (rules, scenes, subscriptions, trials) has lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvailabilityChanged(Fact):
+    """device.status.online and device.status.offline, whatever the cause: connections or a status that was set."""
+
+    device: int
+    availability: str  # online | offline | unknown
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharesChanged(Fact):
+    """Who shares this device changed: somebody accepted, left or was removed."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
 class UserProfileUpdated(Fact):
     """The user's profile changed."""
 

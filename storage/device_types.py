@@ -103,4 +103,6 @@ def _device_type(row: Mapping[str, Any]) -> DeviceTypeRecord:
         description=row["description"],
         tags=tuple(json.loads(row["tags"])),
         created_on=row["created_on"],
+        has_cloud_connector=bool(row["has_cloud_connector"]),
+        last_updated=row["last_updated"] or row["created_on"],
     )

@@ -7,7 +7,12 @@ from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.sql import Connection
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on")
-_SELECT = "SELECT d.*, u.id AS owner_id FROM device AS d JOIN user AS u ON u.key = d.owner WHERE "
+_SELECT = (
+    "SELECT d.*, u.id AS owner_id,"
+    " EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = d.key AND s.status = 'ACCEPTED') AS shared"
+    " FROM device AS d JOIN user AS u ON u.key = d.owner WHERE d.deleted_on IS NULL AND "
+)
+_KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
 
 
 class DeviceStore:
@@ -32,7 +37,7 @@ class DeviceStore:
         return [_device(row) for row in rows]
 
     def keys_of_owner(self, owner: int) -> list[int]:
-        return [row["key"] for row in self._db.execute("SELECT key FROM device WHERE owner = :owner", {"owner": owner})]
+        return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 
     def put_device(
         self,
@@ -125,4 +130,9 @@ def _device(row: Mapping[str, Any]) -> DeviceRecord:
         manifest_version_policy=row["manifest_version_policy"],
         enabled=bool(row["enabled"]),
         created_on=row["created_on"],
+        eid=row["eid"],
+        vdid=row["vdid"],
+        cloud_authorization=row["cloud_authorization"],
+        certificate=row["certificate"],
+        shared=bool(row["shared"]),
     )

@@ -125,6 +125,8 @@ class DeviceTypeRecord:
     description: str | None
     tags: tuple[str, ...]
     created_on: int
+    has_cloud_connector: bool = False
+    last_updated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,11 @@ class DeviceRecord:
     manifest_version_policy: str  # LATEST | DEVICE
     enabled: bool
     created_on: int
+    eid: str | None = None  # external id of a device that belongs to a connector
+    vdid: str | None = None  # the id its vendor gave it
+    cloud_authorization: str = "NO_AUTHORIZATION"  # | AUTHORIZED | UNAUTHORIZED
+    certificate: bytes | None = None  # DER; what a securely registered device proves itself with
+    shared: bool = False  # at least one share is accepted
 
 
 @dataclass(frozen=True, slots=True)
