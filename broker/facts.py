@@ -76,14 +76,16 @@ class DeviceChanged(Fact):
 class DeviceFact(Fact):
     """Something happened to a device's place in the inventory (specification, Events).
 
-    It carries ids besides keys, because after `DeviceDeleted` nobody can look them up. `application_id` is the
-    application of the token that caused it; None for operators.
+    It carries all that decides who may hear of it, because after `DeviceDeleted` nobody can look it up.
+    `application_id` is the application of the token that caused it; None for operators.
     """
 
     device: int
     device_id: str
     device_type: int
     device_type_id: str
+    type_organization: int
+    type_protected: bool
     owner: int
     owner_id: str
     application_id: str | None
@@ -117,7 +119,10 @@ class DeviceDeleted(DeviceFact):
 
 @dataclass(frozen=True, slots=True)
 class AvailabilityChanged(Fact):
-    """device.status.online and device.status.offline, whatever the cause: connections or a status that was set."""
+    """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
+
+    Whoever causes it holds the `Device`, so that `Devices.get_nowait` gives it.
+    """
 
     device: int
     availability: str  # online | offline | unknown

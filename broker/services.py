@@ -39,6 +39,7 @@ from broker.messages.snapshots import Snapshots
 from broker.messages.status import Statuses
 from broker.provisioning import Provisioning
 from broker.routing.connections import Connections
+from broker.routing.events import Events
 from broker.routing.feeds import Feeds
 from broker.secrets import Passwords, Vault
 from config.settings import Settings
@@ -74,6 +75,7 @@ class Services:
     presence: Presence
     connections: Connections
     feeds: Feeds
+    events: Events
     ingest: Ingest
     history: History
     folder: Folder
@@ -94,6 +96,7 @@ class Services:
             "folds": self.folder.statistics(),
             "connections": self.connections.statistics(),
             "feeds": self.feeds.statistics(),
+            "events": self.events.statistics(),
             "presence": self.presence.statistics(),
             "exports": self.exports.statistics(),
             "retention": self.retention.statistics(),
@@ -195,6 +198,7 @@ async def _build(settings: Settings, database: Database, vault: Vault, clock: Cl
         presence=presence,
         connections=Connections(router, clock),
         feeds=Feeds(router, ingest.sender),
+        events=Events(router, devices),
         ingest=ingest,
         history=History(database, devices, mids, Cursors(mid_key)),
         folder=folder,

@@ -10,6 +10,7 @@ MAX_ACTIONS_PER_MESSAGE: Final = 20  # compatibility.md 9.1
 PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100
 IDS_MAX: Final = 100  # ids in sdids and dids lists
+EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 CURSOR_MAX_CHARACTERS: Final = 128  # compatibility.md 9.3
 
 NAME_MAX_CHARACTERS: Final = 64

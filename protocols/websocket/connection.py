@@ -262,6 +262,9 @@ class Connection:
     async def _wait_for_reply(self) -> None:
         """Bytes left unread would reset the connection, and take our last words with them."""
         with trio.move_on_after(REPLY_SECONDS):
+            if self._faulty and isinstance(self._stream, trio.abc.HalfCloseableStream):
+                # RFC 6455, 7.1.7: one who broke the protocol is not asked for a reply.
+                await self._stream.send_eof()
             while data := await self._receive_some():
                 try:
                     if not self._faulty and any(isinstance(one, Close) for one in self._reader.feed(data).controls):

@@ -1,8 +1,7 @@
 """The firehose, /live: every message of the devices one watches, as soon as it is stored (compatibility.md 19.2)."""
 
-import math
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,16 +14,15 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.messages.ingest import Ingest
-from broker.routing.connections import CloseReason
 from broker.routing.feeds import Encoding, Subscriber
 from broker.services import Services
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_frame, message_object
 from protocols.websocket.connection import Connection
-from protocols.websocket.errors import TokenEnded
-from protocols.websocket.frames import Form, form_of
+from protocols.websocket.frames import Form
 from protocols.websocket.handshake import Call
-from protocols.websocket.wire import POLICY_VIOLATION, encode, encode_text
+from protocols.websocket.watcher import Watcher
+from protocols.websocket.wire import encode, encode_text
 from storage.records import MessageRow
 
 _to_message_pack = msgpack.Packer().pack
@@ -80,8 +78,8 @@ async def select(services: Services, call: Call) -> Selection:
     if not call.token:
         raise Unauthorized
     caller = await services.tokens.caller(call.token)
-    devices = [await services.devices.find(id_) for id_ in _ids(call, "sdids", "sdid")]
-    types = [await services.device_types.find(id_) for id_ in _ids(call, "sdtids")]
+    devices = [await services.devices.find(id_) for id_ in named_ids(call, "sdids", "sdid")]
+    types = [await services.device_types.find(id_) for id_ in named_ids(call, "sdtids")]
     uid = call.value("uid")
     user = None if uid is None else await services.users.find(uid, caller)
     reach = await services.permissions.reach(caller)
@@ -92,13 +90,14 @@ async def select(services: Services, call: Call) -> Selection:
     if types and caller.kind is TokenKind.DEVICE:
         raise PermissionDenied("messages by device type with a device token")
     owner = caller.user if user is None else user.key
-    if user is not None and not await _acts_for(services, reach, user.key):
+    if user is not None and not await acts_for(services, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
     await services.tokens.caller(call.token)  # it may have been revoked meanwhile
     return Selection(reach, _keys(devices), _keys(types), owner)
 
 
-def _ids(call: Call, *names: str) -> tuple[str, ...]:
+def named_ids(call: Call, *names: str) -> tuple[str, ...]:
+    """All that these parameters name. Raises ValidationFailed: too many."""
     ids = tuple(dict.fromkeys(id_ for name in names for id_ in call.ids(name)))
     if len(ids) > IDS_MAX:
         raise ValidationFailed.of(names[0], f"Maximum length {IDS_MAX}")
@@ -109,7 +108,7 @@ def _keys(named: list[Device] | list[DeviceType]) -> frozenset[int] | None:
     return frozenset(one.key for one in named) or None
 
 
-async def _acts_for(services: Services, reach: Reach, user: int) -> bool:
+async def acts_for(services: Services, reach: Reach, user: int) -> bool:
     """A device token may name its owner: that takes nothing away and adds nothing."""
     caller = reach.caller
     if caller.kind is TokenKind.DEVICE and caller.device is not None:
@@ -117,62 +116,28 @@ async def _acts_for(services: Services, reach: Reach, user: int) -> bool:
     return reach.covers_user(user)
 
 
-class LiveFeed:
+class LiveFeed(Watcher):
     """One subscriber of the firehose."""
 
-    deadline = math.inf
-
     def __init__(self, services: Services, call: Call, selection: Selection, connection: Connection) -> None:
+        super().__init__(connection)
         self._services = services
         self._call = call
         self._selection = selection
-        self._connection = connection
-        self._subscription = ExitStack()
-        self.form = Form.JSON
 
-    async def talk(self) -> None:
-        """What the client says does not matter, only how it writes."""
-        self._subscribe()
-        while (payloads := await self._connection.receive()) is not None:
-            if payloads and (form := form_of(payloads[-1])) is not self.form:
-                self.form = form
-                self._subscribe()
-
-    def _subscribe(self) -> None:
-        """As things are now. Nothing is stored between leaving and entering, so nothing is missed or seen twice."""
-        self._subscription.close()
-        subscriber = Subscriber(
-            self._selection.watches,
-            self._offer,
-            encodings(self._services.ingest)[self.form],
-            self._selection.reach.caller.token,
-            self._close,
+    def _subscribed(self) -> AbstractContextManager[None]:
+        return self._services.feeds.subscribe(
+            Subscriber(
+                self._selection.watches,
+                self._offer,
+                encodings(self._services.ingest)[self.form],
+                self._selection.reach.caller.token,
+                self._close,
+            )
         )
-        self._subscription.enter_context(self._services.feeds.subscribe(subscriber))
 
     def _offer(self, frames: bytes, count: int) -> None:
         self._connection.offer(frames, count)
 
-    def _close(self, reason: CloseReason) -> None:
-        self._connection.close(POLICY_VIOLATION, reason.value)
-
-    async def check(self) -> None:
-        """Token, devices and permissions may have gone; and an application may have been granted more."""
-        try:
-            self._selection = await select(self._services, self._call)
-        except Unauthorized as error:
-            raise TokenEnded from error
-        if self._selection.reach.caller.kind is TokenKind.APPLICATION:
-            self._subscribe()
-
-    def expired(self) -> None:
-        """There is no deadline."""
-
-    def pinged(self) -> None:
-        """A subscriber is no device."""
-
-    async def finish(self) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        self._subscription.close()
+    async def _select(self) -> None:
+        self._selection = await select(self._services, self._call)

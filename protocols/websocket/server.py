@@ -42,6 +42,7 @@ from protocols.websocket.device_channel import (
     RegistrationRequested,
 )
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
+from protocols.websocket.events import EventFeed, select_events
 from protocols.websocket.feeds import LiveFeed, encodings, select
 from protocols.websocket.frames import Form
 from protocols.websocket.handshake import Call, Handshake
@@ -92,6 +93,8 @@ async def _admit(services: Services, call: Call) -> Callable[[Connection], Conve
             return partial(DeviceConversation, services, channel)
         case "/v1.1/live":
             return partial(LiveFeed, services, call, await select(services, call))
+        case "/v1.1/events":
+            return partial(EventFeed, services, call, await select_events(services, call))
         case _:
             raise NotFound
 

@@ -1,0 +1,118 @@
+"""The event feed, /events (specification, WebSocket API and Events; compatibility.md 19.4 and 20)."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+import msgpack
+import msgspec
+
+from broker.accounts.permissions import Permission, Reach
+from broker.accounts.tokens import TokenKind
+from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
+from broker.routing.events import Event, EventNames, EventSubscriber
+from broker.services import Services
+from config.limits import EVENT_PATTERN_MAX_CHARACTERS
+from protocols.websocket.connection import Connection
+from protocols.websocket.feeds import acts_for, named_ids
+from protocols.websocket.frames import Form
+from protocols.websocket.handshake import Call
+from protocols.websocket.watcher import Watcher
+from protocols.websocket.wire import encode, encode_text
+
+_to_json = msgspec.json.Encoder().encode
+_to_message_pack = msgpack.Packer().pack
+
+
+def _object(event: Event) -> dict[str, object]:
+    return {"event": event.name, "ts": event.ts, "data": event.data}
+
+
+def _json(event: Event) -> bytes:
+    return encode_text(_to_json(_object(event)))
+
+
+def _message_pack(event: Event) -> bytes:
+    return encode(_to_message_pack(_object(event)))
+
+
+_ENCODINGS: Final = {Form.JSON: _json, Form.MESSAGE_PACK: _message_pack}
+
+
+@dataclass(frozen=True, slots=True)
+class EventSelection:
+    """Which events a subscriber hears: everything that was asked for at once, within what its token may hear."""
+
+    reach: Reach
+    names: EventNames
+    devices: frozenset[int] | None = None
+    user: int | None = None
+
+    def concerns(self, event: Event) -> bool:
+        if event.name not in self.names or (self.user is not None and event.user != self.user):
+            return False
+        caller, device = self.reach.caller, event.device
+        if device is None:
+            return self.devices is None and self.reach.covers_user(event.user)
+        if self.devices is not None and device.key not in self.devices:
+            return False
+        # Those a device is shared with hear whether it is online, and nothing else of it.
+        if caller.kind is TokenKind.USER and caller.user != event.user and not event.is_status:
+            return False
+        return self.reach.allows(device, Permission.READ)
+
+
+async def select_events(services: Services, call: Call) -> EventSelection:
+    """What the parameters stand for.
+
+    Raises:
+        Unauthorized: no token, or one that is not valid.
+        DeviceNotFound, UserNotFound: something named does not exist.
+        PermissionDenied: a device or a user named is not the caller's to read.
+        ValidationFailed: too many ids or patterns, or an application that names neither a user nor a device.
+    """
+    if not call.token:
+        raise Unauthorized
+    caller = await services.tokens.caller(call.token)
+    devices = [await services.devices.find(id_) for id_ in named_ids(call, "dids", "did")]
+    uid = call.value("uid")
+    user = None if uid is None else await services.users.find(uid, caller)
+    reach = await services.permissions.reach(caller)
+
+    for device in devices:
+        if not reach.allows(device, Permission.READ):
+            raise PermissionDenied(f"READ on device {device.id}")
+    if user is not None and not await acts_for(services, reach, user.key):
+        raise PermissionDenied(f"READ on user {user.id}")
+    if caller.kind is TokenKind.APPLICATION and user is None and not devices:
+        raise ValidationFailed.of("uid", "Required parameter")
+    patterns = named_ids(call, "events", "event")
+    if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
+        raise ValidationFailed.of("events", f"Maximum length {EVENT_PATTERN_MAX_CHARACTERS}")
+    await services.tokens.caller(call.token)  # it may have been revoked meanwhile
+    keys = frozenset(device.key for device in devices) or None
+    return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
+
+
+class EventFeed(Watcher):
+    """One subscriber of the event feed."""
+
+    def __init__(self, services: Services, call: Call, selection: EventSelection, connection: Connection) -> None:
+        super().__init__(connection)
+        self._services = services
+        self._call = call
+        self._selection = selection
+
+    def _subscribed(self) -> AbstractContextManager[None]:
+        return self._services.events.subscribe(
+            EventSubscriber(
+                self._selection.concerns,
+                self._connection.offer,
+                _ENCODINGS[self.form],
+                self._selection.reach.caller.token,
+                self._close,
+            )
+        )
+
+    async def _select(self) -> None:
+        self._selection = await select_events(self._services, self._call)

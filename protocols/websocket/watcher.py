@@ -1,0 +1,67 @@
+"""A connection that only listens: what /live and /events have in common (compatibility.md 19.1)."""
+
+import math
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack
+
+from broker.errors import Unauthorized
+from broker.routing.connections import CloseReason
+from protocols.websocket.connection import Connection
+from protocols.websocket.errors import TokenEnded
+from protocols.websocket.frames import Form, form_of
+from protocols.websocket.wire import POLICY_VIOLATION
+
+
+class Watcher(ABC):
+    """One subscriber, from its handshake to its end. `form` is how the client writes, and so how it is written to."""
+
+    deadline = math.inf
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._subscription = ExitStack()
+        self.form = Form.JSON
+
+    @abstractmethod
+    def _subscribed(self) -> AbstractContextManager[None]:
+        """The subscription as things are now; it lasts as long as the block."""
+
+    @abstractmethod
+    async def _select(self) -> None:
+        """Work out again what is watched. Raises DomainError when the caller may not any more."""
+
+    async def talk(self) -> None:
+        """What the client says does not matter, only how it writes."""
+        self._subscribe()
+        while (payloads := await self._connection.receive()) is not None:
+            if payloads and (form := form_of(payloads[-1])) is not self.form:
+                self.form = form
+                self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Nothing happens between leaving and entering, so nothing is missed or seen twice."""
+        self._subscription.close()
+        self._subscription.enter_context(self._subscribed())
+
+    def _close(self, reason: CloseReason) -> None:
+        self._connection.close(POLICY_VIOLATION, reason.value)
+
+    async def check(self) -> None:
+        """Token, devices and permissions may have gone; and more may have been granted."""
+        try:
+            await self._select()
+        except Unauthorized as error:
+            raise TokenEnded from error
+        self._subscribe()
+
+    def expired(self) -> None:  # noqa: B027 - nothing to do is what every watcher does
+        """There is no deadline."""
+
+    def pinged(self) -> None:  # noqa: B027
+        """A subscriber is no device."""
+
+    async def finish(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self._subscription.close()

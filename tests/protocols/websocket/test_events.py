@@ -1,0 +1,275 @@
+"""The event feed: who hears of what, by which names, and in which form (compatibility.md 19.4 and 20)."""
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+import trio.testing
+from trio_websocket import WebSocketConnection
+from wsproto.events import CloseConnection, Message
+
+from broker.facts import (
+    AvailabilityChanged,
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceFact,
+    DeviceUpdated,
+    TokenRevoked,
+    UserProfileUpdated,
+)
+from broker.secrets import token_hash
+from broker.services import Services
+from config.limits import IDS_MAX
+from protocols.websocket.connection import MOST_FRAMES
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    DASHBOARD,
+    HALL,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+)
+from tests.protocols.websocket.peers import Peers, closing
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+KINDS: dict[str, type[DeviceFact]] = {
+    "device.new": DeviceCreated,
+    "device.updated": DeviceUpdated,
+    "device.connected": DeviceEnabled,
+    "device.disconnected": DeviceDisabled,
+    "device.deleted": DeviceDeleted,
+}
+
+
+def events(token: str, query: str = "") -> str:
+    return f"/v1.1/events?authorization={token}&{query}"
+
+
+async def device_fact(services: Services, kind: type[DeviceFact], did: str, aid: str | None = DASHBOARD) -> DeviceFact:
+    device = await services.devices.find(did)
+    return kind(
+        device=device.key,
+        device_id=device.id,
+        device_type=device.type_key,
+        device_type_id=device.type.id,
+        type_organization=device.type_organization,
+        type_protected=device.type_protected,
+        owner=device.owner,
+        owner_id=device.owner_id,
+        application_id=aid,
+        at_ms=NOW_MS,
+    )
+
+
+async def tell(services: Services, name: str, did: str, aid: str | None = DASHBOARD) -> None:
+    """One event about a device, as its cause would have published it."""
+    if name.startswith("device.status."):
+        device = await services.devices.find(did)
+        services.router.publish(AvailabilityChanged(device.key, name.rpartition(".")[2], NOW_MS))
+    else:
+        services.router.publish(await device_fact(services, KINDS[name], did, aid))
+
+
+async def heard(socket: WebSocketConnection) -> list[Any]:
+    """All that has arrived by now."""
+    frames: list[Any] = []
+    while True:
+        with trio.move_on_after(0.1):
+            frames.append(json.loads(await socket.get_message()))
+            continue
+        return frames
+
+
+HEARD_OF = [
+    # Without parameters: the device itself, the user's devices.
+    (KITCHEN_TOKEN, "", [KITCHEN]),
+    (ADA_TOKEN, "", [KITCHEN, HALL]),
+    (BOB_TOKEN, "", [BOBS]),
+    # By devices, in every spelling; both names count together.
+    (ADA_TOKEN, f"did={HALL}", [HALL]),
+    (ADA_TOKEN, f"dids={HALL}", [HALL]),
+    (ADA_TOKEN, f"dids={HALL},{KITCHEN}", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"did={HALL}&dids={KITCHEN}", [KITCHEN, HALL]),
+    (ADA_TOKEN, f"?did={HALL}", [HALL]),
+    (KITCHEN_TOKEN, f"did={KITCHEN}", [KITCHEN]),
+    (APPLICATION_TOKEN, f"dids={HALL}", [HALL]),
+    # By user.
+    (ADA_TOKEN, f"uid={ADA}", [KITCHEN, HALL]),
+    (ADA_TOKEN, "uid=self", [KITCHEN, HALL]),
+    (KITCHEN_TOKEN, f"uid={ADA}", [KITCHEN]),
+    (APPLICATION_TOKEN, f"uid={ADA}", [KITCHEN, HALL]),
+    (APPLICATION_TOKEN, f"uid={ADA}&did={HALL}", [HALL]),
+]
+
+
+@pytest.mark.parametrize(("token", "query", "expected"), HEARD_OF)
+async def test_everything_asked_for_counts_together_within_what_the_token_may_read(
+    services: Services, peers: Peers, token: str, query: str, expected: list[str]
+) -> None:
+    async with await peers.connect(events(token, query)) as socket:
+        for did in (KITCHEN, HALL, BOBS):
+            await tell(services, "device.updated", did)
+        assert [frame["data"]["did"] for frame in await heard(socket)] == expected
+
+
+REFUSED = [
+    ("0" * 32, "", 401, 401),
+    (ADA_TOKEN, f"uid={BOB}", 403, 403),
+    (ADA_TOKEN, f"did={BOBS}", 403, 403),
+    (KITCHEN_TOKEN, f"did={HALL}", 403, 403),
+    (APPLICATION_TOKEN, f"uid={BOB}", 403, 403),
+    (APPLICATION_TOKEN, f"did={BOBS}", 403, 403),
+    (ADA_TOKEN, f"did={'f' * 32}", 404, 404),
+    (ADA_TOKEN, f"uid={'f' * 32}", 404, 1201),
+    (APPLICATION_TOKEN, "", 400, 4001),
+    (APPLICATION_TOKEN, "events=device.*", 400, 4001),
+    (ADA_TOKEN, "dids=" + ",".join(f"{number:032x}" for number in range(IDS_MAX + 1)), 400, 4001),
+    (ADA_TOKEN, "events=" + ",".join(f"e{number}" for number in range(IDS_MAX + 1)), 400, 4001),
+    (ADA_TOKEN, "events=" + "*a" * 100, 400, 4001),
+]
+
+
+@pytest.mark.parametrize(("token", "query", "status", "code"), REFUSED)
+async def test_what_the_token_may_not_hear_fails_the_handshake(
+    peers: Peers, world: World, token: str, query: str, status: int, code: int
+) -> None:
+    answered, _, body = await peers.refusal(events(token, query))
+    assert (answered, body["error"]["code"]) == (status, code)
+
+
+async def test_without_a_token_the_handshake_fails(peers: Peers) -> None:
+    status, _, body = await peers.refusal("/v1.1/events")
+    assert (status, body["error"]["message"]) == (401, "Please provide a valid authorization header")
+
+
+ALL = [*KINDS, "device.status.online", "device.status.offline"]
+PATTERNS = [
+    ("", ALL),
+    ("events=*", ALL),
+    ("events=device.*", ALL),
+    ("events=device.status.*", ALL[-2:]),
+    ("event=device.status.online", ["device.status.online"]),
+    ("events=device.new,device.deleted", ["device.new", "device.deleted"]),
+    ("events=device.new&event=device.updated", ["device.new", "device.updated"]),
+    ("events=*.status.off*", ["device.status.offline"]),
+    ("events=**", ALL),
+    ("events=devicexnew", []),
+    ("events=device", []),
+    ("events=user.*", []),
+    ("events=DEVICE.NEW", []),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), PATTERNS)
+async def test_names_and_patterns_choose_the_events(
+    services: Services, peers: Peers, world: World, query: str, expected: list[str]
+) -> None:
+    async with await peers.connect(events(ADA_TOKEN, query)) as socket:
+        for name in ALL:
+            await tell(services, name, KITCHEN)
+        assert [frame["event"] for frame in await heard(socket)] == expected
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_a_device_event_names_owner_application_device_and_type(
+    services: Services, peers: Peers, world: World, name: str
+) -> None:
+    async with await peers.connect(events(ADA_TOKEN)) as socket:
+        await tell(services, name, KITCHEN)
+        assert await heard(socket) == [
+            {
+                "event": name,
+                "ts": NOW_MS,
+                "data": {"uid": ADA, "did": KITCHEN, "dtid": LIGHT_TYPE, "aid": DASHBOARD},
+            }
+        ]
+
+
+async def test_an_operators_change_has_no_application(services: Services, peers: Peers, world: World) -> None:
+    async with await peers.connect(events(ADA_TOKEN)) as socket:
+        await tell(services, "device.updated", KITCHEN, aid=None)
+        [frame] = await heard(socket)
+        assert "aid" not in frame["data"]
+
+
+async def test_a_status_event_names_owner_and_device(services: Services, peers: Peers, world: World) -> None:
+    async with await peers.connect(events(ADA_TOKEN)) as socket:
+        await tell(services, "device.status.online", KITCHEN)
+        assert await heard(socket) == [
+            {"event": "device.status.online", "ts": NOW_MS, "data": {"uid": ADA, "did": KITCHEN}}
+        ]
+
+
+async def test_a_status_without_an_event_is_not_told(services: Services, peers: Peers, world: World) -> None:
+    async with await peers.connect(events(ADA_TOKEN)) as socket:
+        services.router.publish(AvailabilityChanged(world.kitchen, "unknown", NOW_MS))
+        assert await heard(socket) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "query", "hears"),
+    [
+        (ADA_TOKEN, "", True),
+        (ADA_TOKEN, f"did={KITCHEN}", False),
+        (BOB_TOKEN, "", False),
+        (KITCHEN_TOKEN, "", False),
+        (APPLICATION_TOKEN, f"uid={ADA}", True),
+    ],
+)
+async def test_a_changed_profile_is_told_to_its_user_and_the_users_applications(
+    services: Services, peers: Peers, world: World, token: str, query: str, hears: bool
+) -> None:
+    async with await peers.connect(events(token, query)) as socket:
+        services.router.publish(UserProfileUpdated(world.ada, ADA, NOW_MS))
+        told = [{"event": "user.profile.updated", "ts": NOW_MS, "data": {"uid": ADA}}]
+        assert await heard(socket) == (told if hears else [])
+
+
+async def test_a_client_that_writes_message_pack_hears_message_pack(
+    services: Services, peers: Peers, world: World
+) -> None:
+    async with (
+        await peers.connect(events(ADA_TOKEN)) as packed,
+        await peers.connect(events(ADA_TOKEN)) as text,
+    ):
+        await packed.send_message(msgpack.packb({"type": "hello"}))
+        await trio.testing.wait_all_tasks_blocked()
+        await tell(services, "device.new", KITCHEN)
+        assert msgpack.unpackb(await packed.get_message()) == json.loads(await text.get_message())
+
+
+async def test_a_revoked_token_ends_the_feed(services: Services, peers: Peers, world: World) -> None:
+    async with await peers.connect(events(ADA_TOKEN)) as socket:
+        services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+        assert await closing(socket) == (1008, "token revoked or expired")
+
+
+async def test_one_who_falls_behind_is_closed_with_a_reason_and_nobody_misses_anything(
+    services: Services, peers: Peers, world: World
+) -> None:
+    slow = await peers.connect_plain(events(ADA_TOKEN), lockstep=True)
+    fact = await device_fact(services, DeviceUpdated, KITCHEN)
+    async with await peers.connect(events(ADA_TOKEN)) as quick:
+        for _ in range(MOST_FRAMES // 1000 + 1):
+            for _ in range(1000):
+                services.router.publish(fact)
+            for _ in range(1000):
+                await quick.get_message()
+        assert services.events.statistics().subscribers == 1
+    told = 0
+    while isinstance(event := await slow.event(), Message):
+        told += 1
+    assert isinstance(event, CloseConnection)
+    assert (event.code, told) == (1013, MOST_FRAMES)
