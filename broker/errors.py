@@ -150,12 +150,18 @@ class EmailTaken(DomainError):
 
 
 @dataclass(eq=False)
-class TooManyAttempts(DomainError):
-    """Too many wrong guesses; the next one is looked at in `retry_seconds`."""
+class TryLater(DomainError):
+    """Too much of something; it is worth another try in `retry_seconds`."""
 
     status = 429
-    template = "Too many attempts. Try again in {retry_seconds} seconds"
     retry_seconds: int
+
+
+@dataclass(eq=False)
+class TooManyAttempts(TryLater):
+    """Too many wrong guesses."""
+
+    template = "Too many attempts. Try again in {retry_seconds} seconds"
 
 
 @dataclass(eq=False)
@@ -164,6 +170,15 @@ class Gone(DomainError):
 
     status = 410
     template = "Gone"
+
+
+@dataclass(eq=False)
+class NotInThisVersion(DomainError):
+    """The specification has it, and we do not, yet."""
+
+    status = 501
+    template = "{capability}: not in this version"
+    capability: str
 
 
 @dataclass(eq=False)

@@ -5,14 +5,14 @@ one that needs time puts the fact into a bounded queue of its own and returns. A
 not harm the sender or the other handlers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 
 from broker.envelope import Action
-from storage.records import MessageRow
+from storage.records import GrantRecord, MessageRow
 
 F = TypeVar("F", bound="Fact")
 _log = structlog.get_logger(__name__)
@@ -130,10 +130,33 @@ class AvailabilityChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SharesChanged(Fact):
-    """Who shares this device changed: somebody accepted, left or was removed."""
+class ProviderAuthRemoved(Fact):
+    """The device's authorization at its third party was taken back; subscriptions end (compatibility.md 11.2)."""
 
     device: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharesChanged(Fact):
+    """Who shares this device changed: somebody accepted, left or was removed. The shared `Device` knows already."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantsChanged(Fact):
+    """A user allows an application more or less than before: now these grants, of all that the two have."""
+
+    user: int
+    application: int
+    grants: tuple[GrantRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanApproved(Fact):
+    """A monetization plan of this device type counts from now on."""
+
+    device_type: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +183,10 @@ class Router:
 
     def subscribe(self, kind: type[F], handler: Callable[[F], None]) -> None:
         self._handlers.setdefault(kind, []).append(handler)
+
+    def publish_all(self, facts: Iterable[Fact] | None) -> None:
+        for fact in facts or ():
+            self.publish(fact)
 
     def publish(self, fact: Fact) -> None:
         for handler in self._handlers.get(type(fact), ()):

@@ -14,7 +14,10 @@ EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 CURSOR_MAX_CHARACTERS: Final = 128  # compatibility.md 9.3
 
 NAME_MAX_CHARACTERS: Final = 64
+DESCRIPTION_MAX_CHARACTERS: Final = 1_500  # specification, Sizes and bounds: device types and trials
 FORBIDDEN_IN_NAMES: Final = frozenset("<>&'\"")
+DELETED_DEVICE_DAYS: Final = 30  # compatibility.md 6.1: how long a deleted device can be restored
+DEVICE_SHARES_MAX: Final = 100  # of one device, refused ones not counted
 
 REGISTRATION_SECONDS: Final = 30  # device channel: register after connecting
 PING_SECONDS: Final = 30  # WebSocket: every 30 s on all channels
@@ -38,14 +41,24 @@ USER_CODE_MISSES: Final = 10  # wrong user codes from one address, or of one tex
 USER_CODE_WINDOW_SECONDS: Final = 900
 SESSION_SECONDS: Final = 14 * 86_400  # compatibility.md 4.2: how long a browser stays signed in
 PASSWORD_MISSES: Final = 5  # compatibility.md 4.2: wrong passwords for one account within the window
+PASSWORD_ADDRESS_MISSES: Final = 50  # wrong passwords from one address within the window
 PASSWORD_WINDOW_SECONDS: Final = 900
 PASSWORD_MIN_CHARACTERS: Final = 8  # compatibility.md 4.2
 PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer ones are hashed for nobody
+PASSWORD_RESET_SECONDS: Final = 1_800  # how long the code of a reset mail is good for
+PASSWORD_RESETS: Final = 10  # asked for from one address within the window
+PASSWORD_RESET_WINDOW_SECONDS: Final = 900
+INVITATION_SECONDS: Final = 7 * 86_400  # how long an invitation to open an account is good for
+EXTERNAL_SIGN_IN_SECONDS: Final = 600  # from leaving for an identity provider to coming back
+EXTERNAL_SIGN_INS: Final = 10_000  # that may be under way
+EXTERNAL_SIGN_INS_OF_ONE: Final = 100  # begun from one address within the window
+EXTERNAL_SIGN_IN_WINDOW_SECONDS: Final = 900
 SIGN_UPS: Final = 10  # tries to open an account from one address within the window
 SIGN_UP_WINDOW_SECONDS: Final = 900
 EMAIL_MAX_CHARACTERS: Final = 254
 APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 
+CALLS_PER_ADDRESS: Final = 600  # compatibility.md 21.1: a minute, where no token is counted
 FREE_MONTHLY_MESSAGES: Final = 100_000  # compatibility.md 24: what an organization has without a plan
 
 COAP_EXCHANGE_SECONDS: Final = 247  # compatibility.md 17: duplicates are known for as long
@@ -59,3 +72,30 @@ EXPORT_PAST_DAYS: Final = 30
 EXPORT_KEPT_HOURS: Final = 24  # compatibility.md 10
 EXPORT_ENTRY_MESSAGES: Final = 10_000  # compatibility.md 10: then a new entry starts
 EXPORT_URL_CHARACTERS: Final = 2_000
+
+CONNECTOR_CALLS_PER_MINUTE: Final = 60  # specification, Rate limits: calls to the external cloud, for each user
+CONNECTOR_CALLS_PER_DAY: Final = 10_000
+CONNECTOR_PULL_MINUTES: Final = 60  # compatibility.md 24
+CONNECTOR_STATE_SECONDS: Final = 600  # how long a user may take to authorize us at the third party
+CONNECTOR_STATES: Final = 5  # authorizations of one device under way
+CONNECTOR_NOTIFICATION_BYTES: Final = 256 * 1024  # what a third party may send in one request
+CONNECTOR_ANSWER_BYTES: Final = 1024 * 1024  # what a third party may answer
+CONNECTOR_SECONDS: Final = 15  # how long a third party may take
+CONNECTOR_HOOK_SECONDS: Final = 5  # how long a plug-in's hook may take
+CONNECTOR_RESULTS: Final = 1_000  # events and Actions of one hook call
+CONNECTOR_REQUESTS: Final = 20  # requests of one hook call
+CONNECTOR_SUB_DEVICES: Final = 100  # of one linked device
+CONNECTOR_WAITING: Final = 1_000  # Actions, or requests of notifications, that wait for one type's third party
+
+REGISTRATION_PIN_SECONDS: Final = 3_600  # compatibility.md 7.1: how long PIN and registration are good for
+PIN_MISSES: Final = 5  # compatibility.md 7.1: wrong PINs by one user within the window
+PIN_WINDOW_SECONDS: Final = 600
+REGISTRATION_KEPT_DAYS: Final = 30  # those that led to nothing
+
+APPROVED_ROWS_MAX: Final = 10_000  # compatibility.md 7.2: rows of one CSV
+APPROVED_UPLOADS_WAITING: Final = 10  # of one device type
+APPROVED_UPLOADS_KEPT: Final = 100  # of one device type, with their rejected rows
+APPROVED_CERTIFICATES_MAX: Final = 100  # of one device type
+CERTIFICATE_MAX_BYTES: Final = 32 * 1024  # of a request that has one
+VENDOR_ID_MAX_CHARACTERS: Final = 64
+UPGRADE_TOKEN_SECONDS: Final = 900  # compatibility.md 13

@@ -142,7 +142,7 @@ class SmtpServer:
         if password and not user:
             raise ValueError("a password needs a user")
         security, default_port = _SCHEMES[parts.scheme]
-        if parts.scheme == "smtp" and _is_loopback(parts.hostname):
+        if parts.scheme == "smtp" and is_loopback(parts.hostname):
             security = MailSecurity.STARTTLS_IF_OFFERED
         return cls(parts.hostname, default_port if port is None else port, security, user, password)
 
@@ -155,7 +155,7 @@ def _split(url: str) -> tuple[SplitResult | None, int | None]:
         return None, None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """By what is written, not by what a name server says."""
     try:
         return ip_address(host).is_loopback

@@ -7,7 +7,7 @@ that names where it stands and what would be allowed.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,15 +15,25 @@ import msgspec
 
 from config.limits import (
     APPLICATION_TOKEN_SECONDS,
+    CALLS_PER_ADDRESS,
+    CONNECTOR_PULL_MINUTES,
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
     REFRESH_WINDOW_DAYS,
+    REGISTRATION_PIN_SECONDS,
     USER_TOKEN_SECONDS,
 )
 from config.mail import Sender, SmtpServer
+from config.providers import provider_problems
+from config.rates import Rate
 
 PREFIX = "TRUNKLINE_"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
+#: Prices have two decimals; these currencies have none, or three.
+WHOLE_CURRENCIES = frozenset(
+    {"bif", "clp", "djf", "gnf", "isk", "jpy", "kmf", "krw", "mga", "pyg", "rwf", "ugx", "vnd", "vuv", "xaf", "xof"}
+    | {"xpf", "bhd", "jod", "kwd", "omr", "tnd"}
+)
 _UNKNOWN = re.compile(r"unknown field `(.+?)`")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
@@ -60,20 +70,37 @@ class Http(_Table, frozen=True):
     tls_bind: Address | None = None
 
 
-class TlsListener(_Table, frozen=True):
+class Secure(_Table, frozen=True):
+    """REST and WebSocket for devices with client certificates, and how long their registration may take."""
+
     tls_bind: Address | None = None
+    pin_seconds: int = REGISTRATION_PIN_SECONDS
+
+
+class IdentityProvider(_Table, frozen=True):
+    """An external identity provider that speaks OpenID Connect. `name` is what `account_type` selects it by."""
+
+    name: str
+    issuer: str
+    client_id: str
+    client_secret: str = ""
+    client_secret_file: str = ""
+    scopes: tuple[str, ...] = ("openid", "email", "profile")
+    signup: Literal["accounts", "closed", "open"] = "accounts"
 
 
 class Accounts(_Table, frozen=True):
-    """The accounts paths on a listener of their own, and how long tokens and codes live."""
+    """The accounts paths on a listener of their own, who may sign in, and how long tokens and codes live."""
 
     tls_bind: Address | None = None
+    public_url: str = ""
     user_token_seconds: int = USER_TOKEN_SECONDS
     application_token_seconds: int = APPLICATION_TOKEN_SECONDS
     refresh_window_days: int = REFRESH_WINDOW_DAYS
     device_code_seconds: int = DEVICE_CODE_SECONDS
     device_poll_seconds: int = DEVICE_POLL_SECONDS
     signup: Literal["closed", "open"] = "closed"
+    providers: tuple[IdentityProvider, ...] = ()
 
 
 class Mqtt(_Table, frozen=True):
@@ -96,12 +123,39 @@ class Lwm2m(_Table, frozen=True):
 class Tls(_Table, frozen=True):
     certificate: Path | None = None
     key: Path | None = None
+    certificate_rsa: Path | None = None
+    key_rsa: Path | None = None
+
+    @property
+    def second(self) -> tuple[Path, Path] | None:
+        """The chain and the key for peers that have no suites for those of the first."""
+        return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)
 
 
 class Limits(_Table, frozen=True):
+    """Rates are `minute/day` (specification, Rate limits); each is of one user in one application, or of one device."""
+
     rate_limits: Literal["on", "off"] = "on"
     quotas: Literal["on", "off"] = "on"
     future_grace_seconds: int = 60
+    rest_user: str = "100/1000"
+    rest_device: str = "100/1000"
+    rest_application: str = "500/5000"
+    messages_user: str = "100/100000"
+    messages_device: str = "100/100000"
+    messages_application: str = "500/100000"
+    websocket_user: str = "1000/100000"
+    websocket_device: str = "1000/100000"
+    websocket_application: str = "5000/500000"
+    mqtt_device: str = "1000/100000"
+    coap_device: str = "100/10000"
+    calls_per_address: int = CALLS_PER_ADDRESS
+
+    @property
+    def rates(self) -> dict[str, str]:
+        """Those of the settings that are rates, by name."""
+        names = get_type_hints(Limits).keys()
+        return {name: getattr(self, name) for name in names if name.endswith(("_user", "_device", "_application"))}
 
 
 class Storage(_Table, frozen=True):
@@ -113,6 +167,20 @@ class Storage(_Table, frozen=True):
 class Subscriptions(_Table, frozen=True):
     payload: Literal["messages", "notification"] = "messages"
     batch_seconds: int = 0
+
+
+class Connectors(_Table, frozen=True):
+    pull_minutes: int = CONNECTOR_PULL_MINUTES
+
+
+class Payments(_Table, frozen=True):
+    """Who collects for paid tiers: the operator by hand, or Stripe."""
+
+    processor: Literal["manual", "stripe"] = "manual"
+    currency: str = "usd"
+    stripe_key: str = ""
+    stripe_webhook_secret: str = ""
+    stripe_url: str = "https://api.stripe.com"
 
 
 class Outbound(_Table, frozen=True):
@@ -133,7 +201,7 @@ class Settings(_Table, frozen=True):
     public_url: str = ""
     http: Http = Http()
     accounts: Accounts = Accounts()
-    secure: TlsListener = TlsListener()
+    secure: Secure = Secure()
     mqtt: Mqtt = Mqtt()
     coap: Coap = Coap()
     lwm2m: Lwm2m = Lwm2m()
@@ -141,6 +209,8 @@ class Settings(_Table, frozen=True):
     limits: Limits = Limits()
     storage: Storage = Storage()
     subscriptions: Subscriptions = Subscriptions()
+    connectors: Connectors = Connectors()
+    payments: Payments = Payments()
     outbound: Outbound = Outbound()
     log: Log = Log()
     grace_seconds: float = 5.0
@@ -188,11 +258,21 @@ def _from_text(text: str, keys: list[str], where: str) -> object:
         _address(text, where)
         return text
     kind = _kind_of(keys)
+    if get_origin(kind) is tuple:
+        return _tables_from_json(text, where)
     try:
         value = msgspec.convert(text, kind, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{where}: {_lower(str(error))}{_allowed(kind)}") from error
     return text if isinstance(value, Path) else value
+
+
+def _tables_from_json(text: str, where: str) -> object:
+    """An array of tables has no shorter form in a variable. What is in it is checked with the rest."""
+    try:
+        return msgspec.json.decode(text, type=list[dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeEncodeError):  # its text could quote a secret
+        raise SettingsError(f"{where}: expected a JSON array of objects") from None
 
 
 def _variables() -> dict[str, list[str]]:
@@ -284,21 +364,50 @@ def _checked(settings: Settings, where: str) -> Settings:
     ]
     if needs_tls and (settings.tls.certificate is None or settings.tls.key is None):
         raise SettingsError(f"{where}: {needs_tls[0]}: needs tls.certificate and tls.key")
+    if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
+        raise SettingsError(f"{where}: tls.certificate_rsa: needs tls.key_rsa, and the other way round")
     for key, value, lowest in (
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
+        ("limits.calls_per_address", settings.limits.calls_per_address, 1),
         ("storage.retention_days", settings.storage.retention_days, 0),
         ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
+        ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
         ("grace_seconds", settings.grace_seconds, 0),
         ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),
         ("accounts.application_token_seconds", settings.accounts.application_token_seconds, 1),
         ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
         ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
         ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
+        ("secure.pin_seconds", settings.secure.pin_seconds, 1),
     ):
         if not value >= lowest:  # nan is neither
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
+    _check_providers(settings.accounts.providers, where)
+    _check_rates(settings.limits, where)
     _check_mail(settings, where)
+    _check_payments(settings.payments, where)
     return settings
+
+
+def _check_rates(limits: Limits, where: str) -> None:
+    for name, text in limits.rates.items():
+        try:
+            Rate.parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{where}: limits.{name}: {error}") from None
+
+
+def _check_providers(providers: Sequence[IdentityProvider], where: str) -> None:
+    """`providers.py` says what each rule is for; no error text repeats a secret."""
+    names = {"local"}
+    for index, provider in enumerate(providers):
+        for key, problem in provider_problems(
+            provider.name, provider.issuer, provider.client_id, provider.scopes, taken=names
+        ):
+            raise SettingsError(f"{where}: accounts.providers[{index}].{key}: {problem}")
+        if provider.client_secret and provider.client_secret_file:
+            raise SettingsError(f"{where}: accounts.providers[{index}].client_secret_file: there is a client_secret")
+        names.add(provider.name.lower())
 
 
 def _check_mail(settings: Settings, where: str) -> None:
@@ -311,3 +420,10 @@ def _check_mail(settings: Settings, where: str) -> None:
     except ValueError as error:
         # Without its cause, which could quote a password.
         raise SettingsError(f"{where}: outbound.{key}: {error}") from None
+
+
+def _check_payments(payments: Payments, where: str) -> None:
+    if re.fullmatch(r"[a-z]{3}", payments.currency) is None or payments.currency in WHOLE_CURRENCIES:
+        raise SettingsError(f"{where}: payments.currency: expected the code of a currency with hundredths, as in usd")
+    if payments.processor == "stripe" and not (payments.stripe_key and payments.stripe_webhook_secret):
+        raise SettingsError(f"{where}: payments.processor: stripe needs stripe_key and stripe_webhook_secret")

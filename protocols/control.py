@@ -9,6 +9,7 @@ what can be asked.
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import trio
 from broker.errors import DomainError, Finding, ValidationFailed
 from broker.ids import new_id
 from broker.services import Services
+from protocols.monetization_commands import MONETIZATION_COMMANDS
+from protocols.type_commands import TYPE_COMMANDS
 from storage.sql import StoreError
 
 _SOCKET = "control.sock"
@@ -61,20 +64,39 @@ async def _provision(services: Services, arguments: Mapping[str, Any]) -> object
     return await services.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
 
 
-async def _statistics(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return services.statistics()
+#: What the listeners count, by the name that each has in the answer.
+Counters = Mapping[str, Callable[[], object]]
+Command = Callable[[Services, Mapping[str, Any]], Awaitable[object]]
 
 
-COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+async def _statistics(counters: Counters, services: Services, _arguments: Mapping[str, Any]) -> object:
+    return {**services.statistics(), **{name: count() for name, count in counters.items()}}
+
+
+COMMANDS: Mapping[str, Command] = {
     "provision": _provision,
-    "statistics": _statistics,
+    "statistics": partial(_statistics, {}),
+    **TYPE_COMMANDS,
+    **MONETIZATION_COMMANDS,
 }
 
 
 async def serve_control(
-    services: Services, state_dir: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    services: Services,
+    state_dir: Path,
+    *,
+    counters: Counters | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer commands until cancelled. The caller holds the lock of the state directory."""
+    """Answer commands until cancelled. The caller holds the lock of the state directory.
+
+    Args:
+        services: the broker.
+        state_dir: where the socket goes.
+        counters: of the listeners; the command `statistics` shows them behind the broker's own.
+        task_status: told when the socket listens.
+    """
+    commands: Mapping[str, Command] = {**COMMANDS, "statistics": partial(_statistics, counters or {})}
     path = state_dir / _SOCKET
     path.unlink(missing_ok=True)  # what a killed daemon left; nobody listens there, because we have the lock
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
@@ -82,7 +104,7 @@ async def serve_control(
 
     async def converse(stream: trio.SocketStream) -> None:
         async with limit:
-            await _converse(services, stream)
+            await _converse(services, commands, stream)
 
     try:
         with _short(path) as name:
@@ -96,26 +118,26 @@ async def serve_control(
         path.unlink(missing_ok=True)
 
 
-async def _converse(services: Services, stream: trio.SocketStream) -> None:
+async def _converse(services: Services, commands: Mapping[str, Command], stream: trio.SocketStream) -> None:
     async with stream:
         try:
             with trio.fail_after(_CLIENT_SECONDS):
                 content = await _receive_all(stream)
-            answer = msgspec.json.encode(await _answer(services, content))
+            answer = msgspec.json.encode(await _answer(services, commands, content))
             with trio.fail_after(_CLIENT_SECONDS):
                 await stream.send_all(answer)
         except (trio.BrokenResourceError, trio.TooSlowError):
             _log.warning("control_client_left")
 
 
-async def _answer(services: Services, content: bytes | None) -> Answer:
+async def _answer(services: Services, commands: Mapping[str, Command], content: bytes | None) -> Answer:
     if content is None:
         return Answer(error=Failure(f"the request is larger than {_MAX_BYTES} bytes"))
     try:
         request = msgspec.json.decode(content, type=Request)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Answer(error=Failure(f"not a request: {error}"))
-    command = COMMANDS.get(request.command)
+    command = commands.get(request.command)
     if command is None:
         return Answer(error=Failure(f"this daemon does not know the command {request.command!r}"))
     try:

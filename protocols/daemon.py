@@ -19,14 +19,20 @@ import trio
 from broker.services import Services, open_services
 from config.settings import Address, Settings
 from protocols import systemd
-from protocols.coap.dtls import serve_coap_dtls
+from protocols.coap.dtls import DtlsListener, serve_coap_dtls
+from protocols.coap.echo import new_guard
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.handshakes import DtlsUnavailable
 from protocols.coap.server import serve_coap
 from protocols.control import serve_control
 from protocols.http.front_door import serve_http
 from protocols.mqtt.server import serve_mqtt
+from protocols.outbound.connectors import third_party
+from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.mail import mail_transport
+from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
+from protocols.tls import PeerContext
 from protocols.websocket.server import converse
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
@@ -76,7 +82,15 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
         state = stack.enter_context(open_state(settings))
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
         services = await stack.enter_async_context(
-            open_services(settings, Database(engine), state.vault, mail_transport=mail_transport(settings))
+            open_services(
+                settings,
+                Database(engine),
+                state.vault,
+                mail_transport=mail_transport(settings),
+                providers=identity_providers(settings),
+                third_party=third_party(settings),
+                processor=payment_processor(settings),
+            )
         )
         # Whoever sees READY may stop us at once, so the ears are open before the mouth.
         signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
@@ -109,20 +123,44 @@ async def _listen(
         partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
         for context in (None, _tls(settings) if settings.http.tls_bind else None)
     )
+    secure = partial(
+        serve_http,
+        services,
+        connections=connections,
+        websocket=websocket,
+        ssl_context=_tls_with_peers(settings, required=True) if settings.secure.tls_bind else None,
+        is_secure=True,
+    )
+    own_accounts = partial(
+        serve_http,
+        services,
+        connections=connections,
+        websocket=None,
+        ssl_context=_tls(settings) if settings.accounts.tls_bind else None,
+        is_accounts=True,
+    )
     mqtt, mqtts = (
         partial(serve_mqtt, services, connections=connections, ssl_context=context)
-        for context in (None, _tls(settings) if settings.mqtt.tls_bind else None)
+        for context in (None, _tls_with_peers(settings, required=False) if settings.mqtt.tls_bind else None)
     )
+    endpoint, dtls = Endpoint(services, guard=new_guard()), DtlsListener(services)
     coaps = partial(
-        serve_coap_dtls, services, certificate=settings.tls.certificate or Path(), key=settings.tls.key or Path()
+        serve_coap_dtls,
+        services,
+        listener=dtls,
+        certificate=settings.tls.certificate or Path(),
+        key=settings.tls.key or Path(),
+        second=settings.tls.second,
     )
     addresses: dict[str, Address] = {}
     for name, bind, serve in (
         ("http", settings.http.bind, http),
         ("https", settings.http.tls_bind, https),
+        ("accounts", settings.accounts.tls_bind, own_accounts),
+        ("secure", settings.secure.tls_bind, secure),
         ("mqtt", settings.mqtt.bind, mqtt),
         ("mqtts", settings.mqtt.tls_bind, mqtts),
-        ("coap", settings.coap.bind, partial(serve_coap, services)),
+        ("coap", settings.coap.bind, partial(serve_coap, services, endpoint=endpoint)),
         ("coaps", settings.coap.dtls_bind, coaps),
     ):
         if bind is None:
@@ -133,7 +171,12 @@ async def _listen(
             raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
         except DtlsUnavailable as error:  # everything else works without it, so it must not keep the daemon down
             _log.error("dtls_disabled", listener=name, reason=str(error))
-    await listeners.start(serve_control, services, settings.state_dir)
+    counters: dict[str, Callable[[], object]] = {}
+    if "coap" in addresses:
+        counters["coap"] = endpoint.statistics
+    if "coaps" in addresses:
+        counters |= {"coaps": dtls.endpoint.statistics, "coaps handshakes": dtls.statistics}
+    await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
     return addresses
 
 
@@ -143,9 +186,20 @@ def _tls(settings: Settings) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate or Path(), key)
+        if settings.tls.second is not None:
+            context.load_cert_chain(*settings.tls.second)
     except (OSError, ssl.SSLError) as error:
         raise ListenerError(f"tls: cannot use certificate {certificate} with key {key}: {error}") from error
     return context
+
+
+def _tls_with_peers(settings: Settings, *, required: bool) -> PeerContext:
+    """For listeners that ask their peers for certificates, too."""
+    try:
+        first = settings.tls.certificate or Path(), settings.tls.key or Path()
+        return PeerContext(*first, required=required, second=settings.tls.second)
+    except OSError as error:
+        raise ListenerError(f"tls: {error}") from error
 
 
 async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -> None:
@@ -175,13 +229,9 @@ def _allow_many_connections() -> None:
 def _warn_of_what_is_missing(settings: Settings) -> None:
     """The configuration file knows everything of the design; this version says what of it it does not have."""
     for name, value in (
-        ("accounts.tls_bind", settings.accounts.tls_bind),
-        ("secure.tls_bind", settings.secure.tls_bind),
         ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
         ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),
         ("lwm2m.tls_bind", settings.lwm2m.tls_bind),
-        ("limits.rate_limits", None if settings.limits.rate_limits == "off" else "on"),
-        ("limits.quotas", None if settings.limits.quotas == "off" else "on"),
     ):
         if value is not None:
             _log.warning("not_in_this_version", setting=name, value=str(value))

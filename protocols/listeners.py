@@ -1,7 +1,6 @@
 """What every TCP listener does alike: bind, accept, shake hands for TLS, contain what goes wrong in a connection."""
 
 import os
-import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -9,12 +8,13 @@ import structlog
 import trio
 
 from config.settings import Address
+from protocols.tls import TlsContext, TlsStream, server_stream
 
 TLS_HANDSHAKE_SECONDS = 10.0
 BACKLOG = 2048
 _LINGER_BYTES = 1024 * 1024
 
-Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+Stream = trio.SocketStream | TlsStream
 
 _log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ async def serve_tcp(
     *,
     protocol: str,
     connections: trio.Nursery,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: TlsContext | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept until cancelled; connections live on in their own nursery. Started means listening, on the given address.
@@ -41,7 +41,7 @@ async def serve_tcp(
 async def _contain(
     handle: Callable[[Stream], Awaitable[None]],
     protocol: str,
-    ssl_context: ssl.SSLContext | None,
+    ssl_context: TlsContext | None,
     socket_stream: trio.SocketStream,
 ) -> None:
     """The edge of one connection: what is raised in it ends it, is logged once, and touches nothing else."""
@@ -49,7 +49,7 @@ async def _contain(
     try:
         socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if ssl_context is not None:
-            stream = trio.SSLStream(socket_stream, ssl_context, server_side=True, https_compatible=True)
+            stream = server_stream(socket_stream, ssl_context)
             with trio.fail_after(TLS_HANDSHAKE_SECONDS):
                 await stream.do_handshake()
         await handle(stream)

@@ -39,6 +39,11 @@ class Outbox:
         self._emptied = trio.Event()
 
     @property
+    def is_empty(self) -> bool:
+        """Everything put so far was handed to the operating system."""
+        return not self._waiting_bytes
+
+    @property
     def has_room(self) -> bool:
         return self._waiting_bytes < self._limit
 

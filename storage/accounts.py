@@ -1,11 +1,11 @@
 """Organizations, users, applications, their tokens and grants. The caller holds the transaction."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
-from storage.sql import Connection
+from storage.sql import Connection, sure
 
 
 class AccountStore:
@@ -31,7 +31,7 @@ class AccountStore:
             "INSERT INTO organization (id, name, monthly_messages) VALUES (:id, :name, :monthly) RETURNING *",
             {"id": id_, "name": name, "monthly": monthly_messages},
         ).one()
-        return OrganizationRecord(**dict(_sure(row)))
+        return OrganizationRecord(**dict(sure(row)))
 
     def change_organization(self, organization: int, *, name: str, monthly_messages: int) -> None:
         self._db.execute(
@@ -53,6 +53,15 @@ class AccountStore:
         ).one()
         return str(row["role"]) if row else None
 
+    def addresses_of(self, organization: int, roles: Collection[str]) -> list[str]:
+        """The e-mail addresses of the members in these roles."""
+        rows = self._db.execute(
+            "SELECT u.email, m.role FROM membership AS m JOIN user AS u ON u.key = m.user"
+            " WHERE m.organization = :organization ORDER BY u.key",
+            {"organization": organization},
+        )
+        return [row["email"] for row in rows if row["role"] in roles]
+
     # Users
 
     def user(self, key: int) -> UserRecord | None:
@@ -72,27 +81,53 @@ class AccountStore:
         return UserRecord(**dict(row)) if row else None
 
     def add_user(
-        self, id_: str, *, email: str, name: str, full_name: str, password_hash: str | None, now_ms: int
+        self,
+        id_: str,
+        *,
+        email: str,
+        name: str,
+        full_name: str,
+        password_hash: str | None,
+        now_ms: int,
+        account_type: str = "LOCAL",
+        email_verified: bool = True,
     ) -> UserRecord:
         row = self._db.execute(
-            "INSERT INTO user (id, email, name, full_name, account_type, password_hash, created_on, modified_on)"
-            " VALUES (:id, :email, :name, :full_name, 'LOCAL', :password_hash, :now, :now) RETURNING *",
+            "INSERT INTO user (id, email, name, full_name, account_type, password_hash, created_on, modified_on,"
+            " email_verified_on) VALUES (:id, :email, :name, :full_name, :account_type, :password_hash, :now, :now,"
+            " :verified_on) RETURNING *",
             {
                 "id": id_,
                 "email": email,
                 "name": name,
                 "full_name": full_name,
+                "account_type": account_type,
                 "password_hash": password_hash,
                 "now": now_ms,
+                "verified_on": now_ms if email_verified else None,
             },
         ).one()
-        return UserRecord(**dict(_sure(row)))
+        return UserRecord(**dict(sure(row)))
+
+    def verify_email(self, user: int, *, now_ms: int) -> None:
+        """The user proved that the address is theirs."""
+        self._db.execute(
+            "UPDATE user SET email_verified_on = :now WHERE key = :key AND email_verified_on IS NULL",
+            {"key": user, "now": now_ms},
+        )
 
     def change_user(self, user: int, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
         self._db.execute(
             "UPDATE user SET email = :email, full_name = :full_name, password_hash = :password_hash,"
             " modified_on = :now WHERE key = :key",
             {"key": user, "email": email, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
+        )
+
+    def set_sign_in(self, user: int, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
+        """How the user signs in from now on."""
+        self._db.execute(
+            "UPDATE user SET account_type = :type, password_hash = :hash, modified_on = :now WHERE key = :key",
+            {"key": user, "type": account_type, "hash": password_hash, "now": now_ms},
         )
 
     # Applications
@@ -141,7 +176,7 @@ class AccountStore:
                 "permissions": json.dumps(list(permissions)),
             },
         ).one()
-        return _application(_sure(row))
+        return _application(sure(row))
 
     # Tokens
 
@@ -267,8 +302,3 @@ def _application(row: Mapping[str, Any]) -> ApplicationRecord:
         redirect_uris=tuple(json.loads(row["redirect_uris"])),
         permissions=tuple(json.loads(row["permissions"])),
     )
-
-
-def _sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    assert row is not None, "RETURNING gives the row it wrote"  # noqa: S101 - an invariant of the statement
-    return row

@@ -33,6 +33,20 @@ class AuthorizationStore:
         self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
         return hashes
 
+    def families_of(self, user: int) -> list[int]:
+        rows = self._db.execute("SELECT key FROM token_family WHERE user = :user", {"user": user})
+        return [row["key"] for row in rows]
+
+    def forget_codes_of(self, user: int) -> None:
+        """What the user agreed to and nobody has fetched yet will not be had."""
+        self._db.execute(
+            "DELETE FROM authorization_code WHERE user = :user AND used_on IS NULL",
+            {"user": user},
+        )
+        self._db.execute(
+            "UPDATE device_code SET state = 'denied' WHERE user = :user AND state = 'approved'", {"user": user}
+        )
+
     def shorten_tokens(self, family: int, *, but: bytes, until_ms: int) -> list[bytes]:
         """Access tokens of the family other than `but` that would live longer end then; gives their hashes."""
         rows = self._db.execute(

@@ -8,22 +8,31 @@ once: an idle system commits at once, a busy one batches by itself. The message 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
 import trio
 
 from storage.accounts import AccountStore
+from storage.approved_lists import ApprovedListStore
 from storage.authorizations import AuthorizationStore
+from storage.codes import CodeStore
+from storage.connectors import ConnectorStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.export import ExportStore
+from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
+from storage.monetization import MonetizationStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
+from storage.registrations import RegistrationStore
+from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
 from storage.sessions import SessionStore
+from storage.shares import ShareStore
 from storage.sql import Connection, StoreError
 
 T = TypeVar("T")
@@ -60,14 +69,22 @@ class Transaction:
         self.connection = connection
         self.accounts = AccountStore(connection)
         self.authorizations = AuthorizationStore(connection)
+        self.codes = CodeStore(connection)
+        self.connectors = ConnectorStore(connection)
         self.device_types = DeviceTypeStore(connection)
         self.devices = DeviceStore(connection)
         self.messages = MessageStore(connection)
+        self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
+        self.removal = RemovalStore(connection)
         self.sessions = SessionStore(connection)
+        self.monetization = MonetizationStore(connection)
+        self.registrations = RegistrationStore(connection)
+        self.approved_lists = ApprovedListStore(connection)
+        self.shares = ShareStore(connection)
 
 
 @dataclass(slots=True)
@@ -147,16 +164,21 @@ class Database:
                 else:
                     self._readers.append(transaction)
 
-    async def write(self, work: Callable[[Transaction], T]) -> T:
+    async def write(self, work: Callable[[Transaction], T], *, announce: Callable[[T], None] | None = None) -> T:
         """Run `work` in the next group commit; return what it returned once that is durable.
 
         If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here.
+
+        `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
+        durable: also when whoever asked has gone by then.
         """
         if self._closed:
             raise StoreError("the store is closed")
         job = _Work(work)
         group = self.open_group
         group.works.append(job)
+        if announce is not None:
+            group.callbacks.append(partial(_announce, job, announce))
         self.request_commit()
         await group.ended.wait()
         if group.error is not None:
@@ -238,6 +260,11 @@ class Database:
         return DatabaseStatistics(
             self._commits, self._rows, self._failures, self.open_group.row_count, len(self.open_group.works)
         )
+
+
+def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | None) -> None:
+    if error is None and job.error is None:
+        announce(job.result)
 
 
 def _isolated(callback: Callable[[T], None], argument: T) -> None:

@@ -1,15 +1,124 @@
-"""Device types and the versions of their Manifests. The caller holds the transaction."""
+"""Device types, their tags and the versions of their Manifests. The caller holds the transaction."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from storage.records import DeviceTypeRecord, ManifestRecord
+from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
 from storage.sql import Connection
 
-_SELECT = (
-    "SELECT t.*, o.id AS organization_id FROM device_type AS t JOIN organization AS o ON o.key = t.organization WHERE "
+_STANDS_IN = (
+    "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
 )
+_FROM = (
+    " FROM device_type AS t JOIN organization AS o ON o.key = t.organization"
+    f" LEFT JOIN user AS u ON u.key = coalesce(t.owner, {_STANDS_IN})"
+)
+_COLUMNS = (
+    "SELECT t.*, o.id AS organization_id, u.id AS owner_id,"
+    " (SELECT max(m.version) FROM manifest AS m WHERE m.device_type = t.key AND m.approved = 1) AS latest_version,"
+    " (SELECT m.approved FROM manifest AS m WHERE m.device_type = t.key ORDER BY m.version DESC LIMIT 1) AS approved,"
+    " (SELECT p.id FROM monetization_plan AS p WHERE p.device_type = t.key AND p.status = 'APPROVED'"
+    " ORDER BY p.version DESC LIMIT 1) AS billing_subscription_id"
+)
+_SELECT = f"{_COLUMNS}{_FROM} WHERE "
+_MEMBER = "EXISTS (SELECT 1 FROM membership AS m WHERE m.organization = t.organization AND m.user = :{user})"
+_SHARED = (
+    "EXISTS (SELECT 1 FROM device_share AS s JOIN device AS d ON d.key = s.device"
+    " WHERE d.device_type = t.key AND d.deleted_on IS NULL AND s.status = 'ACCEPTED' AND s.user = :{user})"
+)
+_OWNED = "EXISTS (SELECT 1 FROM device AS d WHERE d.device_type = t.key AND d.deleted_on IS NULL AND d.owner = :{user})"
+_TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.key AND g.tag {test})"
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """From whose point of view types are listed: keys of a token's user, application and application's organization."""
+
+    user: int | None
+    application: int | None
+    organization: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSearch:
+    """Which types to list: those for which every condition holds. What is None or empty is no condition."""
+
+    visible_to: Viewer | None = None  # published, or the viewer's own
+    usable_by: Viewer | None = None  # the viewer may make devices of it
+    reached_by: Viewer | None = None  # visible, or of a device that the viewer may reach
+    texts: tuple[str, ...] = ()  # case-folded; each is a part of the name or the unique name
+    tags: tuple[str, ...] = ()  # all of them
+    categories: tuple[str, ...] = ()  # any of them
+    with_connector: bool = False
+    owner: int | None = None
+    or_of_organizations: bool = False  # besides the owner's: those of the owner's organizations
+    or_shared: bool = False  # and those of devices shared with the owner
+    ids: tuple[str, ...] | None = None
+
+    def conditions(self) -> Iterator[str]:
+        if self.visible_to is not None:
+            yield f"({_visible('t.published = 1')})"
+        if self.usable_by is not None:
+            yield f"({_visible('(t.published = 1 AND t.protected = 0)')})"
+        if self.reached_by is not None:
+            granted = (
+                "EXISTS (SELECT 1 FROM access_grant AS a WHERE a.device_type = t.key AND a.application = :viewing"
+                " AND (:viewer IS NULL OR a.user = :viewer))"
+            )
+            reached = " OR ".join((granted, _OWNED.format(user="viewer"), _SHARED.format(user="viewer")))
+            yield f"({_visible('t.published = 1')} OR {reached})"
+        for index in range(len(self.texts)):
+            yield f"(t.folded_name LIKE :like_{index} ESCAPE '!' OR t.unique_name LIKE :like_{index} ESCAPE '!')"
+        for index in range(len(self.tags)):
+            yield _TAGGED.format(test=f"= :tag_{index}")
+        if self.categories:
+            yield _TAGGED.format(test=f"IN ({_listed('category', self.categories)})")
+        if self.with_connector:
+            yield "t.has_cloud_connector = 1"
+        if self.owner is not None:
+            yield f"({' OR '.join(self._of_owner())})"
+        if self.ids is not None:
+            yield f"t.id IN ({_listed('id', self.ids)})" if self.ids else "1 = 0"
+
+    def _of_owner(self) -> Iterator[str]:
+        yield "u.key = :owner"
+        if self.or_of_organizations:
+            yield _MEMBER.format(user="owner")
+        if self.or_shared:
+            yield _SHARED.format(user="owner")
+
+    def parameters(self) -> dict[str, Any]:
+        viewer = self.visible_to or self.usable_by or self.reached_by or Viewer(None, None, None)
+        return {
+            "viewer": viewer.user,
+            "viewing": viewer.application,
+            "viewing_organization": viewer.organization,
+            "owner": self.owner,
+            **{f"like_{index}": f"%{_escaped(text)}%" for index, text in enumerate(self.texts)},
+            **{f"text_{index}": text for index, text in enumerate(self.texts)},
+            **{f"tag_{index}": tag for index, tag in enumerate(self.tags)},
+            **{f"category_{index}": tag for index, tag in enumerate(self.categories)},
+            **{f"id_{index}": id_ for index, id_ in enumerate(self.ids or ())},
+        }
+
+    def exact_match(self) -> str:
+        """Whether a type is called exactly so."""
+        called = (f"t.folded_name = :text_{index} OR t.unique_name = :text_{index}" for index in range(len(self.texts)))
+        return " OR ".join(called) or "1 = 0"
+
+
+def _visible(openly: str) -> str:
+    return f"{openly} OR u.key = :viewer OR t.organization = :viewing_organization OR {_MEMBER.format(user='viewer')}"
+
+
+def _listed(name: str, values: Collection[str]) -> str:
+    return ", ".join(f":{name}_{index}" for index in range(len(values)))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
 class DeviceTypeStore:
@@ -33,6 +142,38 @@ class DeviceTypeStore:
         row = self._db.execute(_SELECT + condition, {"value": value}).one()
         return _device_type(row) if row else None
 
+    # Lists
+
+    def total(self, search: TypeSearch) -> int:
+        row = self._db.execute(f"SELECT count(*) AS total{_FROM} WHERE {_where(search)}", search.parameters()).one()
+        return int(row["total"]) if row else 0
+
+    def page(self, search: TypeSearch, *, count: int, offset: int) -> list[DeviceTypeRecord]:
+        """Exact matches first, then by name."""
+        rows = self._db.execute(
+            f"{_SELECT}{_where(search)} ORDER BY CASE WHEN {search.exact_match()} THEN 0 ELSE 1 END,"
+            " t.folded_name, t.key LIMIT :count OFFSET :offset",
+            {**search.parameters(), "count": count, "offset": offset},
+        )
+        return [_device_type(row) for row in rows]
+
+    def types_owned_by(self, user: int) -> set[int]:
+        """The types that the user has a device of."""
+        rows = self._db.execute(
+            "SELECT DISTINCT device_type FROM device WHERE owner = :user AND deleted_on IS NULL", {"user": user}
+        )
+        return {row["device_type"] for row in rows}
+
+    def tags(self, search: TypeSearch, *, prefix: str = "", limit: int) -> list[str]:
+        """The tags of the types that are found, by name; the most used ones when there are more than `limit`."""
+        rows = self._db.execute(
+            f"SELECT tag FROM (SELECT x.tag, count(*) AS uses{_FROM} JOIN device_type_tag AS x ON x.device_type = t.key"  # noqa: S608 - ours
+            f" WHERE {_where(search)} AND lower(x.tag) LIKE :prefix ESCAPE '!'"
+            " GROUP BY x.tag ORDER BY uses DESC, x.tag LIMIT :limit) AS used ORDER BY tag",
+            {**search.parameters(), "prefix": f"{_escaped(prefix.lower())}%", "limit": limit},
+        )
+        return [row["tag"] for row in rows]
+
     def put_device_type(
         self,
         id_: str,
@@ -46,28 +187,38 @@ class DeviceTypeStore:
         description: str | None,
         tags: Sequence[str],
         now_ms: int,
+        owner: int | None = None,
+        vid: str = "0",
+        in_store: bool | None = None,
     ) -> int:
+        parameters = {
+            "id": id_,
+            "unique_name": unique_name,
+            "name": name,
+            "folded_name": name.casefold(),
+            "organization": organization,
+            "published": int(published),
+            "protected": int(protected),
+            "rsp": int(rsp),
+            "description": description,
+            "tags": json.dumps(list(tags)),
+            "owner": owner,
+            "vid": vid,
+            "in_store": None if in_store is None else int(in_store),
+        }
+        changes = ", ".join(f"{column} = excluded.{column}" for column in parameters if column != "id")
         row = self._db.execute(
-            "INSERT INTO device_type"
-            " (id, unique_name, name, organization, published, protected, rsp, description, tags, created_on)"
-            " VALUES (:id, :unique_name, :name, :organization, :published, :protected, :rsp, :description, :tags, :now)"
-            " ON CONFLICT (id) DO UPDATE SET unique_name = excluded.unique_name, name = excluded.name,"
-            " organization = excluded.organization, published = excluded.published, protected = excluded.protected,"
-            " rsp = excluded.rsp, description = excluded.description, tags = excluded.tags RETURNING key",
-            {
-                "id": id_,
-                "unique_name": unique_name,
-                "name": name,
-                "organization": organization,
-                "published": int(published),
-                "protected": int(protected),
-                "rsp": int(rsp),
-                "description": description,
-                "tags": json.dumps(list(tags)),
-                "now": now_ms,
-            },
+            f"INSERT INTO device_type ({', '.join(parameters)}, created_on)"  # noqa: S608 - our columns
+            f" VALUES ({', '.join(f':{column}' for column in parameters)}, :now)"
+            f" ON CONFLICT (id) DO UPDATE SET {changes} RETURNING key",
+            {**parameters, "now": now_ms},
         ).one()
-        return int(row["key"]) if row else 0
+        key = int(row["key"]) if row else 0
+        self._db.execute("DELETE FROM device_type_tag WHERE device_type = :key", {"key": key})
+        self._db.insert_many("device_type_tag", ("tag", "device_type"), [(tag, key) for tag in dict.fromkeys(tags)])
+        return key
+
+    # Manifests
 
     def manifests(self, device_type: int) -> list[ManifestRecord]:
         rows = self._db.execute(
@@ -87,6 +238,39 @@ class DeviceTypeStore:
                 "created_on": manifest.created_on,
             },
         )
+        if manifest.approved:
+            self._updated(manifest.device_type, manifest.created_on)
+
+    def approve_manifest(self, device_type: int, version: int, *, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE manifest SET approved = 1 WHERE device_type = :device_type AND version = :version",
+            {"device_type": device_type, "version": version},
+        )
+        self._updated(device_type, now_ms)
+
+    def _updated(self, device_type: int, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE device_type SET last_updated = :now WHERE key = :key", {"key": device_type, "now": now_ms}
+        )
+
+    def failed_messages(
+        self, *, device_type: int | None, device: int | None, limit: int
+    ) -> list[tuple[str, FailedMessageRow]]:
+        """What failed last, newest first, with the id of each device: of one type, or of one device."""
+        condition = "d.device_type = :device_type" if device is None else "d.key = :device"
+        rows = self._db.execute(
+            "SELECT d.id, f.* FROM device AS d JOIN failed_message AS f ON f.device = d.key"  # noqa: S608 - ours
+            f" WHERE d.deleted_on IS NULL AND {condition} ORDER BY f.position DESC LIMIT :limit",
+            {"device_type": device_type, "device": device, "limit": limit},
+        )
+        return [(row["id"], FailedMessageRow(*(row[name] for name in _FAILED))) for row in rows]
+
+
+_FAILED = ("position", "device", "cts", "reason", "payload")
+
+
+def _where(search: TypeSearch) -> str:
+    return " AND ".join(search.conditions()) or "1 = 1"
 
 
 def _device_type(row: Mapping[str, Any]) -> DeviceTypeRecord:
@@ -105,4 +289,12 @@ def _device_type(row: Mapping[str, Any]) -> DeviceTypeRecord:
         created_on=row["created_on"],
         has_cloud_connector=bool(row["has_cloud_connector"]),
         last_updated=row["last_updated"] or row["created_on"],
+        owner=row["owner"],
+        owner_id=row["owner_id"],
+        vid=row["vid"],
+        in_store=None if row["in_store"] is None else bool(row["in_store"]),
+        issuer_dn=row["issuer_dn"],
+        latest_version=row["latest_version"] or 0,
+        approved=bool(row["approved"]),
+        billing_subscription_id=row["billing_subscription_id"],
     )

@@ -1,18 +1,43 @@
 """Devices, their tokens and their presence. The caller holds the transaction."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
+from storage.shares import ShareStore
 from storage.sql import Connection
 
-_PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on")
-_SELECT = (
+_PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
+_SELECT_ANY = (
     "SELECT d.*, u.id AS owner_id,"
-    " EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = d.key AND s.status = 'ACCEPTED') AS shared"
-    " FROM device AS d JOIN user AS u ON u.key = d.owner WHERE d.deleted_on IS NULL AND "
+    " EXISTS (SELECT 1 FROM device_share AS s WHERE s.device = d.key AND s.status = 'ACCEPTED') AS is_shared"
+    " FROM device AS d JOIN user AS u ON u.key = d.owner WHERE "
+)
+_SELECT = f"{_SELECT_ANY}d.deleted_on IS NULL AND "
+# Never that of a device which was removed: what others keep of it (Actions it sent, payments) is nobody else's.
+_NEXT_KEY = (
+    "SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM device"
+    " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
 _KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
+_OWNED = (
+    "SELECT d.key, d.device_type, d.created_on, d.id, NULL AS share FROM device AS d"
+    " WHERE d.owner = :user AND d.deleted_on IS NULL"
+)
+_SHARED = (
+    "SELECT d.key, d.device_type, d.created_on, d.id, s.id AS share FROM device_share AS s"
+    " JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE s.user = :user AND s.status = 'ACCEPTED'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """A device in a user's list; `share` is the id of the share it is there by, None for the user's own."""
+
+    key: int
+    device_type: int
+    share: str | None
 
 
 class DeviceStore:
@@ -20,24 +45,67 @@ class DeviceStore:
         self._db = db
 
     def device(self, key: int) -> DeviceRecord | None:
-        return self._one("d.key = :value", key)
+        return self._found("d.key = :key", {"key": key})
 
     def by_id(self, id_: str) -> DeviceRecord | None:
-        return self._one("d.id = :value", id_)
+        return self._found("d.id = :id", {"id": id_})
 
-    def _one(self, condition: str, value: object) -> DeviceRecord | None:
-        row = self._db.execute(_SELECT + condition, {"value": value}).one()
-        return _device(row) if row else None
+    def _found(self, condition: str, parameters: Mapping[str, object]) -> DeviceRecord | None:
+        row = self._db.execute(_SELECT + condition, parameters).one()
+        return self._record(row) if row else None
+
+    def deleted(self, id_: str) -> DeviceRecord | None:
+        """A deleted device that can still be restored."""
+        row = self._db.execute(f"{_SELECT_ANY}d.deleted_on IS NOT NULL AND d.id = :id", {"id": id_}).one()
+        return self._record(row) if row else None
+
+    def by_eid(self, owner: int, device_type: int, eid: str) -> DeviceRecord | None:
+        return self._found(
+            "d.owner = :owner AND d.device_type = :device_type AND d.eid = :eid",
+            {"owner": owner, "device_type": device_type, "eid": eid},
+        )
+
+    def by_vdid(self, device_type: int, vdid: str) -> DeviceRecord | None:
+        return self._found(
+            "d.device_type = :device_type AND d.vdid = :vdid", {"device_type": device_type, "vdid": vdid}
+        )
+
+    def _record(self, row: Mapping[str, Any]) -> DeviceRecord:
+        shared_with = ShareStore(self._db).users_of(row["key"]) if row["is_shared"] else frozenset()
+        return _device(row, shared_with)
+
+    def id_of(self, key: int) -> str | None:
+        """Also of a deleted device, as long as there is something of it."""
+        row = self._db.execute("SELECT id FROM device WHERE key = :key", {"key": key}).one()
+        return str(row["id"]) if row else None
 
     def named(self, owner: int, name: str) -> list[DeviceRecord]:
         """Names need not be unique."""
         rows = self._db.execute(
             _SELECT + "d.owner = :owner AND d.name = :name ORDER BY d.key", {"owner": owner, "name": name}
         )
-        return [_device(row) for row in rows]
+        return [self._record(row) for row in list(rows)]
 
     def keys_of_owner(self, owner: int) -> list[int]:
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
+
+    def listed(
+        self, user: int, *, own: bool, shared: bool, device_type: int | None = None, type_name: str | None = None
+    ) -> list[ListedDevice]:
+        """A user's own devices, those shared with them, or both; by time of creation, then id.
+
+        `type_name` is the exact name or unique name of a type.
+        """
+        parts = " UNION ALL ".join([_OWNED] * own + [_SHARED] * shared)
+        rows = self._db.execute(
+            f"SELECT f.key, f.device_type, f.share FROM ({parts}) AS f"  # noqa: S608 - ours
+            " JOIN device_type AS t ON t.key = f.device_type"
+            " WHERE (:device_type IS NULL OR t.key = :device_type)"
+            " AND (:type_name IS NULL OR t.name = :type_name OR t.unique_name = :type_name)"
+            " ORDER BY f.created_on, f.id",
+            {"user": user, "device_type": device_type, "type_name": type_name},
+        )
+        return [ListedDevice(*row) for row in rows.tuples()]
 
     def put_device(
         self,
@@ -52,9 +120,9 @@ class DeviceStore:
         now_ms: int,
     ) -> int:
         row = self._db.execute(
-            "INSERT INTO device"
-            " (id, owner, device_type, name, manifest_version, manifest_version_policy, enabled, created_on)"
-            " VALUES (:id, :owner, :device_type, :name, :version, :policy, :enabled, :now)"
+            "INSERT INTO device"  # noqa: S608 - ours
+            " (key, id, owner, device_type, name, manifest_version, manifest_version_policy, enabled, created_on)"
+            f" VALUES (({_NEXT_KEY}), :id, :owner, :device_type, :name, :version, :policy, :enabled, :now)"
             " ON CONFLICT (id) DO UPDATE SET name = excluded.name, manifest_version = excluded.manifest_version,"
             " manifest_version_policy = excluded.manifest_version_policy, enabled = excluded.enabled RETURNING key",
             {
@@ -69,6 +137,26 @@ class DeviceStore:
             },
         ).one()
         return int(row["key"]) if row else 0
+
+    def put_origin(
+        self, key: int, *, eid: str | None, vdid: str | None, cloud_authorization: str, certificate: bytes | None
+    ) -> None:
+        """What others say of the device: its connector, its vendor, its third-party cloud, and who signed for it."""
+        self._db.execute(
+            "UPDATE device SET eid = :eid, vdid = :vdid, cloud_authorization = :cloud_authorization,"
+            " certificate = :certificate WHERE key = :key",
+            {
+                "key": key,
+                "eid": eid,
+                "vdid": vdid,
+                "cloud_authorization": cloud_authorization,
+                "certificate": certificate,
+            },
+        )
+
+    def set_deleted(self, key: int, deleted_on: int | None) -> None:
+        """From now on no query shows the device; or, with None, every query does again."""
+        self._db.execute("UPDATE device SET deleted_on = :on WHERE key = :key", {"key": key, "on": deleted_on})
 
     # Tokens
 
@@ -95,11 +183,14 @@ class DeviceStore:
             },
         )
 
+    def remove_token(self, device: int) -> None:
+        self._db.execute("DELETE FROM device_token WHERE device = :device", {"device": device})
+
     # Presence
 
     def presence(self, device: int) -> PresenceRecord | None:
         row = self._db.execute("SELECT * FROM presence WHERE device = :device", {"device": device}).one()
-        return PresenceRecord(**dict(row)) if row else None
+        return PresenceRecord(**{**dict(row), "is_connected": bool(row["is_connected"])}) if row else None
 
     def presences(self, devices: Collection[int]) -> dict[int, PresenceRecord]:
         """Those of the devices that have one."""
@@ -114,11 +205,17 @@ class DeviceStore:
         """A daemon that starts has no connections: whoever was online when the last one ended is offline now."""
         self._db.execute(
             "UPDATE presence SET availability = 'offline', last_time_online = coalesce(last_seen_on, last_time_online)"
-            " WHERE availability = 'online'"
+            " WHERE availability = 'online' AND is_connected = 1"
         )
+        self._db.execute("UPDATE presence SET is_connected = 0 WHERE is_connected = 1")
+
+    def online_by_themselves(self) -> set[int]:
+        """The devices that have set their own status to online."""
+        rows = self._db.execute("SELECT device FROM presence WHERE availability = 'online' AND is_connected = 0")
+        return {row["device"] for row in rows}
 
 
-def _device(row: Mapping[str, Any]) -> DeviceRecord:
+def _device(row: Mapping[str, Any], shared_with: frozenset[int]) -> DeviceRecord:
     return DeviceRecord(
         key=row["key"],
         id=row["id"],
@@ -134,5 +231,5 @@ def _device(row: Mapping[str, Any]) -> DeviceRecord:
         vdid=row["vdid"],
         cloud_authorization=row["cloud_authorization"],
         certificate=row["certificate"],
-        shared=bool(row["shared"]),
+        shared_with=shared_with,
     )

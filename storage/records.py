@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,6 +29,7 @@ class UserRecord:
     password_hash: str | None
     created_on: int
     modified_on: int
+    email_verified_on: int | None = None  # None: nobody has proved yet that the address is theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,30 @@ class DeviceCodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PasswordResetRecord:
+    """A code that leads to a new password. `user` None: nobody has the address that was typed, and no mail went out.
+
+    `password` marks the password that was in force: with another one the code is over.
+    """
+
+    hash: bytes
+    user: int | None
+    password: bytes
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationRecord:
+    """An operator's invitation to open an account for this address, and what its owner will be."""
+
+    email: str
+    hash: bytes
+    organization: int | None
+    role: str | None
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
 class GrantRecord:
     """What a user allows an application; `device_type` None stands for every type."""
 
@@ -126,7 +151,15 @@ class DeviceTypeRecord:
     tags: tuple[str, ...]
     created_on: int
     has_cloud_connector: bool = False
-    last_updated: int = 0
+    last_updated: int = 0  # when its Manifest was; when it was created, if it has none
+    owner: int | None = None  # None: nobody was named; then an administrator of the organization stands in
+    owner_id: str | None = None  # of the owner, or of who stands in
+    vid: str = "0"
+    in_store: bool | None = None  # None: as `published`
+    issuer_dn: str | None = None
+    latest_version: int = 0  # the highest that is approved
+    approved: bool = False  # the newest Manifest is
+    billing_subscription_id: str | None = None  # of the newest monetization plan that is approved
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +187,12 @@ class DeviceRecord:
     vdid: str | None = None  # the id its vendor gave it
     cloud_authorization: str = "NO_AUTHORIZATION"  # | AUTHORIZED | UNAUTHORIZED
     certificate: bytes | None = None  # DER; what a securely registered device proves itself with
-    shared: bool = False  # at least one share is accepted
+    shared_with: frozenset[int] = frozenset()  # the users who accepted a share
+
+    @property
+    def shared(self) -> bool:
+        """At least one share is accepted."""
+        return bool(self.shared_with)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +211,20 @@ class PresenceRecord:
     last_time_online: int | None
     protocol: str | None
     last_seen_on: int | None
+    is_connected: bool = field(default=False, compare=False)  # `availability` is that of a connection
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRecord:
+    """A device offered to the owner of an address. `user` is None until somebody with the address is known."""
+
+    id: str
+    device: int
+    email: str
+    user: int | None
+    status: str  # PENDING | ACCEPTED | REJECTED
+    shared_on: int
+    code_hash: bytes | None = None  # of the one-time code in the invitation, until it is answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +241,49 @@ class MailRecord:
     attempts: int = 0
     outcome: str | None = None  # sent | given up
     last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRecord:
+    """One attempt of a device to register with its certificate; nonce and certificate also as their SHA-256."""
+
+    id: str
+    device_type: int
+    device_type_id: str
+    vendor_device_id: str
+    certificate: bytes  # DER
+    certificate_hash: bytes
+    nonce_hash: bytes
+    status: str
+    created_on: int
+    expires_on: int
+    user: int | None = None  # who entered the PIN, with which application
+    application: int | None = None
+    device: int | None = None
+    device_id: str | None = None  # None again when the device was deleted
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedEntryRecord:
+    """A vendor id that is allowed to become a device, and the device that has it."""
+
+    vdid: str
+    device_id: str | None
+    uploaded_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedUploadRecord:
+    """One CSV of vendor ids; its content is there until every row was looked at."""
+
+    key: int
+    id: str
+    device_type: int
+    status: str  # Processing | Completed | Failed
+    content: bytes | None
+    total: int
+    succeeded: int
+    failed: int
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
@@ -266,6 +361,130 @@ class ExportRecord:
     md5: str | None = None
     expires_on: int | None = None
     last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorRecord:
+    """The cloud connector of a device type."""
+
+    device_type: int
+    plugin: str
+    terms: bytes  # sealed JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorLinkRecord:
+    """A device's authorization at the third party."""
+
+    device: int
+    device_id: str
+    owner: int
+    owner_id: str
+    device_type: int
+    account: bytes | None  # SHA-256 of the account's id at the third party
+    sealed: bytes
+    linked_on: int
+    next_fetch_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorStateRecord:
+    """A one-time state of an authorization under way, kept as its SHA-256."""
+
+    hash: bytes
+    device: int
+    user: int
+    referer: str
+    sealed: bytes  # what the answer will be checked with
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class TallyRecord:
+    """A counter of broker/limits: how much of `name` was used from `since_ms` on; at `until_ms` it begins anew."""
+
+    name: str
+    since_ms: int
+    until_ms: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallsRecord:
+    """How many calls `name` made before `at_ms` and after its record before that."""
+
+    name: str
+    at_ms: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A version of a device type's monetization plan."""
+
+    key: int
+    id: str
+    device_type: int
+    version: int
+    status: str  # NEW | PENDING | APPROVED | REJECTED
+    contact_email: str
+    contact_phone: str
+    comments: str
+    revenue_share_percent: int
+    created_on: int
+    modified_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierRecord:
+    """One tier of a plan. `message_limit` is messages a day; -1 is unlimited."""
+
+    key: int
+    id: str
+    plan: int
+    name: str
+    type: str  # free | paid
+    description: str
+    cost: str  # a decimal number
+    message_limit: int
+    interval: str
+    billing_interval: str
+    created_on: int
+    modified_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeTokenRecord:
+    """What the one-time token of an upgrade address stands for; it ends when the access token `token` ends."""
+
+    hash: bytes
+    user: int
+    token: bytes
+    application: int
+    device: int
+    action: str  # upgrade | select | edit
+    expires_on: int
+    used_on: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentRecord:
+    """A payment for one device's paid tier; `id` is the reference people see. Costs are decimal numbers."""
+
+    id: str
+    device: int
+    device_id: str
+    user: int
+    tier: int
+    processor: str
+    status: str  # pending | accepted | declined | failed
+    cost: str
+    owner_share: str  # of the device type's owner
+    redirect_uri: str
+    code_hash: bytes
+    external_id: str | None
+    created_on: int
+    decided_on: int | None = None
 
 
 LogRow = MessageRow | ActionRow | FailedMessageRow

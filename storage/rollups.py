@@ -3,15 +3,15 @@
 The field `""` counts messages, whatever is in them.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from storage.records import RollupRow
 from storage.sql import Connection
 
 _KEY = ("device", "field", "level", "bucket")
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
-_NAMES = (*_KEY, *_VALUES)
+_NAMES = (*_KEY, *_VALUES)  # in the order of RollupRow
+_SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND field = :field AND level = :level"  # noqa: S608 - ours
 
 
 class RollupStore:
@@ -40,25 +40,30 @@ class RollupStore:
         return [row["key"] for row in rows]
 
     def get(self, device: int, field: int, level: str, bucket: int) -> RollupRow | None:
-        row = self._db.execute(
-            "SELECT * FROM rollup WHERE device = :device AND field = :field AND level = :level AND bucket = :bucket",
+        rows = self._db.execute(
+            f"{_SELECT} AND bucket = :bucket",
             {"device": device, "field": field, "level": level, "bucket": bucket},
-        ).one()
-        return _rollup(row) if row else None
+        ).tuples()
+        row = next(iter(rows), None)
+        return RollupRow(*row) if row else None
 
     def put_all(self, rollups: Iterable[RollupRow]) -> None:
         rows = [tuple(getattr(rollup, name) for name in _NAMES) for rollup in rollups]
         self._db.put_many("rollup", _NAMES, _KEY, rows)
 
+    def first(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
+        """Where the first bucket with `start_ms <= bucket < end_ms` starts; None when there is none."""
+        row = self._db.execute(
+            "SELECT min(bucket) AS bucket FROM rollup WHERE device = :device AND field = :field AND level = :level"
+            " AND bucket >= :start AND bucket < :end",
+            {"device": device, "field": field, "level": level, "start": start_ms, "end": end_ms},
+        ).one()
+        return row["bucket"] if row else None
+
     def range(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> list[RollupRow]:
         """Buckets with `start_ms <= bucket < end_ms`, in order."""
         rows = self._db.execute(
-            "SELECT * FROM rollup WHERE device = :device AND field = :field AND level = :level"
-            " AND bucket >= :start AND bucket < :end ORDER BY bucket",
+            f"{_SELECT} AND bucket >= :start AND bucket < :end ORDER BY bucket",
             {"device": device, "field": field, "level": level, "start": start_ms, "end": end_ms},
         )
-        return [_rollup(row) for row in rows]
-
-
-def _rollup(row: Mapping[str, Any]) -> RollupRow:
-    return RollupRow(**dict(row))
+        return [RollupRow(*row) for row in rows.tuples()]

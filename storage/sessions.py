@@ -26,5 +26,8 @@ class SessionStore:
     def remove(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM session WHERE hash = :hash", {"hash": hash_})
 
+    def remove_of(self, user: int) -> None:
+        self._db.execute("DELETE FROM session WHERE user = :user", {"user": user})
+
     def purge(self, *, now_ms: int) -> None:
         self._db.execute("DELETE FROM session WHERE expires_on <= :now", {"now": now_ms})

@@ -43,3 +43,9 @@ class Connection(Protocol):
 
 class StoreError(Exception):
     """The store could not do what it was asked: disk full, file unreadable, database locked."""
+
+
+def sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The row that RETURNING gives for what was written."""
+    assert row is not None, "RETURNING gives the row it wrote"  # noqa: S101 - an invariant of the statement
+    return row

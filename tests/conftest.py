@@ -1,8 +1,9 @@
 """Fixtures everyone uses: a real store in a temporary folder, and the services on top of it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock, run_inline
+
+if TYPE_CHECKING:  # most tests have no use for Selenium
+    from tests.browser import Chromium
 
 
 @pytest.fixture
@@ -39,17 +43,28 @@ OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
 def open_again(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> OpenServices:
     """Opens services on the same file as often as a test likes: every time but the first is a restart."""
     vault = Vault(Vault.new_key())
-    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, Clock(fake_clock))
+    clock = Clock(fake_clock, fake_clock.steady_ms)
+    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, clock)
 
 
 @pytest.fixture
 async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> AsyncIterator[Services]:
     """Services whose clock stands still until the test moves it."""
     database = Database(engine, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as opened:
+    clock = Clock(fake_clock, fake_clock.steady_ms)
+    async with open_services(settings, database, Vault(Vault.new_key()), clock) as opened:
         yield opened
 
 
 @pytest.fixture
 async def world(services: Services) -> World:
     return await build_world(services.database, services.vault)
+
+
+@pytest.fixture(scope="session")
+def window() -> "Iterator[Chromium]":
+    """One Chromium for everybody who needs a real browser; call its `fresh` first."""
+    from tests.browser import running_chromium
+
+    with running_chromium() as running:
+        yield running

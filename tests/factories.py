@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
+from broker.facts import GrantsChanged
 from broker.secrets import Vault, token_hash
+from broker.services import Services
 from storage.database import Database, Transaction
 from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, GrantRecord, ManifestRecord, TokenRecord
 
@@ -67,6 +69,17 @@ def make_device(
         created_on=1,
     )
     return Device(record, DeviceType(type_, [ManifestRecord(type_key, 1, json.dumps(LIGHT_MANIFEST), True, 1)]))
+
+
+async def allow(services: Services, grant: GrantRecord) -> None:
+    """A user's permission is in force, and everyone knows."""
+
+    def work(tx: Transaction) -> tuple[GrantRecord, ...]:
+        tx.accounts.put_grant(grant)
+        return tuple(tx.accounts.grants(grant.application, grant.user))
+
+    grants = await services.database.write(work)
+    services.router.publish(GrantsChanged(grant.user, grant.application, grants))
 
 
 @dataclass(frozen=True, slots=True)

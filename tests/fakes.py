@@ -13,16 +13,21 @@ T = TypeVar("T")
 
 
 class FakeClock:
-    """Wall-clock milliseconds that move only when told."""
+    """Wall-clock milliseconds that move only when told. Setting `now` is what somebody does who sets the clock."""
 
     def __init__(self, now_ms: int) -> None:
         self.now = now_ms
+        self._steady = 1_000
 
     def __call__(self) -> int:
         return self.now
 
+    def steady_ms(self) -> int:
+        return self._steady
+
     def advance(self, milliseconds: int) -> None:
         self.now += milliseconds
+        self._steady += milliseconds
 
 
 async def run_inline(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
@@ -41,9 +46,11 @@ class HeldRunner:
         self.commits, self.reads = trio.Event(), trio.Event()
         self.commits.set()
         self.reads.set()
+        #: Set while a commit is held.
+        self.holds_commit = trio.Event()
 
     def hold_commits(self) -> None:
-        self.commits = trio.Event()
+        self.commits, self.holds_commit = trio.Event(), trio.Event()
 
     def hold_reads(self) -> None:
         self.reads = trio.Event()
@@ -56,6 +63,7 @@ class HeldRunner:
     async def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
         await trio.lowlevel.checkpoint()
         if limiter is not None:  # only the writer has one
+            self.holds_commit.set()
             await self.commits.wait()
             return sync_fn()
         result = sync_fn()

@@ -12,9 +12,9 @@ How a page uses it, with the query string of GET /authorize (or /signin), as it 
        provider to offer, if one is configured by that name; else offer all of them.
     2. `screen = await authorize.consent_needed(asked)`. If it is not None, show it (`continue` = `asked.query`); its
        form decides between `allow` and `deny`. If it is None, call `allow` at once.
-    3. `await authorize.allow(asked, user.key)` keeps the grants, issues the code or the tokens and gives a `Redirect`
-       (or, had the application been changed meanwhile, what `read` would say now). `authorize.deny(asked)` gives the
-       `access_denied` redirect.
+    3. `await authorize.allow(asked, user.key, agreed=screen)` keeps the grants, issues the code or the tokens and gives
+       a `Redirect` (or, had the application been changed meanwhile, what `read` would say now, or the screen that is to
+       be shown instead). `authorize.deny(asked)` gives the `access_denied` redirect.
 
     When anything unexpected happens after `read` gave an AuthorizationRequest: 302 to
     `asked.error("server_error").url`. Before that: status 500 and no redirect.
@@ -105,20 +105,37 @@ class Authorize:
             lambda tx: screen_of(tx, application) if must_ask(tx, application) else None,
         )
 
-    async def allow(self, request: AuthorizationRequest, user: int) -> Redirect | Refusal:
-        """The person agreed, or need not be asked. `user` is the key of the person who signed in."""
-        return await self._tokens.change(lambda issuance: _complete(issuance, request, user))
+    async def allow(
+        self, request: AuthorizationRequest, user: int, *, agreed: ConsentScreen | None = None
+    ) -> Redirect | Refusal | ConsentScreen:
+        """The person agreed, or need not be asked.
+
+        Args:
+            user: the key of the person who signed in.
+            agreed: the screen that they agreed to; None when there was nothing to be shown.
+
+        Returns:
+            What `read` would say now, the way back, or the screen that must be shown, because by now the application
+            asks for something else than was agreed to. Then nothing was kept.
+        """
+        return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed))
 
     def deny(self, request: AuthorizationRequest) -> Redirect:
         return request.error("access_denied")
 
 
-def _complete(issuance: Issuance, request: AuthorizationRequest, user: int) -> Redirect | Refusal:
+def _complete(
+    issuance: Issuance, request: AuthorizationRequest, user: int, agreed: ConsentScreen | None
+) -> Redirect | Refusal | ConsentScreen:
     """Decided once more, in the transaction that issues: the application may have changed since it was read."""
     decided = _decide(issuance.tx, request.query)
     if not isinstance(decided, AuthorizationRequest):
         return decided
-    save_consent(issuance.tx, decided.application, user)
+    if must_ask(issuance.tx, decided.application):
+        screen = screen_of(issuance.tx, decided.application)
+        if screen != agreed:
+            return screen
+    issuance.facts.append(save_consent(issuance.tx, decided.application, user))
     if decided.implicit:
         tokens, _family = issuance.for_user(decided.application.key, user, Method.IMPLICIT)
         members = [(name, str(value)) for name, value in tokens.answer().items()]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.accounts.applications import Application
+from broker.facts import GrantsChanged
 from storage.database import Transaction
 from storage.records import DeviceTypeRecord, GrantRecord
 
@@ -81,13 +82,14 @@ def must_ask(tx: Transaction, application: Application) -> bool:
     return False
 
 
-def save_consent(tx: Transaction, application: Application, user: int) -> None:
-    """The user agreed, or need not be asked. What was granted before stays."""
+def save_consent(tx: Transaction, application: Application, user: int) -> GrantsChanged:
+    """The user agreed, or need not be asked. What was granted before stays. Publish the fact when it is durable."""
     tx.accounts.add_grant(GrantRecord(user, application.key, None, read=False, write=False))
     for request in _requests(tx, application):
         if request.target != PROFILE:
             key = request.device_type.key if request.device_type is not None else None
             tx.accounts.add_grant(GrantRecord(user, application.key, key, read=request.read, write=request.write))
+    return GrantsChanged(user, application.key, tuple(tx.accounts.grants(application.key, user)))
 
 
 def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:

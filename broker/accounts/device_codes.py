@@ -13,6 +13,7 @@ from broker.accounts.throttle import Throttle, address_key
 from broker.accounts.user_codes import typed_user_code
 from broker.clock import Clock
 from broker.errors import NotFound
+from broker.facts import Fact, Router
 from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
 from storage.database import Database, Transaction
 from storage.records import DeviceCodeRecord
@@ -33,10 +34,19 @@ class WaitingDevice:
     screen: ConsentScreen
 
 
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What a decision led to, or what must be decided about instead."""
+
+    facts: tuple[Fact, ...] = ()
+    instead: WaitingDevice | None = None
+
+
 class DeviceCodes:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._throttle = Throttle(clock, misses=USER_CODE_MISSES, window_seconds=USER_CODE_WINDOW_SECONDS)
 
     async def find(self, user_code: str, *, address: str) -> WaitingDevice:
@@ -62,30 +72,45 @@ class DeviceCodes:
             raise self._missed(code, address)
         return waiting
 
-    async def approve(self, user_code: str, user: int, *, address: str) -> None:
-        """The person agrees to what `find` showed: keep the grants, let the application have a token. Raises as it."""
-        await self._decide(user_code, "approved", user, address)
+    async def approve(self, waiting: WaitingDevice, user: int, *, address: str) -> WaitingDevice | None:
+        """The person agrees to what `find` showed: keep the grants, let the application have a token. Raises as it.
+
+        Returns:
+            What must be shown instead, because by now the application asks for something else; nothing was kept then.
+        """
+        return await self._decide(waiting.user_code, user, address, agreed=waiting)
 
     async def deny(self, user_code: str, user: int, *, address: str) -> None:
         """The person refuses. Raises as `find` does."""
-        await self._decide(user_code, "denied", user, address)
+        await self._decide(user_code, user, address, agreed=None)
 
-    async def _decide(self, user_code: str, state: str, user: int, address: str) -> None:
+    async def _decide(
+        self, user_code: str, user: int, address: str, *, agreed: WaitingDevice | None
+    ) -> WaitingDevice | None:
         code = self._typed(user_code, address)
         now_ms = self._clock.now_ms()
 
-        def work(tx: Transaction) -> bool:
+        def work(tx: Transaction) -> _Decided | None:
             found = _waiting(tx, code, now_ms)
             if found is None:
-                return False
+                return None
             record, application = found
-            if state == "approved":
-                save_consent(tx, application, user)
-            tx.authorizations.decide_device_code(record.hash, state=state, user=user)
-            return True
+            if agreed is None:
+                tx.authorizations.decide_device_code(record.hash, state="denied", user=user)
+                return _Decided()
+            shown = WaitingDevice(record.user_code, screen_of(tx, application))
+            if shown != agreed:
+                return _Decided(instead=shown)
+            tx.authorizations.decide_device_code(record.hash, state="approved", user=user)
+            return _Decided(facts=(save_consent(tx, application, user),))
 
-        if not await self._database.write(work):
+        decided = await self._database.write(work, announce=self._tell)
+        if decided is None:
             raise self._missed(code, address)
+        return decided.instead
+
+    def _tell(self, decided: _Decided | None) -> None:
+        self._router.publish_all(decided.facts if decided is not None else ())
 
     def _typed(self, user_code: str, address: str) -> str:
         self._throttle.check(address_key(address), f"code {user_code[:16]}")

@@ -5,19 +5,16 @@ in the query, `device_code` is a grant type and `code` its code, and `scope` say
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from broker.accounts.clients import Credentials
+from broker.accounts.device_grant import DeviceCodeTerms
+from broker.accounts.grant_base import TokenServerRequest
 from broker.accounts.issuance import Issuance
-from broker.accounts.token_server import (
-    DEVICE_CODE_GRANT,
-    Answer,
-    DeviceCodeTerms,
-    TokenServer,
-    TokenServerRequest,
-)
+from broker.accounts.site import AccountsRoot
+from broker.accounts.token_server import DEVICE_CODE_GRANT, Answer, TokenServer
 from broker.accounts.tokens import Tokens
 from broker.secrets import Vault
 
@@ -60,6 +57,10 @@ class Grants:
         self._tokens = tokens
         self._vault = vault
         self._terms = terms
+
+    def at(self, root: AccountsRoot) -> "Grants":
+        """The same for those who come in there: what they are told leads there, too."""
+        return Grants(self._tokens, self._vault, replace(self._terms, root=root))
 
     async def token(self, request: TokenRequest) -> Answer:
         """POST /token: every row of the grant table. Refusals are answers, too."""

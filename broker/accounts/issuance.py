@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.accounts.applications import Method
+from broker.facts import Fact
 from broker.ids import new_id
 from broker.secrets import token_hash
 from config.limits import OLD_TOKEN_SECONDS
@@ -59,6 +60,7 @@ class Issuance:
         self.now_ms = now_ms
         self.revoked: list[bytes] = []
         self.shortened: list[bytes] = []
+        self.facts: list[Fact] = []  # what else is to be told
         self._lifetimes = lifetimes
 
     def for_application(self, application: int) -> NewTokens:
@@ -85,6 +87,17 @@ class Issuance:
 
     def end_family(self, family: int) -> None:
         self.revoked += self.tx.authorizations.end_family(family)
+
+    def end_everything_of(self, user: int) -> None:
+        """All that stands on the user having signed in: browser sessions, families, codes on their way.
+
+        Tokens that an operator provisioned stay, and so do the tokens of devices.
+        """
+        for family in self.tx.authorizations.families_of(user):
+            self.end_family(family)
+        self.tx.authorizations.forget_codes_of(user)
+        self.tx.sessions.remove_of(user)
+        self.tx.codes.remove_resets(user)
 
     def end_token(self, token: TokenRecord) -> None:
         """A user token takes its refresh token, and so its family, with it."""

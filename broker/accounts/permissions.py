@@ -1,18 +1,36 @@
-"""The one place that decides who may READ and WRITE what (specification, Permissions)."""
+"""The one place that decides who may do what with a device (specification, Permissions; compatibility.md 4.1 and 6.3).
 
-from collections.abc import Collection, Sequence
+A `Reach` stays true for as long as somebody holds it: grants are one shared object for each application, changed in
+place, and who accepted a share stands in the shared `Device` itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from enum import Enum, StrEnum
-from typing import Protocol
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied
+from broker.facts import GrantsChanged, Router
 from storage.database import Database
 from storage.records import GrantRecord
 
+_APPLICATIONS_REMEMBERED: Final = 100
+
 
 class Permission(Enum):
+    """READ and WRITE are granted and shared. MANAGE is the owner's, and that of applications the owner granted WRITE:
+    renaming, switching off, deletion, tokens, sharing, properties, third-party credentials, money.
+    """
+
     READ = "READ"
     WRITE = "WRITE"
+    MANAGE = "MANAGE"
+
+
+#: What a device channel needs, and what a share gives.
+READ_AND_WRITE: Final = (Permission.READ, Permission.WRITE)
 
 
 class Guarded(Protocol):
@@ -30,11 +48,16 @@ class Guarded(Protocol):
     def type_organization(self) -> int: ...
     @property
     def type_protected(self) -> bool: ...
+    @property
+    def shared_with(self) -> Collection[int]:
+        """The users who accepted a share."""
 
 
 class GuardedType(Protocol):
     """What a decision needs to know of a device type."""
 
+    @property
+    def key(self) -> int: ...
     @property
     def id(self) -> str: ...
     @property
@@ -57,36 +80,63 @@ ADMINISTRATORS = frozenset({Role.ADMINISTRATOR})
 DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 
 
-class Reach:
-    """What one caller may do, decided without waiting. Made by `Permissions.reach`.
+class Grants:
+    """What an application was granted, by user."""
 
-    - A device token reaches its own device.
-    - A user token reaches the devices that user owns.
-    - An application token reaches the devices whose owner granted it their type, or every type; any grant to an
-      application covers all types of the application's own organization (specification, Permissions). Protected types
-      of other organizations it never reaches.
+    def __init__(self, grants: Iterable[GrantRecord] = ()) -> None:
+        self._of: dict[int, tuple[GrantRecord, ...]] = {}
+        for grant in grants:
+            self._of[grant.user] = (*self.of(grant.user), grant)
+
+    def of(self, user: int) -> tuple[GrantRecord, ...]:
+        return self._of.get(user, ())
+
+    def put(self, user: int, grants: tuple[GrantRecord, ...]) -> None:
+        """All that this user grants now."""
+        if grants:
+            self._of[user] = grants
+        else:
+            self._of.pop(user, None)
+
+
+class Reach:
+    """What one caller may do, decided without waiting, and as things stand when it is asked.
+
+    - A device token reaches its own device. Which calls take one is the path table's business.
+    - A user token reaches the devices that user owns; and for READ and WRITE those shared with that user.
+    - An application token reaches what its users reach, of the types that they granted it, or every type; any grant to
+      an application covers all types of the application's own organization (specification, Permissions). Protected
+      types of other organizations it never reaches.
     """
 
-    def __init__(self, caller: Caller, grants: Sequence[GrantRecord]) -> None:
+    def __init__(self, caller: Caller, grants: Grants) -> None:
         self.caller = caller
-        self._grants: dict[int, list[GrantRecord]] = {}
-        for grant in grants:
-            self._grants.setdefault(grant.user, []).append(grant)
+        self._grants = grants
 
     def allows(self, device: Guarded, permission: Permission) -> bool:
         caller = self.caller
         if caller.kind is TokenKind.DEVICE:
             return caller.device == device.key
+        shared_with = () if permission is Permission.MANAGE else device.shared_with
         if caller.kind is TokenKind.USER:
-            return caller.user == device.owner
-        grants = self._grants.get(device.owner, ())
-        if device.type_organization == caller.application_organization:
+            return caller.user == device.owner or caller.user in shared_with
+        granted = (device.type_key, device.type_organization, device.type_protected, permission)
+        return self._granted(device.owner, *granted) or any(self._granted(user, *granted) for user in shared_with)
+
+    def allows_type(self, user: int, type_: GuardedType, permission: Permission) -> bool:
+        """The caller may do this for the user with whatever devices of this type that user may do it with."""
+        if self.caller.kind is TokenKind.APPLICATION:
+            return self._granted(user, type_.key, type_.organization, type_.protected, permission)
+        return self.covers_user(user)
+
+    def _granted(self, user: int, type_key: int, organization: int, protected: bool, permission: Permission) -> bool:
+        grants = self._grants.of(user)
+        if organization == self.caller.application_organization:
             return bool(grants)
-        if device.type_protected:
+        if protected:
             return False
         return any(
-            (grant.read if permission is Permission.READ else grant.write)
-            and grant.device_type in {None, device.type_key}
+            (grant.read if permission is Permission.READ else grant.write) and grant.device_type in {None, type_key}
             for grant in grants
         )
 
@@ -94,28 +144,53 @@ class Reach:
         """The caller acts for this user: it is their token, or they granted the application something."""
         if self.caller.kind is TokenKind.USER:
             return self.caller.user == user
-        return self.caller.kind is TokenKind.APPLICATION and user in self._grants
+        return self.caller.kind is TokenKind.APPLICATION and bool(self._grants.of(user))
+
+
+_NO_GRANTS: Final = Grants()
 
 
 class Permissions:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    """Grants are read once for each application, and follow `GrantsChanged` from then on."""
 
-    async def reach(self, caller: Caller, *, owner: int | None = None) -> Reach:
-        """Everything `caller` may reach, or only what belongs to `owner`."""
-        application = caller.application
-        if caller.kind is not TokenKind.APPLICATION or application is None:
-            return Reach(caller, ())
-        return Reach(caller, await self._database.read(lambda tx: tx.accounts.grants(application, owner)))
+    def __init__(self, database: Database, router: Router) -> None:
+        self._database = database
+        self._live: WeakValueDictionary[int, Grants] = WeakValueDictionary()
+        self._recent: OrderedDict[int, Grants] = OrderedDict()
+        self._changes = 0
+        router.subscribe(GrantsChanged, self._grants_changed)
+
+    async def reach(self, caller: Caller) -> Reach:
+        """Everything `caller` may reach, now and later."""
+        if caller.kind is not TokenKind.APPLICATION or caller.application is None:
+            return Reach(caller, _NO_GRANTS)
+        return Reach(caller, self._live.get(caller.application) or await self._load(caller.application))
+
+    async def _load(self, application: int) -> Grants:
+        while True:
+            changes = self._changes
+            loaded = await self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
+            if changes == self._changes:  # otherwise they may be of before the change
+                break
+        grants = self._live.setdefault(application, loaded)  # somebody else may have loaded them while we waited
+        self._recent[application] = grants
+        if len(self._recent) > _APPLICATIONS_REMEMBERED:
+            self._recent.popitem(last=False)
+        return grants
+
+    def _grants_changed(self, fact: GrantsChanged) -> None:
+        self._changes += 1
+        if (grants := self._live.get(fact.application)) is not None:
+            grants.put(fact.user, fact.grants)
 
     async def require(self, caller: Caller, device: Guarded, permission: Permission) -> None:
         """Raises PermissionDenied unless `caller` has `permission` on `device`."""
-        if not (await self.reach(caller, owner=device.owner)).allows(device, permission):
+        if not (await self.reach(caller)).allows(device, permission):
             raise PermissionDenied(f"{permission.value} on device {device.id}")
 
     async def require_user(self, caller: Caller, user: int) -> None:
         """Raises PermissionDenied unless `caller` acts for this user."""
-        if not (await self.reach(caller, owner=user)).covers_user(user):
+        if not (await self.reach(caller)).covers_user(user):
             raise PermissionDenied("access to this user")
 
     async def require_organization(self, caller: Caller, organization: int, roles: Collection[Role]) -> None:
@@ -132,13 +207,13 @@ class Permissions:
                 return
         raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
 
-    async def require_type(self, caller: Caller, type_: GuardedType) -> None:
+    async def require_type(self, caller: Caller, type_: GuardedType, *, user: int | None = None) -> None:
         """Unpublished and protected types are for the organization's members and for users of its applications.
 
-        Raises PermissionDenied.
+        `user` is whom the caller acts for, when that is not the user of its token. Raises PermissionDenied.
         """
         if (type_.published and not type_.protected) or caller.application_organization == type_.organization:
             return
-        user = caller.user
+        user = caller.user if user is None else user
         if user is None or await self._database.read(lambda tx: tx.accounts.role_of(type_.organization, user)) is None:
             raise PermissionDenied(f"use of device type {type_.id}")

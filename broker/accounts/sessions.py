@@ -8,21 +8,16 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass, field
-from typing import Final
 
-import trio
-
-from broker.accounts.throttle import Throttle
+from broker.accounts.hashing import Hashing
+from broker.accounts.throttle import Throttle, address_key
 from broker.clock import Clock
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
-from broker.secrets import Passwords, token_hash
-from config.limits import PASSWORD_MAX_CHARACTERS, PASSWORD_MISSES, PASSWORD_WINDOW_SECONDS, SESSION_SECONDS
+from broker.secrets import token_hash
+from config.limits import PASSWORD_ADDRESS_MISSES, PASSWORD_MISSES, PASSWORD_WINDOW_SECONDS, SESSION_SECONDS
 from storage.database import Database, Transaction
 from storage.records import UserRecord
-
-_NAME_CHARACTERS: Final = 320  # no e-mail address is longer
-HASHED_AT_ONCE: Final = 4  # each takes 64 MiB for as long as it is computed
 
 
 @dataclass(eq=False)
@@ -62,35 +57,39 @@ class FormKeys:
 
 
 class Sessions:
-    def __init__(self, database: Database, clock: Clock, passwords: Passwords) -> None:
+    def __init__(self, database: Database, clock: Clock, hashing: Hashing) -> None:
         self._database = database
         self._clock = clock
-        self._passwords = passwords
+        self._hashing = hashing
         self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
-        self._hashing = trio.CapacityLimiter(HASHED_AT_ONCE)
-        self._nobodys_hash = ""
+        # One address may try one password on many accounts; but a household or a proxy has one address, too.
+        self._by_address = Throttle(clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
 
-    async def sign_in(self, name: str, password: str, *, instead_of: str | None = None) -> Session:
+    async def sign_in(self, name: str, password: str, *, address: str, instead_of: str | None = None) -> Session:
         """A new session.
 
         Args:
             name: the e-mail address or the user name.
+            address: the person's IP address.
             instead_of: the id of a session that the browser had until now; it ends.
 
         Raises:
             WrongPassword: there is no such account, or it has another password.
-            TooManyAttempts: this account saw too many wrong passwords, whatever this one is.
+            TooManyAttempts: this account or this address saw too many wrong passwords, whatever this one is.
+            TooBusy: too many passwords are looked at in this moment; this one was not.
         """
-        name = name.strip()
-        user = await self._database.read(lambda tx: _user_called(tx, name))
+        name, address = name.strip(), address_key(address)
+        self._by_address.check(address)
+        user = await self._database.read(lambda tx: user_called(tx, name))
+        self._hashing.require_room()
         # Counted before it is known to be wrong, so that many guesses at once are no way around it. Names without an
         # account are counted like the others: the answers must not differ.
-        key = f"user {user.key}" if user is not None else f"name {name.casefold()[:_NAME_CHARACTERS]}"
+        key = f"user {user.key}" if user is not None else f"name {_digest(name.casefold())}"
         self._throttle.check(key)
         self._throttle.missed(key)
-        hashed = user.password_hash if user is not None else None
-        matches = await trio.to_thread.run_sync(self._matches, hashed, password, limiter=self._hashing)
+        matches = await self._hashing.matches(user.password_hash if user is not None else None, password)
         if user is None or not matches:
+            self._by_address.missed(address)
             raise WrongPassword
         self._throttle.forgive(key)
         return await self.begin(user, instead_of=instead_of)
@@ -106,7 +105,7 @@ class Sessions:
             if found is None:
                 return None
             user = tx.accounts.user(found[0])
-            return user if user is not None and _mark_of(user) == found[1] else None
+            return user if user is not None and password_mark(user) == found[1] else None
 
         user = await self._database.read(work)
         return Session(session_id, user) if user is not None else None
@@ -124,28 +123,26 @@ class Sessions:
             if instead_of is not None:
                 tx.sessions.remove(token_hash(instead_of))
             expires_on = now_ms + SESSION_SECONDS * 1000
-            hash_, mark = token_hash(session.id), _mark_of(user)
+            hash_, mark = token_hash(session.id), password_mark(user)
             tx.sessions.add(hash_, user.key, password=mark, now_ms=now_ms, expires_on=expires_on)
 
         await self._database.write(work)
         return session
 
-    def _matches(self, hashed: str | None, password: str) -> bool:
-        """In a worker thread. It takes as long for an account that has no password, or does not exist."""
-        if not self._nobodys_hash:
-            self._nobodys_hash = self._passwords.hash(new_id())
-        is_possible = hashed is not None and len(password) <= PASSWORD_MAX_CHARACTERS
-        matches = self._passwords.matches(hashed or self._nobodys_hash, password[:PASSWORD_MAX_CHARACTERS])
-        return matches and is_possible
 
-
-def _user_called(tx: Transaction, name: str) -> UserRecord | None:
+def user_called(tx: Transaction, name: str) -> UserRecord | None:
+    """By e-mail address or user name."""
     return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
 
 
-def _mark_of(user: UserRecord) -> bytes:
+def password_mark(user: UserRecord | None) -> bytes:
     """Of the password. Whoever changes it ends the sessions that stood on the old one."""
-    return token_hash(user.password_hash or "")
+    return token_hash((user.password_hash if user is not None else None) or "")
+
+
+def _digest(text: str) -> str:
+    """As long as any other, however long the text is."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _keyed(key: bytes, *about: bytes) -> str:

@@ -7,7 +7,7 @@ from ipaddress import IPv6Address, ip_address
 from broker.clock import Clock
 from broker.errors import TooManyAttempts
 
-_REMEMBERED = 100_000
+_HELD_MISSES = 500_000  # of all together, whoever fills the memory
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Throttle:
 
     def __init__(self, clock: Clock, *, misses: int, window_seconds: int) -> None:
         self._clock = clock
+        self._remembered = _HELD_MISSES // misses
         self._misses = misses
         self._window_ms = window_seconds * 1000
         self._guessers: OrderedDict[str, _Guesser] = OrderedDict()
@@ -40,7 +41,7 @@ class Throttle:
             guesser.misses = [at for at in guesser.misses if at > now - self._window_ms] + [now]
             if len(guesser.misses) >= self._misses:
                 guesser.refused_until, guesser.misses = now + self._window_ms, []
-        while len(self._guessers) > _REMEMBERED:
+        while len(self._guessers) > self._remembered:
             self._guessers.popitem(last=False)
 
     def forgive(self, *keys: str) -> None:

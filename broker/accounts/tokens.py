@@ -145,9 +145,9 @@ class Tokens:
         await self.change(work)
 
     async def change(self, work: Callable[[Issuance], T]) -> T:
-        """Issue and end tokens in one transaction, and tell everyone once it is durable.
+        """Issue and end tokens in one transaction, and tell everyone as soon as it is durable.
 
-        Whoever asked may be gone by then: what was begun is finished, or a revoked token would live on in memory.
+        Whoever asked may be gone by then: the writer tells (`Database.write`), or a revoked token would live on here.
         """
         now_ms = self._clock.now_ms()
 
@@ -155,13 +155,16 @@ class Tokens:
             issuance = Issuance(tx, self._lifetimes, now_ms)
             return work(issuance), issuance
 
-        with trio.CancelScope(shield=True):
-            result, issuance = await self._database.write(in_transaction)
+        result, _issuance = await self._database.write(in_transaction, announce=lambda done: self._tell(done[1]))
+        return result
+
+    def _tell(self, issuance: Issuance) -> None:
         for hashed in issuance.shortened:
             self._forget_hash(hashed)
         for hashed in issuance.revoked:
             self._router.publish(TokenRevoked(hashed))
-        return result
+        for fact in issuance.facts:
+            self._router.publish(fact)
 
     async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """A token that expires ends connections, just as one that is revoked. Now and then, what is over is removed."""

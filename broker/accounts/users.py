@@ -1,8 +1,7 @@
 """User profiles (specification, User)."""
 
 from dataclasses import replace
-
-import trio
+from typing import Final
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
@@ -10,6 +9,8 @@ from broker.errors import EmailTaken, PermissionDenied, UserNotFound
 from broker.facts import Router, UserProfileUpdated
 from storage.database import Database, Transaction
 from storage.records import UserRecord
+
+LOCAL: Final = "LOCAL"  # the account type of users who have a password here; else it is a provider's name
 
 
 class Users:
@@ -64,8 +65,10 @@ class Users:
             )
             return replace(wanted, modified_on=now_ms), True
 
-        with trio.CancelScope(shield=True):  # what is durable is told, also when whoever asked has gone
-            changed, is_new = await self._database.write(work)
-        if is_new:
-            self._router.publish(UserProfileUpdated(changed.key, changed.id, now_ms))
+        def tell(done: tuple[UserRecord, bool]) -> None:
+            changed, is_new = done
+            if is_new:
+                self._router.publish(UserProfileUpdated(changed.key, changed.id, now_ms))
+
+        changed, _is_new = await self._database.write(work, announce=tell)
         return changed

@@ -6,7 +6,9 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from broker.device_types.manifest import NO_MANIFEST, Manifest
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
+from broker.device_types.transform import Transform
 from broker.errors import DeviceTypeNotFound
 from storage.database import Database, Transaction
 from storage.records import DeviceTypeRecord, ManifestRecord
@@ -15,14 +17,28 @@ _Choice = Callable[[Transaction], DeviceTypeRecord | None]
 
 
 class ManifestVersion:
-    """One immutable version of a Manifest, ready to normalise with."""
+    """One immutable version of a Manifest, ready to normalise with.
+
+    `normalize` is that of `Normalizer`; one with a `transform` takes any bytes, and raises TransformFailedError.
+    """
 
     __slots__ = ("manifest", "normalize", "version")
 
     def __init__(self, version: int, manifest: Manifest) -> None:
         self.version = version
         self.manifest = manifest
-        self.normalize = Normalizer(manifest).normalize
+        normalize: Callable[[bytes], bytes | None] = Normalizer(manifest).normalize
+        # Decided here and not for each message: devices without a transform pay nothing for it.
+        self.normalize = normalize if manifest.transform is None else partial(_transform, manifest.transform, normalize)
+
+    @property
+    def takes_any_payload(self) -> bool:
+        """Its devices may send what is not the JSON text of an object."""
+        return self.manifest.transform is not None
+
+
+def _transform(transform: Transform, normalize: Callable[[bytes], bytes | None], payload: bytes) -> bytes | None:
+    return normalize(transform.apply(payload))
 
 
 _NO_MANIFEST = ManifestVersion(0, NO_MANIFEST)
@@ -39,7 +55,7 @@ class DeviceType:
         self.record = record
         for manifest in manifests:
             if manifest.approved and manifest.version not in self._versions:
-                parsed = Manifest.parse(json.loads(manifest.document))
+                parsed = parse_manifest(json.loads(manifest.document))
                 self._versions[manifest.version] = ManifestVersion(manifest.version, parsed)
         self.latest = self._versions[max(self._versions)] if self._versions else _NO_MANIFEST
 
@@ -50,6 +66,11 @@ class DeviceType:
     @property
     def id(self) -> str:
         return self.record.id
+
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of the approved versions, ascending."""
+        return sorted(self._versions)
 
     def version(self, number: int) -> ManifestVersion | None:
         """An approved version, or None."""

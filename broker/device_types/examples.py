@@ -10,6 +10,7 @@ from operator import attrgetter
 import msgspec
 
 from broker.device_types.manifest import Manifest
+from broker.device_types.manifest_parser import parse_manifest
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -69,5 +70,5 @@ def _read(content: bytes) -> ExampleDeviceType:
         device_properties_enabled=source.device_properties_enabled,
         tags=source.tags,
         manifest_document=msgspec.json.encode(source.manifest).decode(),
-        manifest=Manifest.parse(source.manifest),
+        manifest=parse_manifest(source.manifest),
     )

@@ -1,8 +1,11 @@
 """Who is online, and when a device was last seen (compatibility.md 6.4).
 
-What changes is kept in memory and written in bulk every second; reads look through memory, so nobody sees an old value.
+A device is online while it has a connection. Without one, whichever happened last decides: the end of the last
+connection, or a status that the device was given. What changes is kept in memory and written in bulk every second;
+reads look through memory, so nobody sees an old value.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +13,15 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.facts import DeviceConnectedAgain, DeviceWentOffline, DeviceWentOnline, MessagesStored, Router
+from broker.facts import (
+    AvailabilityChanged,
+    DeviceConnectedAgain,
+    DeviceDeleted,
+    DeviceWentOffline,
+    DeviceWentOnline,
+    MessagesStored,
+    Router,
+)
 from storage.database import Database
 from storage.records import PresenceRecord
 from storage.sql import StoreError
@@ -29,26 +40,71 @@ class PresenceStatistics:
 class Presence:
     def __init__(self, database: Database, router: Router, clock: Clock) -> None:
         self._database = database
+        self._router = router
         self._clock = clock
         self._online: dict[int, str] = {}
-        # Not yet written: the protocol of the last connection, the end of the last online period,
-        # the last sign of life.
+        self._online_by_themselves: set[int] = set()
+        # Not yet written: the protocol of the last connection, what was decided without one, the last sign of life.
         self._protocol: dict[int, str] = {}
-        self._offline: dict[int, int] = {}
+        self._decided: dict[int, _Decided] = {}
         self._seen: dict[int, int] = {}
+        self._flushing = trio.Lock()
         router.subscribe(DeviceWentOnline, self._went_online)
-        router.subscribe(DeviceConnectedAgain, self._went_online)
+        router.subscribe(DeviceConnectedAgain, self._connected_again)
         router.subscribe(DeviceWentOffline, self._went_offline)
+        router.subscribe(DeviceDeleted, self._deleted)
         router.subscribe(MessagesStored, self._messages_stored)
 
-    def _went_online(self, fact: DeviceWentOnline | DeviceConnectedAgain) -> None:
+    async def resume(self) -> None:
+        """Take over what the last run left. A daemon that starts has no connections."""
+        await self._database.write(lambda tx: tx.devices.end_online_periods())
+        self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_by_themselves())
+
+    def _went_online(self, fact: DeviceWentOnline) -> None:
+        was_online = self._is_online(fact.device)
         self._online[fact.device] = self._protocol[fact.device] = fact.protocol
-        self._offline.pop(fact.device, None)
+        self._online_by_themselves.discard(fact.device)
+        self._decided.pop(fact.device, None)
+        self._seen[fact.device] = fact.at_ms
+        if not was_online:
+            self._router.publish(AvailabilityChanged(fact.device, "online", fact.at_ms))
+
+    def _connected_again(self, fact: DeviceConnectedAgain) -> None:
+        self._online[fact.device] = self._protocol[fact.device] = fact.protocol
         self._seen[fact.device] = fact.at_ms
 
     def _went_offline(self, fact: DeviceWentOffline) -> None:
+        if self._online.pop(fact.device, None) is None:  # it was deleted before its connection was closed
+            return
+        self._decided[fact.device] = _Decided("offline", fact.at_ms)
+        self._seen[fact.device] = fact.at_ms
+        self._router.publish(AvailabilityChanged(fact.device, "offline", fact.at_ms))
+
+    def _deleted(self, fact: DeviceDeleted) -> None:
         self._online.pop(fact.device, None)
-        self._offline[fact.device] = self._seen[fact.device] = fact.at_ms
+        self._online_by_themselves.discard(fact.device)
+
+    def _is_online(self, device: int) -> bool:
+        return device in self._online or device in self._online_by_themselves
+
+    async def set(self, device: int, availability: str) -> None:
+        """The status that a device was given, durable: `online`, `offline` or `unknown`.
+
+        While the device is connected it has no effect, and the end of the connection comes after it.
+        """
+        async with self._flushing:  # so that nothing moves from memory to the store while we look at both
+            stored = await self._database.read(lambda tx: tx.devices.presence(device))
+            now_ms = self._clock.now_ms()
+            before = self._change(device).applied_to(stored or _never_seen(device))
+            if device in self._online or before.availability == availability:
+                return
+            self._decided[device] = _Decided(availability, now_ms if self._is_online(device) else None)
+            if availability == "online":
+                self._online_by_themselves.add(device)
+            else:
+                self._online_by_themselves.discard(device)
+            self._router.publish(AvailabilityChanged(device, availability, now_ms))
+        await self.flush()
 
     def _messages_stored(self, fact: MessagesStored) -> None:
         seen = self._seen
@@ -63,33 +119,39 @@ class Presence:
 
     async def of(self, device: int) -> PresenceRecord:
         """The presence of a device now; `unknown` when it never connected."""
+        return (await self.of_all([device]))[device]
+
+    async def of_all(self, devices: Collection[int]) -> "dict[int, PresenceRecord]":
+        """The presences of many devices, as they are at one moment."""
         # First memory, then the store: what moves from the one to the other in between is the same in both.
-        change = self._change(device)
-        stored = await self._database.read(lambda tx: tx.devices.presence(device))
-        return change.applied_to(stored or _never_seen(device))
+        changes = {device: self._change(device) for device in devices}
+        stored = await self._database.read(lambda tx: tx.devices.presences(devices))
+        return {
+            device: change.applied_to(stored.get(device) or _never_seen(device)) for device, change in changes.items()
+        }
 
     def _change(self, device: int) -> "_Change":
         return _Change(
             online=device in self._online,
+            online_by_itself=device in self._online_by_themselves,
             now_ms=self._clock.now_ms(),
             protocol=self._protocol.get(device),
-            offline_on=self._offline.get(device),
+            decided=self._decided.get(device),
             seen_on=self._seen.get(device),
         )
 
     async def flush(self) -> None:
         """Write what changed since the last time."""
-        devices = self._seen.keys() | self._offline.keys() | self._protocol.keys()
-        if not devices:
-            return
-        protocol, offline, seen = dict(self._protocol), dict(self._offline), dict(self._seen)
-        changes = {device: self._change(device) for device in devices}
-        stored = await self._database.read(lambda tx: tx.devices.presences(devices))
-        records = [change.applied_to(stored.get(device) or _never_seen(device)) for device, change in changes.items()]
-        await self._database.write(lambda tx: tx.devices.put_presences(records))
-        _drop_unchanged(self._protocol, protocol)
-        _drop_unchanged(self._offline, offline)
-        _drop_unchanged(self._seen, seen)
+        async with self._flushing:
+            devices = self._seen.keys() | self._decided.keys() | self._protocol.keys()
+            if not devices:
+                return
+            protocol, decided, seen = dict(self._protocol), dict(self._decided), dict(self._seen)
+            records = list((await self.of_all(devices)).values())
+            await self._database.write(lambda tx: tx.devices.put_presences(records))
+            _drop_unchanged(self._protocol, protocol)
+            _drop_unchanged(self._decided, decided)
+            _drop_unchanged(self._seen, seen)
 
     async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -105,21 +167,33 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
+class _Decided:
+    """What holds without a connection, and, if it ended an online period, when that was."""
+
+    availability: str
+    ended_on: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Change:
     online: bool
+    online_by_itself: bool
     now_ms: int
     protocol: str | None
-    offline_on: int | None
+    decided: _Decided | None
     seen_on: int | None
 
     def applied_to(self, stored: PresenceRecord) -> PresenceRecord:
         record = replace(
             stored, protocol=self.protocol or stored.protocol, last_seen_on=self.seen_on or stored.last_seen_on
         )
-        if self.online:
-            return replace(record, availability="online", last_time_online=self.now_ms)
-        if self.offline_on is not None:
-            return replace(record, availability="offline", last_time_online=self.offline_on)
+        if self.online or self.online_by_itself:
+            return replace(record, availability="online", last_time_online=self.now_ms, is_connected=self.online)
+        if self.decided is not None:
+            ended_on = record.last_time_online if self.decided.ended_on is None else self.decided.ended_on
+            return replace(
+                record, availability=self.decided.availability, last_time_online=ended_on, is_connected=False
+            )
         return record
 
 

@@ -1,6 +1,9 @@
 """Devices as the daemon knows them now: one shared object each, so that a change reaches every open connection."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -57,6 +60,11 @@ class Device:
         return self.type.record.protected
 
     @property
+    def shared_with(self) -> frozenset[int]:
+        """The users who accepted a share."""
+        return self.record.shared_with
+
+    @property
     def enabled(self) -> bool:
         return self.record.enabled
 
@@ -97,9 +105,32 @@ class Devices:
         """By key, if anybody holds it. Whoever has sent a message lately is held."""
         return self._live.get(key)
 
+    async def id_of(self, key: int) -> str | None:
+        """The id of a device, also of one that was deleted; None when nothing is left of it."""
+        if (known := self._live.get(key)) is not None:
+            return known.id
+        return await self._database.read(partial(_id_of, key))
+
+    async def by_eid(self, owner: int, device_type: int, eid: str) -> Device | None:
+        """The device that a connector knows by this external id."""
+        record = await self._database.read(lambda tx: tx.devices.by_eid(owner, device_type, eid))
+        return None if record is None else await self.get(record.key)
+
+    async def by_vdid(self, device_type: int, vdid: str) -> Device | None:
+        """The device that its vendor knows by this id."""
+        record = await self._database.read(lambda tx: tx.devices.by_vdid(device_type, vdid))
+        return None if record is None else await self.get(record.key)
+
     async def owned_by(self, user: int) -> list[Device]:
-        keys = await self._database.read(lambda tx: tx.devices.keys_of_owner(user))
-        return [await self.get(key) for key in keys]
+        return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
+
+    async def get_all(self, keys: Iterable[int]) -> list[Device]:
+        """By keys, in their order, without those that are gone."""
+        found = []
+        for key in keys:
+            with suppress(DeviceNotFound):
+                found.append(await self.get(key))
+        return found
 
     async def authenticate(self, device_id: str, token: str) -> tuple[Device, Caller]:
         """A device by its id and its own token, as MQTT sends them.
@@ -149,20 +180,44 @@ class Devices:
         """Read every device that is in use again, and say which ones: many may have changed at once."""
         self._reloads += 1
         for key, device in list(self._live.items()):
-            record = await self._database.read(partial(_by_key, key))
-            if record is not None and record != device.record:
-                device.refresh(record, await self._types.get(record.device_type))
+            found = await self._read(partial(_by_key, key))
+            if found is not None and found[0] != device.record:
+                device.refresh(*found)
                 self._router.publish(DeviceChanged(key))
 
-    async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
+    def note_changed(self, record: DeviceRecord) -> None:
+        """The store has this record now: whoever holds the device sees it, and everyone hears of it.
+
+        For `announce` of a `Database.write`, so that the order is that of the commits.
+        """
+        self._reloads += 1
+        if (device := self._live.get(record.key)) is not None:
+            device.refresh(record, device.type)
+        self._router.publish(DeviceChanged(record.key))
+
+    def note_deleted(self, record: DeviceRecord) -> None:
+        """The store shows this device no longer: nobody finds it here, and who still holds it can only let it go."""
+        self._reloads += 1
+        self._keys.pop(record.id, None)
+        self._recent.pop(record.key, None)
+        if (device := self._live.pop(record.key, None)) is not None:
+            device.refresh(replace(record, enabled=False, shared_with=frozenset()), device.type)
+        self._router.publish(DeviceChanged(record.key))
+
+    async def _read(self, choose: "partial[DeviceRecord | None]") -> tuple[DeviceRecord, DeviceType] | None:
+        """A record that is in force now, and the type it is of."""
         while True:
             reloads = self._reloads
             record = await self._database.read(choose)
-            if record is None:
-                raise DeviceNotFound(device_id)
-            type_ = await self._types.get(record.device_type)
+            type_ = None if record is None else await self._types.get(record.device_type)
             if reloads == self._reloads:  # otherwise the record may be of before the change
-                break
+                return None if record is None or type_ is None else (record, type_)
+
+    async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
+        found = await self._read(choose)
+        if found is None:
+            raise DeviceNotFound(device_id)
+        record, type_ = found
         device = self._live.get(record.key)
         if device is None:
             device = self._live[record.key] = Device(record, type_)
@@ -180,6 +235,10 @@ def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
 
 def _by_key(key: int, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.device(key)
+
+
+def _id_of(key: int, tx: Transaction) -> str | None:
+    return tx.devices.id_of(key)
 
 
 def _sealed_token(device_id: str, tx: Transaction) -> bytes | None:

@@ -4,7 +4,8 @@ The worker takes one export at a time, the oldest first. A step is one archive e
 in one go in a worker thread, then save how far it has got. A restart goes on behind the last step that was saved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,18 +17,16 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.errors import Conflict, Gone, NotFound, ValidationFailed
-from broker.export.archive import Archive
-from broker.export.formats import csv_entry, json_entry
-from broker.export.merging import MergedRows, Place
+from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, ValidationFailed
 from broker.export.requests import ExportRequest, Plan, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
+from broker.export.writer import ArchiveWriter
 from broker.ids import new_id
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
-from config.limits import EXPORT_ENTRY_MESSAGES, EXPORT_KEPT_HOURS
+from config.limits import EXPORT_KEPT_HOURS
 from storage.database import Database, Transaction
-from storage.records import ExportRecord, MessageRow
+from storage.records import ExportRecord
 from storage.sql import StoreError
 
 _LOOK_SECONDS = 60.0  # for what has expired
@@ -36,16 +35,6 @@ _LOG_SECONDS = 5.0
 _KEPT_MS = EXPORT_KEPT_HOURS * 3_600_000
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger(__name__)
-
-
-class Written(msgspec.Struct, frozen=True):
-    """What is on the disk: the archive's size, and the place in the plan behind it."""
-
-    size: int = 0
-    group: int = 0
-    place: Place | None = None
-    last_name: str = ""
-    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +210,13 @@ class Exports:
     async def _write(self, record: ExportRecord) -> None:
         request = msgspec.json.decode(record.request, type=ExportRequest)
         plan = msgspec.json.decode(record.plan, type=Plan)
-        devices = {key: await self._devices.get(key) for _, keys in plan.groups for key in keys}
+        devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
         if record.expected_messages is None:
             expected = await self._database.read(partial(_count, list(devices), request))
             record = replace(record, expected_messages=expected)
         await self._database.write(partial(_put, record))
-        writer = _Writer(self._path(record), record, request, plan, devices, self._mids, self._clock)
+        writer = ArchiveWriter(self._path(record), record, request, plan, devices, self._mids, self._clock)
         _log.info(
             "export_begun", export_id=record.id, messages=record.total_messages, expected=record.expected_messages
         )
@@ -244,6 +233,14 @@ class Exports:
         finally:
             writer.close()
         await self._succeed(writer.record, request, plan.recipients)
+
+    async def _still_there(self, keys: Iterable[int]) -> dict[int, Device]:
+        """What was deleted since the export was asked for is left out."""
+        devices: dict[int, Device] = {}
+        for key in keys:
+            with suppress(DeviceNotFound):
+                devices[key] = await self._devices.get(key)
+        return devices
 
     async def _succeed(self, record: ExportRecord, request: ExportRequest, recipients: Sequence[int]) -> None:
         done = replace(record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
@@ -271,97 +268,6 @@ class Exports:
 
     def statistics(self) -> ExportStatistics:
         return ExportStatistics(self._finished, self._failed, self._messages)
-
-
-class _Writer:
-    """Writes one archive, an entry for each step. `record` says how far it has got."""
-
-    def __init__(
-        self,
-        path: Path,
-        record: ExportRecord,
-        request: ExportRequest,
-        plan: Plan,
-        devices: dict[int, Device],
-        mids: Mids,
-        clock: Clock,
-    ) -> None:
-        self._written = msgspec.json.decode(record.written, type=Written) if record.written else Written()
-        self._path = path
-        self._archive: Archive | None = None
-        self.record = record
-        self.is_done = False
-        self._request = request
-        self._plan = plan
-        self._devices = devices
-        self._mid = mids.mid
-        self._clock = clock
-        self._rows: MergedRows | None = None
-
-    def step(self, tx: Transaction) -> None:
-        """Add the next entry, or the end. Runs in a thread; raises OSError."""
-        archive = self._opened()
-        written = self._written
-        while written.group < len(self._plan.groups):
-            id_, devices = self._plan.groups[written.group]
-            if self._rows is None:
-                self._rows = self._merged(devices, written.place)
-            rows = self._rows.take(tx, EXPORT_ENTRY_MESSAGES)
-            if rows:
-                self._add(archive, id_, rows)
-                return
-            self._rows = None
-            self._written = written = msgspec.structs.replace(written, group=written.group + 1, place=None)
-        if not self.record.total_messages:
-            self._add(archive, self._plan.groups[0][0], [])
-        archive.finish()
-        self.record = replace(self.record, md5=archive.md5, file_size=archive.size)
-        self.is_done = True
-
-    def _opened(self) -> Archive:
-        """The archive as far as it is good; without its beginning it begins again."""
-        if self._archive is None:
-            self._archive = Archive(self._path, size=self._written.size)
-            if self._archive.size != self._written.size:
-                self._archive.close()
-                self._archive, self._written = Archive(self._path), Written()
-                self.record = replace(self.record, total_messages=0)
-        return self._archive
-
-    def _merged(self, devices: Sequence[int], place: Place | None) -> MergedRows:
-        return MergedRows(
-            devices,
-            start_ms=self._request.start_ms,
-            end_ms=self._request.end_ms,
-            head=self.record.head,
-            descending=self._request.order == "desc",
-            place=place,
-        )
-
-    def _add(self, archive: Archive, id_: str, rows: Sequence[MessageRow]) -> None:
-        written = self._written
-        name = f"{id_}-{rows[0].ts if rows else 0}"
-        # More than a whole entry of one moment: the next entry must not hide the one before.
-        repeated = written.repeated + 1 if name == written.last_name else 0
-        json = self._request.format == "json"
-        file_name = f"{name}{f'-{repeated}' if repeated else ''}.{'json' if json else 'csv'}"
-        content = (
-            json_entry(rows, self._devices, self._mid)
-            if json
-            else csv_entry(rows, self._devices, self._mid, headers=self._request.csv_headers)
-        )
-        archive.add(file_name, content, now_ms=self._clock.now_ms())
-        place = (rows[-1].ts, rows[-1].position) if rows else None
-        self._written = Written(archive.size, written.group, place, name, repeated)
-        self.record = replace(
-            self.record,
-            written=_encode(self._written).decode(),
-            total_messages=self.record.total_messages + len(rows),
-        )
-
-    def close(self) -> None:
-        if self._archive is not None:
-            self._archive.close()
 
 
 def _next(tx: Transaction) -> ExportRecord | None:

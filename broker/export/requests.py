@@ -104,7 +104,7 @@ class Planner:
         return device
 
     async def _owned(self, caller: Caller, user: UserRecord, types: set[int]) -> list[int]:
-        reach = await self._permissions.reach(caller, owner=user.key)
+        reach = await self._permissions.reach(caller)
         owned: Sequence[Device] = await self._devices.owned_by(user.key)
         return [one.key for one in owned if _is_of(one, types) and reach.allows(one, Permission.READ)]
 

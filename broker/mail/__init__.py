@@ -7,13 +7,15 @@ from broker.mail.kinds import (
     ExportFinished,
     Mail,
     MonetizationPlanDecided,
+    NoPasswordHere,
     PasswordReset,
     RuleMail,
     StreamRemoved,
     SubscriptionSuspended,
     TrialInvitation,
 )
-from broker.mail.queue import Letter, Mails, MailStatistics, TooManyMails
+from broker.mail.letters import Letter
+from broker.mail.queue import Mails, MailStatistics, TooManyMails
 from broker.mail.transport import (
     MailDeferred,
     MailRejected,
@@ -36,6 +38,7 @@ __all__ = [
     "MailTransport",
     "Mails",
     "MonetizationPlanDecided",
+    "NoPasswordHere",
     "OutgoingMail",
     "PasswordReset",
     "RuleMail",

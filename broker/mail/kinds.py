@@ -12,18 +12,23 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from string import Template
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, Protocol
 from urllib.parse import quote
+
+from config.rates import Rate
 
 VALUE_CHARACTERS = 2000
 _LINE_ENDERS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
-class Rate(NamedTuple):
-    """How many mails of one kind may be queued in any 60 s, and on one UTC day."""
+class Links(Protocol):
+    """Where links in mails begin; broker/accounts/site.py knows. Neither has a slash at its end."""
 
-    minute: int
-    day: int
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def mailed_accounts_url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +39,17 @@ class Mail:
     per_recipient: ClassVar[Rate] = Rate(10, 100)
     per_cause: ClassVar[Rate] = Rate(20, 200)
 
-    def render(self, site: str) -> tuple[str, str]:
-        """Subject and text. `site` is our public URL."""
-        values = {"site": site} | dict(self._values(site))
+    def render(self, links: Links) -> tuple[str, str]:
+        """Subject and text."""
+        values = {"site": links.origin} | dict(self._values(links.mailed_accounts_url))
         subject, lines = _template(self.kind)
         return Template(subject).substitute(values), "\n".join(_filled(lines, values)).rstrip() + "\n"
 
-    def _values(self, site: str) -> Iterator[tuple[str, str]]:
+    def _values(self, accounts_url: str) -> Iterator[tuple[str, str]]:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "code":
-                yield "link", f"{site}/accounts/{self.path}?code={quote(value, safe='')}"
+                yield "link", f"{accounts_url}/{self.path}?code={quote(value, safe='')}"
             elif field.name.endswith("_on"):
                 yield field.name, f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%d %H:%M} UTC"
             elif field.name in self.texts:
@@ -138,6 +143,16 @@ class PasswordReset(Mail):
     per_cause = Rate(5, 50)
     code: str
     expires_on: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPasswordHere(Mail):
+    """The answer to a reset for someone who signs in elsewhere. The cause is the address of whoever asks."""
+
+    kind = "no_password_here"
+    per_recipient = Rate(2, 10)
+    per_cause = Rate(5, 50)
+    provider: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,24 +11,19 @@ the end of the line, and how often a mail was tried counts only what its server 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from email.headerregistry import Address
-from email.message import EmailMessage
-from email.policy import SMTP
 from typing import Final
 
-import msgspec
 import structlog
 import trio
-from cryptography.fernet import InvalidToken
 
 from broker.clock import Clock
-from broker.errors import DomainError, ValidationFailed
-from broker.ids import new_id
-from broker.mail.kinds import Mail, Rate, ends_a_line
-from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
+from broker.errors import DomainError
+from broker.mail.kinds import Links, Mail
+from broker.mail.letters import Letter, Letters
+from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport
 from broker.secrets import Vault
-from config.mail import Sender, mail_address
+from config.mail import Sender
+from config.rates import Rate
 from config.settings import Settings
 from storage.database import Database, Transaction
 from storage.records import MailRecord
@@ -40,15 +35,10 @@ RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)
 OUTAGE_SECONDS: Final = (10, 30, 60, 120, 300)
 GIVE_UP_MS: Final = 24 * 3600 * 1000  # compatibility.md 22
 WAITING_MAX: Final = 10_000
-SUBJECT_CHARACTERS: Final = 500
-TEXT_CHARACTERS: Final = 65_536
 _DAY_MS: Final = 86_400_000
 _LOOK_SECONDS: Final = 60  # the wall clock may be set while we wait
 _STORE_SECONDS: Final = 5
 
-# Seven bits on the wire, so that a server without 8BITMIME does not mangle it.
-_POLICY = SMTP.clone(cte_type="7bit")
-_decode_content = msgspec.json.Decoder(tuple[str, str]).decode
 _log = structlog.get_logger(__name__)
 
 
@@ -58,15 +48,6 @@ class TooManyMails(DomainError):
 
     status = 429
     template = "Too many e-mails"
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A composed mail, not yet queued."""
-
-    record: MailRecord
-    per_recipient: Rate
-    per_cause: Rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +64,12 @@ class MailStatistics:
 
 
 class Mails:
-    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings) -> None:
+    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings, links: Links) -> None:
         self._database = database
-        self._vault = vault
         self._clock = clock
-        self._sender = Sender.of(settings.outbound.mail_from, settings.public_url)
+        sender = Sender.of(settings.outbound.mail_from, settings.public_url)
+        self._letters = Letters(vault, clock, sender, links)
         self._grace_seconds = settings.grace_seconds
-        self._site = settings.public_url.rstrip("/") or f"http://{settings.http.bind or 'localhost'}"
         self._token: trio.lowlevel.TrioToken | None = None
         self._woken = trio.Event()
         self._outage = 0  # attempts in a row that did not reach the server
@@ -107,38 +87,8 @@ class Mails:
         return await self._database.write(lambda tx: self.add(tx, letter))
 
     def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
-        """Check and render a mail for `add`.
-
-        Args:
-            to: one plain address.
-            mail: what it says.
-            cause: who or what makes us send it (a user's id, a device's id, a caller's address), for the rates.
-
-        Raises:
-            ValidationFailed: `to` is no address, or subject or text do not fit into a mail.
-        """
-        try:
-            recipient = mail_address(to)
-        except ValueError:
-            raise ValidationFailed.of("to", "Invalid email") from None
-        subject, text = mail.render(self._site)
-        if ends_a_line(subject):
-            raise ValidationFailed.of("subject", "Text field only")
-        if len(subject) > SUBJECT_CHARACTERS:
-            raise ValidationFailed.of("subject", f"Maximum length {SUBJECT_CHARACTERS}")
-        if len(text) > TEXT_CHARACTERS:
-            raise ValidationFailed.of("body", f"Maximum length {TEXT_CHARACTERS}")
-        now_ms = self._clock.now_ms()
-        record = MailRecord(
-            message_id=f"{new_id()}@{self._sender.domain}",
-            kind=mail.kind,
-            recipient=recipient,
-            cause=cause,
-            content=self._vault.seal(msgspec.json.encode((subject, text)).decode()),
-            created_on=now_ms,
-            next_on=now_ms,
-        )
-        return Letter(record, mail.per_recipient, mail.per_cause)
+        """Check and render a mail for `add`; arguments and refusals are those of `Letters.compose`."""
+        return self._letters.compose(to, mail, cause=cause)
 
     def add(self, tx: Transaction, letter: Letter) -> bool:
         """Queue a composed mail in the transaction of its cause, in whatever thread that runs.
@@ -209,7 +159,7 @@ class Mails:
     async def _attempt(self, transport: MailTransport, mail: MailRecord) -> None:
         log = _log.bind(message_id=mail.message_id, kind=mail.kind)
         try:
-            await transport.deliver(self._outgoing(mail))
+            await transport.deliver(self._letters.outgoing(mail))
         except MailServerUnavailable as error:
             await self._server_unavailable(mail, str(error))
             return
@@ -285,22 +235,6 @@ class Mails:
                 await trio.sleep(_STORE_SECONDS)
             else:
                 return
-
-    def _outgoing(self, mail: MailRecord) -> OutgoingMail:
-        try:
-            subject, text = _decode_content(self._vault.open(mail.content or b""))
-        except InvalidToken:
-            raise MailRejected("its content was sealed with another key") from None
-        message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
-        message["From"] = self._sender.header
-        local_part, _, domain = mail.recipient.rpartition("@")
-        message["To"] = Address("", local_part, domain)
-        message["Subject"] = subject
-        message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
-        message["Message-ID"] = f"<{mail.message_id}>"
-        message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no holiday notes, please
-        message.set_content(text)
-        return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)
 
     def statistics(self) -> MailStatistics:
         return MailStatistics(

@@ -6,7 +6,8 @@ read from the log, too.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
@@ -26,7 +27,7 @@ from broker.messages.intervals import (
 )
 from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
 from storage.database import Database, Transaction
-from storage.messages import Range
+from storage.messages import Match, Range
 
 SETTLED_MS = MINUTE_MS
 _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DOUBLE}
@@ -67,8 +68,8 @@ class Analytics:
         _check_numeric(device, field)
         _check_range(start_ms, end_ms, AGGREGATES_RANGE_MS)
         start_ms, end_ms = Interval.MINUTE.start_of(start_ms), Interval.MINUTE.start_of(end_ms)
-        buckets = await self._buckets([device], field, Interval.DAY, start_ms, end_ms)
-        return AggregatesAnswer(start_ms, end_ms, merge_all(bucket.aggregate for bucket in buckets))
+        buckets = await self._buckets(device, field, Interval.DAY, start_ms, end_ms)
+        return AggregatesAnswer(start_ms, end_ms, merge_all(aggregate for _, aggregate in buckets))
 
     async def histogram(
         self, device: Device, field: str, interval: Interval, *, start_ms: int, end_ms: int
@@ -78,10 +79,9 @@ class Analytics:
         _check_range(start_ms, end_ms, HISTOGRAM_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
         found: dict[int, Aggregate] = {}
-        for bucket in await self._buckets([device], field, interval, start_ms, end_ms):
-            start = interval.start_of(bucket.start_ms)
-            if (merged := merge_all((found.get(start), bucket.aggregate))) is not None:
-                found[start] = merged
+        for bucket_ms, aggregate in await self._buckets(device, field, interval, start_ms, end_ms):
+            start = interval.start_of(bucket_ms)
+            found[start] = found[start].merged(aggregate) if start in found else aggregate
         return HistogramAnswer(start_ms, end_ms, tuple(sorted(found.items())))
 
     async def presence(
@@ -95,57 +95,122 @@ class Analytics:
             raise ValidationFailed.of("fieldPresence", "Invalid value")
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
-        buckets = await self._buckets(devices, field or EVERY_MESSAGE, interval, start_ms, end_ms)
-        found = {interval.start_of(bucket.start_ms) for bucket in buckets if bucket.count}
+        looked_at = _LookedAt.of(self._clock.now_ms() - SETTLED_MS, interval, start_ms, end_ms)
+        keys = [device.key for device in devices]
+        found = await self._database.read(lambda tx: _Presence(tx, keys, field, interval).of(looked_at))
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
     async def _buckets(
-        self, devices: Sequence[Device], field: str, coarsest: Interval, start_ms: int, end_ms: int
+        self, device: Device, field: str, coarsest: Interval, start_ms: int, end_ms: int
     ) -> list["_Bucket"]:
-        settled = self._clock.now_ms() - SETTLED_MS
-        cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled)))
-        covered = tuple(spans(start_ms, cut, coarsest))
-        # The minute that the limit cuts through: its rollup has messages that do not count yet.
-        partial = (cut, settled) if start_ms <= cut <= settled and cut < end_ms else None
-        keys = [device.key for device in devices]
-        return await self._database.read(
-            lambda tx: [bucket for key in keys for bucket in _read(tx, key, field, covered, partial)]
-        )
+        looked_at = _LookedAt.of(self._clock.now_ms() - SETTLED_MS, coarsest, start_ms, end_ms)
+        return await self._database.read(lambda tx: list(_buckets(tx, device.key, field, looked_at)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
-    start_ms: int
-    count: int
-    aggregate: Aggregate | None
+class _LookedAt:
+    """A time as it is read: whole buckets, and behind them the minute that the limit cuts through.
+
+    The rollup of that minute has messages that do not count yet.
+    """
+
+    spans: tuple[Span, ...]
+    minute: Range | None
+
+    @classmethod
+    def of(cls, settled_ms: int, coarsest: Interval, start_ms: int, end_ms: int) -> "_LookedAt":
+        cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled_ms)))
+        minute = Range(cut, settled_ms) if cut <= settled_ms and cut < end_ms else None
+        return cls(tuple(spans(start_ms, cut, coarsest)), minute)
 
 
-def _read(
-    tx: Transaction, device: int, field: str, covered: Sequence[Span], partial: tuple[int, int] | None
-) -> list[_Bucket]:
-    """Every bucket of the spans, what is not folded yet on top of them, and the part of a minute behind them."""
-    buckets: list[_Bucket] = []
-    for key in tx.rollups.fields_at(field) if covered else ():
+_Bucket = tuple[int, Aggregate]  # where it starts (ms), the numbers in it
+
+
+def _buckets(tx: Transaction, device: int, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
+    """Every bucket with numbers, what is not folded yet on top of them, and the part of a minute behind them."""
+    covered = looked_at.spans
+    if (key := tx.rollups.field_key(field)) is not None:
         for span in covered:
-            rows = tx.rollups.range(device, key, span.level, start_ms=span.start_ms, end_ms=span.end_ms)
-            buckets += [_Bucket(row.bucket, row.count, aggregate_of(row)) for row in rows]
+            for row in tx.rollups.range(device, key, span.level, start_ms=span.start_ms, end_ms=span.end_ms):
+                if (aggregate := aggregate_of(row)) is not None:
+                    yield row.bucket, aggregate
     if covered:
-        buckets += _collected(unfolded(tx, device, start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
-    if partial is not None:
-        buckets += _collected(decoded(tx.messages.page([device], Range(*partial))), field)
-    return buckets
+        yield from _collected(unfolded(tx, [device], start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
+    if looked_at.minute is not None:
+        yield from _collected(decoded(tx.messages.page([device], looked_at.minute)), field)
 
 
 def _collected(rows: Decoded, field: str) -> Iterator[_Bucket]:
     for (_, path, minute), cell in collect(rows).items():
-        if path == field or (field and path.startswith(f"{field}.")):
-            yield _Bucket(minute, cell.count, Aggregate.of(cell.values) if cell.values else None)
+        if path == field and cell.values:
+            yield minute, Aggregate.of(cell.values)
+
+
+class _Presence:
+    """Which intervals have a message of any device. An interval that is known to have one is not looked into again.
+
+    So a fleet costs little more than its busiest device, and a silent one a look at each span.
+    """
+
+    def __init__(self, tx: Transaction, devices: Sequence[int], field: str | None, interval: Interval) -> None:
+        self._tx = tx
+        self._devices = devices
+        self._field = field
+        self._interval = interval
+        self._found: set[int] = set()
+
+    def of(self, looked_at: _LookedAt) -> set[int]:
+        fields = self._tx.rollups.fields_at(self._field or EVERY_MESSAGE) if looked_at.spans else ()
+        for span in looked_at.spans:
+            start = span.start_ms
+            for device, key in product(self._devices, fields):
+                if (start := self._unknown_from(start)) >= span.end_ms:
+                    break
+                self._look(device, key, replace(span, start_ms=start))
+        if looked_at.spans:
+            self._look_at_unfolded(looked_at.spans[0].start_ms, looked_at.spans[-1].end_ms)
+        if looked_at.minute is not None:
+            self._look_at_minute(looked_at.minute)
+        return self._found
+
+    def _look(self, device: int, field: int, span: Span) -> None:
+        start = span.start_ms
+        while start < span.end_ms:
+            found = self._tx.rollups.first(device, field, span.level, start_ms=start, end_ms=span.end_ms)
+            if found is None:
+                return
+            self._found.add(self._interval.start_of(found))
+            start = self._unknown_from(found)
+
+    def _unknown_from(self, ts: int) -> int:
+        """The first time from `ts` on of which nothing is known."""
+        while self._interval.start_of(ts) in self._found:
+            ts = self._interval.end_of(ts)
+        return ts
+
+    def _look_at_unfolded(self, start_ms: int, end_ms: int) -> None:
+        start_ms = self._unknown_from(start_ms)
+        if start_ms < end_ms:
+            for row, fields in unfolded(self._tx, self._devices, start_ms=start_ms, end_ms=end_ms):
+                if self._field is None or any(_is_at(self._field, path) for path in fields):
+                    self._found.add(self._interval.start_of(row.ts))
+
+    def _look_at_minute(self, minute: Range) -> None:
+        start = self._interval.start_of(minute.start_ms or 0)
+        one = replace(minute, match=Match(self._field), limit=1)
+        if start not in self._found and any(self._tx.messages.page([device], one) for device in self._devices):
+            self._found.add(start)
+
+
+def _is_at(path: str, leaf: str) -> bool:
+    """The leaf is the field, or is in the group, at the path."""
+    return leaf == path or leaf.startswith(f"{path}.")
 
 
 def _declares(device: Device, path: str) -> bool:
     """Whether the device's Manifest has a field or a group at the path."""
-    leaves = device.manifest.manifest.leaves
-    return path in leaves or any(leaf.startswith(f"{path}.") for leaf in leaves)
+    return any(_is_at(path, leaf) for leaf in device.manifest.manifest.leaves)
 
 
 def _check_numeric(device: Device, path: str) -> None:

@@ -8,9 +8,10 @@ rows are let go and read from the log again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -167,10 +168,13 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def unfolded(tx: Transaction, device: int, *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
-    """The device's rows of this time that no fold has seen in this transaction: lay them on top of what is kept."""
+def unfolded(tx: Transaction, devices: Iterable[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
+    """The devices' rows of this time that no fold has seen in this transaction: lay them on top of what is kept."""
     position = tx.messages.consumer_position(_CONSUMER)
-    return decoded([row for row in tx.messages.after(position, device=device) if start_ms <= row.ts < end_ms])
+    if tx.messages.last_position() <= position:
+        return ()  # without a look into the index of each device
+    rows = chain.from_iterable(tx.messages.after(position, device=device) for device in devices)
+    return decoded([row for row in rows if start_ms <= row.ts < end_ms])
 
 
 def _after(position: int, tx: Transaction) -> list[MessageRow]:

@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
-from broker.errors import ValidationFailed
+from broker.errors import DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
@@ -77,19 +77,22 @@ class History:
         """A message and its device, or None when there is none (any more)."""
         position = self._mids.position(mid)
         row = None if position is None else await self._database.read(lambda tx: tx.messages.message(position))
-        if row is None:
-            return None
-        device = await self._devices.get(row.device)
-        return self.view(row, device), device
+        device = None if row is None else await self._shown(row.device)
+        return None if row is None or device is None else (self.view(row, device), device)
 
     async def action_by_mid(self, mid: str) -> tuple[Action, Device] | None:
         """An Action and its destination, or None when there is none (any more)."""
         position = self._mids.position(mid)
         row = None if position is None else await self._database.read(lambda tx: tx.messages.action(position))
-        if row is None:
+        destination = None if row is None else await self._shown(row.device)
+        return None if row is None or destination is None else (await self._action(row, destination), destination)
+
+    async def _shown(self, key: int) -> Device | None:
+        """The messages of a deleted device leave every query with it (compatibility.md 6.1)."""
+        try:
+            return await self._devices.get(key)
+        except DeviceNotFound:
             return None
-        destination = await self._devices.get(row.device)
-        return await self._action(row, destination), destination
 
     async def search(
         self,
@@ -163,11 +166,12 @@ class History:
         )
 
     async def _action(self, row: ActionRow, destination: Device) -> Action:
-        source = destination if row.source == row.device else await self._devices.get(row.source)
+        # When nothing is left of the source, it is as if the destination had been sent it without one.
+        source_id = None if row.source == row.device else await self._devices.id_of(row.source)
         return Action(
             position=row.position,
             mid=self._mids.mid(row.position),
-            sdid=source.id,
+            sdid=source_id or destination.id,
             ddid=destination.id,
             ddtid=destination.type.id,
             uid=destination.owner_id,

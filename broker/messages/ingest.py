@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from broker.clock import Clock
+from broker.device_types.transform import TransformFailedError
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
@@ -26,6 +27,7 @@ from broker.errors import (
     ValidationFailed,
 )
 from broker.facts import ActionStored, MessagesStored, Router
+from broker.limits.quotas import Quotas
 from broker.messages.mids import Mids
 from config.limits import MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import Group
@@ -47,12 +49,23 @@ class IngestStatistics:
 class Ingest:
     """Checks, normalises and appends; tells the router what became durable."""
 
-    def __init__(self, journal: Journal, mids: Mids, router: Router, clock: Clock, *, future_grace_ms: int) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        mids: Mids,
+        router: Router,
+        clock: Clock,
+        *,
+        future_grace_ms: int,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`quotas`: who charges what enters the pipeline; None charges nobody."""
         self._journal = journal
         self._mids = mids
         self._router = router
         self._now_ms = clock.now_ms
         self._future_grace_ms = future_grace_ms
+        self._quotas = quotas
         self._last_cts = 0
         self._messages = self._failed = self._actions = 0
         # Whoever has rows in the open or the committing group is held here, so that their devices are at hand when the
@@ -73,31 +86,46 @@ class Ingest:
 
         Args:
             device: the authenticated source, with the right to write already checked.
-            payload: the JSON text of `data`.
+            payload: the JSON text of `data`; whatever the device sends, if its Manifest `takes_any_payload`.
             ts: the sender's time in ms as it came; None is now.
 
         Raises:
-            SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest.
+            SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,
+            DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet.
         """
         if not device.enabled:
             raise SourceDeviceDisabled
-        if len(payload) > MAX_DATA_BYTES:
-            self._check_compact_size(device, payload)
+        size = len(payload)
+        if size > MAX_DATA_BYTES:
+            size = self._checked_compact_size(device, payload)
         cts = self._now_ms()
         # A row of the same moment may have been stamped later than a clock that was set back.
         cts = max(cts, self._last_cts)
         self._last_cts = cts
         source_ts = cts if ts is None else self._checked_ts(ts, cts)
         version = device.manifest
-        data = version.normalize(payload)
         key = device.record.key
+        failure = ""
+        try:
+            data = version.normalize(payload)
+        except TransformFailedError as error:
+            data, failure = None, str(error)
+        if self._quotas is not None:
+            self._quotas.charge_message(device, size, cts)
         if data is None:
-            self._failed += 1
             reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
-            return self._journal.append_failed(key, cts, reason, payload.decode("utf-8", "replace"))
+            return self._append_failed(key, cts, failure or reason, payload)
         self._messages += 1
         self._senders[key] = device
         return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+
+    def _append_failed(self, device: int, cts: int, reason: str, payload: bytes) -> int:
+        self._failed += 1
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are no text
+            text = f"hex:{payload.hex()}"
+        return self._journal.append_failed(device, cts, reason, text)
 
     def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> int:
         """Accept one Action message; return its log position. It is routed as soon as it is durable.
@@ -110,17 +138,19 @@ class Ingest:
 
         Raises:
             SourceDeviceDisabled, DestinationDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture,
-            BadRequest, ValidationFailed.
+            BadRequest, ValidationFailed, DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet.
         """
         if not source.enabled and source is not destination:
             raise SourceDeviceDisabled
         if not destination.enabled:
             raise DestinationDeviceDisabled
         if len(data) > MAX_DATA_BYTES:
-            self._check_compact_size(destination, data)
+            self._checked_compact_size(destination, data)
         cts = self._last_cts = max(self._now_ms(), self._last_cts)
         source_ts = cts if ts is None else self._checked_ts(ts, cts)
         text = _checked_actions(data)
+        if self._quotas is not None:
+            self._quotas.charge_action(source, destination, len(text), cts)
         mv = destination.manifest.version
         position = self._journal.append_action(destination.key, source.key, source_ts, cts, mv, text)
         self._actions += 1
@@ -187,7 +217,9 @@ class Ingest:
             raise TimestampInFuture
         return value
 
-    def _check_compact_size(self, device: Device, payload: bytes) -> None:
+    def _checked_compact_size(self, device: Device, payload: bytes) -> int:
+        if device.manifest.takes_any_payload:
+            raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
         # What counts is `data` as compact JSON, so blanks and escapes of the sender's are not held against it.
         try:
             compact = _encode(_decode(payload))
@@ -195,6 +227,7 @@ class Ingest:
             raise BadRequest from error
         if len(compact) > MAX_DATA_BYTES:
             raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
+        return len(compact)
 
     def statistics(self) -> IngestStatistics:
         return IngestStatistics(self._messages, self._failed, self._actions)

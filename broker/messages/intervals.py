@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import MAXYEAR, UTC, datetime
 from enum import StrEnum
 from itertools import pairwise
 
@@ -26,11 +26,25 @@ class Interval(StrEnum):
         if (width := _FIXED.get(self)) is not None:
             return ts - ts % width
         moment = datetime.fromtimestamp(ts // 1000, UTC)
-        month = moment.month if self is Interval.MONTH else 1
-        return int(datetime(moment.year, month, 1, tzinfo=UTC).timestamp()) * 1000
+        return _month_ms(moment.year, moment.month if self is Interval.MONTH else 1)
+
+    def end_of(self, ts: int) -> int:
+        """Where the bucket ends that `ts` (ms) falls into, and the next one begins."""
+        if (width := _FIXED.get(self)) is not None:
+            return ts - ts % width + width
+        moment = datetime.fromtimestamp(ts // 1000, UTC)
+        if self is Interval.MONTH and moment.month < _MONTHS:
+            return _month_ms(moment.year, moment.month + 1)
+        return LAST_MS + 1 if moment.year == MAXYEAR else _month_ms(moment.year + 1, 1)
 
 
 _FIXED = {Interval.MINUTE: MINUTE_MS, Interval.HOUR: HOUR_MS, Interval.DAY: DAY_MS}
+_MONTHS = 12
+
+
+def _month_ms(year: int, month: int) -> int:
+    return int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 1000
+
 
 #: The longest range of a histogram and of a presence search, in ms.
 HISTOGRAM_RANGE_MS = {

@@ -69,6 +69,7 @@ class Retention:
         self._clock = clock
         self._days = days
         self._statistics = RetentionStatistics(days)
+        self._rollups_swept_on = -1  # days since the epoch
 
     async def set_for_type(self, device_type: int, days: int | None) -> None:
         """Keep the messages of a device type for so many days; 0 is for ever, None as long as everyone else's.
@@ -102,11 +103,13 @@ class Retention:
         cursors = {one.cursor(table) for one in classes for table in _LOG}
         await self._database.write(lambda tx: tx.retention.forget_cursors({*cursors, "failed_message"}))
         for one in classes:
-            messages = await self._sweep_log("message", one.cursor("message"), one.days, one.types, others=one.others)
-            actions = await self._sweep_log("action", one.cursor("action"), one.days, one.types, others=one.others)
-            self._count(deleted_messages=messages, deleted_actions=actions)
-        failed = await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
-        self._count(deleted_failed_messages=failed, deleted_rollups=await self._sweep_rollups(own) if classes else 0)
+            for table in _LOG:
+                await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
+        await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
+        today = self._clock.now_ms() // DAY_MS
+        if classes and today != self._rollups_swept_on:  # that looks at each device, and only another day has more
+            await self._sweep_rollups(own)
+            self._rollups_swept_on = today
         self._statistics = await self._database.read(
             partial(_measured, replace(self._statistics, types_with_own_days=len(own)))
         )
@@ -122,38 +125,34 @@ class Retention:
 
     async def _sweep_log(
         self, table: LogTable, cursor: str, days: int, types: Collection[int] | None, *, others: bool = False
-    ) -> int:
+    ) -> None:
         before_ms = self._clock.now_ms() - days * DAY_MS
         upto = await self._database.read(partial(_deletable, table, before_ms))
-        deleted = 0
-        while True:
+        is_done = False
+        while not is_done:
             step = partial(_delete_step, table, cursor, upto, types, others)
-            number, is_done = await self._database.write(step)
-            deleted += number
-            if is_done:
-                return deleted
+            deleted, is_done = await self._database.write(step)
+            self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # others' writes come first
 
-    async def _sweep_rollups(self, own: dict[int, int]) -> int:
-        deleted, key = 0, 0
+    async def _sweep_rollups(self, own: dict[int, int]) -> None:
+        key = 0
         while devices := await self._database.read(partial(_devices, key)):
             for device, device_type in devices:
                 if days := own.get(device_type, self._days):
-                    deleted += await self._sweep_rollups_of(device, days)
+                    await self._sweep_rollups_of(device, days)
             key = devices[-1][0]
-        return deleted
 
-    async def _sweep_rollups_of(self, device: int, days: int) -> int:
-        deleted = 0
+    async def _sweep_rollups_of(self, device: int, days: int) -> None:
         for level, least in ROLLUP_DAYS.items():
             before_ms = self._clock.now_ms() - max(least, 2 * days) * DAY_MS
             while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
                 # A day of minutes of each field, or more where there are fewer.
                 upto = min(before_ms, min(bucket for _, bucket in old) + DAY_MS)
                 fields = [field for field, bucket in old if bucket < upto]
-                deleted += await self._database.write(partial(_delete_rollups, device, fields, level, upto))
+                deleted = await self._database.write(partial(_delete_rollups, device, fields, level, upto))
+                self._count(deleted_rollups=deleted)
                 await trio.sleep(_PAUSE_SECONDS)
-        return deleted
 
     def _count(self, **more: int) -> None:
         counts = {name: getattr(self._statistics, name) + number for name, number in more.items()}

@@ -32,7 +32,7 @@ class Snapshots:
 
     async def of_all(self, devices: Sequence[int]) -> dict[int, Fields]:
         """The snapshots of many devices, as they are at one moment."""
-        return await self._database.read(lambda tx: {device: _current(tx, device) for device in devices})
+        return await self._database.read(lambda tx: _current(tx, devices))
 
     def fold(self, tx: Transaction, rows: Decoded) -> Save:
         if len(self._known) > _REMEMBERED_DEVICES:
@@ -69,8 +69,8 @@ def _kept(tx: Transaction, device: int) -> Fields:
     return _decode_fields(kept) if kept else {}
 
 
-def _current(tx: Transaction, device: int) -> Fields:
-    fields = _kept(tx, device)
-    for row, data in unfolded(tx, device):
-        lay_over(fields, data, row.ts, row.position)
-    return fields
+def _current(tx: Transaction, devices: Sequence[int]) -> dict[int, Fields]:
+    current = {device: _kept(tx, device) for device in devices}
+    for row, data in unfolded(tx, current):
+        lay_over(current[row.device], data, row.ts, row.position)
+    return current

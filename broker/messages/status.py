@@ -1,5 +1,6 @@
 """The status of a device: what it sent and got last, and whether it is there (compatibility.md 6.4)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.devices.presence import Presence
@@ -28,15 +29,23 @@ class Statuses:
         self._snapshots = snapshots
 
     async def of(self, device: Device, *, with_snapshot: bool = True) -> DeviceStatus:
-        key = device.key
-        presence = await self._presence.of(key)
-        last_message_ts, last_action_ts = await self._database.read(
-            lambda tx: (tx.messages.last_ts("message", key), tx.messages.last_ts("action", key))
+        return (await self.of_all([device], with_snapshot=with_snapshot))[0]
+
+    async def of_all(self, devices: Sequence[Device], *, with_snapshot: bool = True) -> list[DeviceStatus]:
+        """The statuses of many devices, in their order."""
+        keys = [device.key for device in devices]
+        presences = await self._presence.of_all(keys)
+        last_ts = await self._database.read(
+            lambda tx: {key: (tx.messages.last_ts("message", key), tx.messages.last_ts("action", key)) for key in keys}
         )
-        return DeviceStatus(
-            last_message_ts=last_message_ts,
-            last_action_ts=last_action_ts,
-            availability=presence.availability,
-            last_time_online=presence.last_time_online,
-            snapshot=await self._snapshots.of(key) if with_snapshot else None,
-        )
+        snapshots = await self._snapshots.of_all(keys) if with_snapshot else {}
+        return [
+            DeviceStatus(
+                last_message_ts=last_ts[key][0],
+                last_action_ts=last_ts[key][1],
+                availability=presences[key].availability,
+                last_time_online=presences[key].last_time_online,
+                snapshot=snapshots.get(key),
+            )
+            for key in keys
+        ]

@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 
 from cryptography.fernet import InvalidToken
 
+from broker.accounts.site import Site
 from broker.accounts.user_names import free_user_name
+from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id
-from broker.provisioning.document import EVERY_TYPE, Application, Grant, Organization, Token, User
+from broker.mail import AccountInvitation, Mails, TooManyMails
+from broker.provisioning.document import EVERY_TYPE, Application, Grant, Invitation, Organization, Token, User
 from broker.provisioning.run import Place, Run, given, identify
 from broker.secrets import token_hash
-from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, USER_TOKEN_SECONDS
-from storage.records import ApplicationRecord, GrantRecord, TokenRecord
+from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
+from storage.records import ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,11 @@ class PreparedPassword:
 class AccountTables:
     """`passwords` are by index of the user's entry; a password that the user has already is not among them."""
 
-    def __init__(self, run: Run, passwords: Mapping[int, PreparedPassword]) -> None:
+    def __init__(self, run: Run, passwords: Mapping[int, PreparedPassword], mails: Mails, site: Site) -> None:
         self._run = run
         self._passwords = passwords
+        self._mails = mails
+        self._site = site
 
     def put_organization(self, at: Place, entry: Organization) -> None:
         accounts = self._run.tx.accounts
@@ -67,6 +72,8 @@ class AccountTables:
                 password_hash=wanted.password_hash,
                 now_ms=self._run.now_ms,
             )
+        if (wanted.email, wanted.full_name) != (known.email, known.full_name):
+            self._run.facts.append(UserProfileUpdated(known.key, known.id, self._run.now_ms))
         joined = self._join(at, entry, known.key)
         return self._run.found(at, known.key, changed=joined or wanted != known)
 
@@ -93,6 +100,41 @@ class AccountTables:
         if wanted != known:
             self._run.tx.accounts.set_role(organization, user, wanted)
         return wanted != known
+
+    def put_invitation(self, at: Place, entry: Invitation) -> None:
+        """A code and a mail, unless the address has an account, or an invitation that is still good."""
+        codes = self._run.tx.codes
+        if entry.role is not None and entry.organization is None:
+            raise at.refusal("organization", "required with a role")
+        place = None if entry.organization is None else self._run.organization_named(at, entry.organization).key
+        identity = entry.email.lower()
+        if self._run.tx.accounts.user_by_email(entry.email) is not None:
+            return self._run.found(at, identity, changed=False)
+        known = codes.invitation_of(entry.email)
+        base = known or InvitationRecord(entry.email, b"", None, None, 0)
+        wanted = replace(base, **given(entry, "role"))
+        if place is not None:
+            wanted = replace(wanted, organization=place)
+        if base.expires_on <= self._run.now_ms or entry.again:
+            wanted = self._invite(at, wanted)
+        if wanted != known:
+            codes.put_invitation(wanted)
+        if known is None:
+            return self._run.created(at, identity)
+        return self._run.found(at, identity, changed=wanted != known)
+
+    def _invite(self, at: Place, wanted: InvitationRecord) -> InvitationRecord:
+        """With a new code, for which a mail is queued. The report has its link, for where no mail gets through."""
+        code, expires_on = new_id(), self._run.now_ms + INVITATION_SECONDS * 1000
+        place = None if wanted.organization is None else self._run.tx.accounts.organization(wanted.organization)
+        mail = AccountInvitation(organization=place.name if place else "", code=code, expires_on=expires_on)
+        if not self._run.report.dry_run:
+            letter = self._mails.compose(wanted.email, mail, cause=wanted.email.lower())
+            if not self._mails.add(self._run.tx, letter):
+                raise TooManyMails
+        link = f"{self._site.mailed_accounts_url}/{mail.path}?code={code}"
+        self._run.generate(at, wanted.email, "link", link)
+        return replace(wanted, hash=token_hash(code), expires_on=expires_on)
 
     def put_application(self, at: Place, entry: Application) -> None:
         accounts = self._run.tx.accounts
@@ -196,6 +238,8 @@ class AccountTables:
         known = next((grant for grant in grants if grant.device_type == wanted.device_type), None)
         if wanted != known:
             accounts.put_grant(wanted)
+            now = tuple(accounts.grants(wanted.application, wanted.user))
+            self._run.facts.append(GrantsChanged(wanted.user, wanted.application, now))
         if known is None:
             return self._run.created(at, identity)
         return self._run.found(at, identity, changed=wanted != known)

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
-from broker.device_types.manifest import Manifest
-from broker.errors import Finding, ValidationFailed
+from broker.device_types.manifests import put_manifest
+from broker.devices.inventory import device_fact, put_origin
+from broker.errors import Conflict, Finding, ValidationFailed
+from broker.facts import DeviceCreated, DeviceDisabled, DeviceEnabled, DeviceFact, DeviceUpdated, SharesChanged
 from broker.ids import new_device_type_id, new_id
 from broker.messages.retention import LONGEST_DAYS
-from broker.provisioning.document import Device, DeviceType
+from broker.provisioning.document import Device, DeviceType, Share
 from broker.provisioning.run import Place, Run, given, identify
+from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
-from storage.records import DeviceTokenRecord, DeviceTypeRecord, ManifestRecord
+from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
 
 
 class DeviceTables:
@@ -44,8 +45,12 @@ class DeviceTables:
             base,
             organization=organization.key,
             organization_id=organization.id,
-            **given(entry, "unique_name", "name", "published", "protected", "description", "tags"),
+            **given(entry, "unique_name", "name", "published", "protected", "rsp"),
+            **given(entry, "description", "tags", "vid", "in_store"),
         )
+        if entry.owner is not None:
+            owner = self._run.user_of(at, "owner", entry.owner)
+            wanted = replace(wanted, owner=owner.key, owner_id=owner.id)
         key = base.key
         if wanted != known:
             key = types.put_device_type(
@@ -59,12 +64,33 @@ class DeviceTables:
                 description=wanted.description,
                 tags=wanted.tags,
                 now_ms=self._run.now_ms,
+                owner=wanted.owner,
+                vid=wanted.vid,
+                in_store=wanted.in_store,
             )
         versioned = entry.manifest is not None and self._manifest(at, key, entry.manifest)
         retained = entry.retention_days is not None and self._retention(at, key, entry.retention_days)
+        secured = self._authorities(at, key, entry.ca, rsp=wanted.rsp)
         if known is None:
             return self._run.created(at, key)
-        return self._run.found(at, key, changed=versioned or retained or wanted != known)
+        return self._run.found(at, key, changed=versioned or retained or secured or wanted != known)
+
+    def _authorities(self, at: Place, device_type: int, pem: str | None, *, rsp: bool) -> bool:
+        """Who vouches for its devices: nobody, unless they register securely."""
+        store = self._run.tx.registrations
+        known = store.authorities(device_type)
+        if pem is None and rsp and not known:
+            raise at.refusal("ca", "required with rsp = true")
+        if pem is not None and not rsp:
+            raise at.refusal("ca", "only with rsp = true")
+        try:
+            wanted = known if pem is None and rsp else read_authorities(pem or "") if rsp else ()
+        except BadCertificate as error:
+            raise at.refusal("ca", str(error)) from error
+        if wanted == known:
+            return False
+        store.put_authorities(device_type, wanted, issuer_dn=issuer_dn(wanted[0]) if wanted else None)
+        return True
 
     def _retention(self, at: Place, device_type: int, days: int) -> bool:
         if not 0 <= days <= LONGEST_DAYS:
@@ -76,28 +102,20 @@ class DeviceTables:
         return True
 
     def _manifest(self, at: Place, device_type: int, document: Mapping[str, Any]) -> bool:
-        text = msgspec.json.encode(document)
         try:
-            Manifest.parse(msgspec.json.decode(text))
+            # Whoever provisions is the operator, who approves.
+            _, is_new = put_manifest(self._run.tx, device_type, document, approve=True, now_ms=self._run.now_ms)
         except ValidationFailed as error:
             raise ValidationFailed(
                 tuple(Finding(f"{at}.manifest: {finding.field}", finding.messages) for finding in error.findings)
             ) from error
-        latest = max(self._run.tx.device_types.manifests(device_type), key=lambda known: known.version, default=None)
-        if latest is not None and _canonical(latest.document) == _canonical(text):
-            return False
-        version = latest.version + 1 if latest else 1
-        # compatibility.md 8.2: a simple Manifest is approved at once.
-        self._run.tx.device_types.add_manifest(
-            ManifestRecord(device_type, version, text.decode(), True, self._run.now_ms)
-        )
-        return True
+        return is_new
 
     def put_device(self, at: Place, entry: Device) -> None:
         devices = self._run.tx.devices
         owner, type_ = self._run.user_of(at, "owner", entry.owner), self._run.type_of(at, "type", entry.type)
         name = entry.name or type_.id  # compatibility.md 6.1
-        known = devices.by_id(entry.id) if entry.id else self._run.only(at, devices.named(owner.key, name))
+        known = self._device(entry.id) if entry.id else self._run.only(at, devices.named(owner.key, name))
         if known is not None and known.owner != owner.key:
             raise at.refusal("owner", f"the device {known.id} belongs to somebody else")
         if known is not None and known.device_type != type_.key:
@@ -116,7 +134,9 @@ class DeviceTables:
                 now_ms=self._run.now_ms,
             )
             self._device_token(at, key, entry.token or self._run.generate(at, name, "token", new_id()))
+            self._tell(key, DeviceCreated, DeviceEnabled)
             return self._run.created(at, key)
+        restored = self._restore(at, entry, known)
         renamed = entry.name is not None and entry.name != known.name
         if renamed:
             devices.put_device(
@@ -130,7 +150,58 @@ class DeviceTables:
                 now_ms=self._run.now_ms,
             )
         exchanged = entry.token is not None and self._device_token(at, known.key, entry.token)
-        return self._run.found(at, known.key, changed=renamed or exchanged)
+        if restored:
+            self._tell(known.key, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)
+        elif renamed:
+            self._tell(known.key, DeviceUpdated)
+        return self._run.found(at, known.key, changed=restored or renamed or exchanged)
+
+    def _device(self, id_: str) -> DeviceRecord | None:
+        """Also one that was deleted: naming its id is how an operator restores it (compatibility.md 6.1)."""
+        return self._run.tx.devices.by_id(id_) or self._run.tx.devices.deleted(id_)
+
+    def _restore(self, at: Place, entry: Device, known: DeviceRecord) -> bool:
+        """A deleted device comes back with its messages, and without its former token."""
+        devices = self._run.tx.devices
+        if devices.device(known.key) is not None:
+            return False
+        try:
+            put_origin(self._run.tx, known)
+        except Conflict as error:
+            raise at.refusal("id", f"the deleted device {known.id} cannot be restored: {error}") from error
+        devices.set_deleted(known.key, None)
+        if entry.token is None:
+            self._device_token(at, known.key, self._run.generate(at, known.name, "token", new_id()))
+        return True
+
+    def _tell(self, key: int, *kinds: type[DeviceFact]) -> None:
+        record = self._run.tx.devices.device(key)
+        type_ = None if record is None else self._run.tx.device_types.device_type(record.device_type)
+        if record is not None and type_ is not None:
+            self._run.facts += [device_fact(kind, record, type_, None, self._run.now_ms) for kind in kinds]
+
+    def put_share(self, at: Place, entry: Share) -> None:
+        shares = self._run.tx.shares
+        device = self._run.tx.devices.by_id(entry.device)
+        if device is None:
+            raise at.refusal("device", f"there is no device {entry.device!r}")
+        user = self._run.user_of(at, "with", entry.with_)
+        if user.key == device.owner:
+            raise at.refusal("with", f"the device {device.id} belongs to {user.email}")
+        known = shares.standing(device.key, user.email, user.key)
+        wanted = replace(
+            known or ShareRecord(new_id(), device.key, user.email, user.key, "ACCEPTED", self._run.now_ms),
+            user=user.key,
+            status="ACCEPTED",
+            code_hash=None,
+        )
+        if wanted != known:
+            shares.put(wanted)
+            self._run.facts.append(SharesChanged(device.key))
+        identity = (device.key, user.key)
+        if known is None:
+            return self._run.created(at, identity)
+        return self._run.found(at, identity, changed=wanted != known)
 
     def _device_token(self, at: Place, device: int, token: str) -> bool:
         devices, hashed = self._run.tx.devices, token_hash(token)
@@ -143,7 +214,3 @@ class DeviceTables:
             self._run.revoked.append(known.hash)
         devices.put_token(DeviceTokenRecord(device, hashed, self._run.vault.seal(token), None, self._run.now_ms))
         return True
-
-
-def _canonical(document: str | bytes) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(document), order="sorted")

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from broker.connectors.terms import ConnectorEntry
 from broker.errors import ValidationFailed
 from broker.ids import is_device_type_id, is_id, is_unique_name
-from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from broker.monetization.plans import is_price
+from config.limits import DESCRIPTION_MAX_CHARACTERS, FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from config.mail import mail_address
 
 Access = Literal["READ", "WRITE"]
 Method = Literal["authorization_code", "pkce", "implicit", "client_credentials", "limited_input"]
@@ -45,6 +48,15 @@ class User(_Entry, frozen=True, kw_only=True):
     role: Literal["administrator", "developer", "viewer"] | None = None
 
 
+class Invitation(_Entry, frozen=True, kw_only=True):
+    """`again`: a new code and a new mail, although an invitation waits already."""
+
+    email: str
+    organization: str | None = None
+    role: Literal["administrator", "developer", "viewer"] | None = None
+    again: bool = False
+
+
 class Request(_Entry, frozen=True, kw_only=True):
     """What an application asks for on one device type, or on every one."""
 
@@ -72,8 +84,11 @@ class DeviceType(_Entry, frozen=True, kw_only=True):
     protected: bool | None = None
     tags: tuple[str, ...] | None = None
     retention_days: int | None = None
-    rsp: bool = False
-    ca: str | None = None
+    owner: str | None = None
+    vid: str | None = None
+    in_store: bool | None = None
+    rsp: bool | None = None
+    ca: str | None = None  # the PEM text itself
     manifest: dict[str, Any] | None = None
 
 
@@ -99,21 +114,38 @@ class Grant(_Entry, frozen=True, kw_only=True):
     permissions: tuple[Access, ...]
 
 
+class Share(_Entry, frozen=True, kw_only=True):
+    """A device, and a user who shares it without being asked."""
+
+    device: str
+    with_: str = msgspec.field(name="with")
+
+
+class Plan(_Entry, frozen=True, kw_only=True):
+    """What the devices of a type may send for free and for money."""
+
+    device_type: str
+    free_messages_per_day: int
+    paid_cost: str | None = None
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[Organization, ...] = ()
     users: tuple[User, ...] = ()
+    invitations: tuple[Invitation, ...] = ()
     applications: tuple[Application, ...] = ()
     device_types: tuple[DeviceType, ...] = ()
     devices: tuple[Device, ...] = ()
     tokens: tuple[Token, ...] = ()
+    connectors: tuple[ConnectorEntry, ...] = ()
     grants: tuple[Grant, ...] = ()
+    shares: tuple[Share, ...] = ()
+    plans: tuple[Plan, ...] = ()
     # Tables of the design that later versions bring; refused by name rather than as unknown.
-    shares: tuple[Any, ...] = ()
     firmware: tuple[Any, ...] = ()
-    plans: tuple[Any, ...] = ()
 
 
-_NOT_YET = ("shares", "firmware", "plans")
+_NOT_YET = ("firmware",)
 
 
 def read_document(document: Mapping[str, Any]) -> Document:
@@ -175,12 +207,38 @@ def _email(text: str) -> str | None:
     return None if len(text) <= _MAX_EMAIL and _EMAIL.match(text) else "must be an e-mail address"
 
 
+def _mail_address(text: str) -> str | None:
+    """More than `_email` asks for: a mail must be able to get there."""
+    try:
+        mail_address(text)
+    except ValueError as error:
+        return f"is {error}"
+    return _email(text)
+
+
 def _monthly(count: int) -> str | None:
     return None if -1 <= count <= _MAX_MONTHLY else f"must be -1 (unlimited) to {_MAX_MONTHLY}"
 
 
+def _per_day(count: int) -> str | None:
+    return None if count == -1 or 1 <= count <= _MAX_MONTHLY else f"must be -1 (unlimited) or 1 to {_MAX_MONTHLY}"
+
+
+def _cost(text: str) -> str | None:
+    return None if is_price(text) and float(text) > 0 else 'must be a price with at most two decimals, such as "2.99"'
+
+
 def _seconds(count: int) -> str | None:
     return None if 1 <= count <= _MAX_SECONDS else f"must be 1 to {_MAX_SECONDS} seconds"
+
+
+def _tags(entries: tuple[str, ...]) -> str | None:
+    """A comma separates tags in queries, so no tag has one."""
+    return next((problem for tag in entries if (problem := _tag(tag)) is not None), None)
+
+
+def _tag(text: str) -> str | None:
+    return "must not contain commas" if "," in text else _name(text)
 
 
 def _some(entries: tuple[str, ...]) -> str | None:
@@ -195,16 +253,13 @@ def _uri(text: str) -> str | None:
     return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", text) else "must be an absolute URI"
 
 
-def _not_rsp(wanted: object) -> str | None:
-    return "this version of trunkline does not have secure registration yet" if wanted else None
-
-
 _ID = _must(is_id, "32 lower-case hexadecimal characters")
 _SECRET = _must(lambda text: 1 <= len(text) <= 128, "1 to 128 characters")
 
 _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     "organizations": {"id": _ID, "name": _name, "monthly_messages": _monthly},
     "users": {"id": _ID, "email": _email, "full_name": _full_name, "password": _password},
+    "invitations": {"email": _mail_address},
     "applications": {
         "id": _ID,
         "name": _name,
@@ -216,10 +271,14 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
         "id": _must(is_device_type_id, "1 to 64 characters of A-Z a-z 0-9 _ . -"),
         "unique_name": _must(is_unique_name, "a lower-case dotted name such as example.smart_light"),
         "name": _name,
-        "rsp": _not_rsp,
-        "ca": _not_rsp,
+        "description": _must(
+            lambda text: len(text) <= DESCRIPTION_MAX_CHARACTERS, f"at most {DESCRIPTION_MAX_CHARACTERS} characters"
+        ),
+        "tags": _tags,
+        "vid": _must(lambda text: 1 <= len(text) <= NAME_MAX_CHARACTERS, f"1 to {NAME_MAX_CHARACTERS} characters"),
     },
     "devices": {"id": _ID, "name": _name, "token": _ID},
     "tokens": {"value": _ID, "expires_in": _seconds},
     "grants": {"permissions": _some},
+    "plans": {"free_messages_per_day": _per_day, "paid_cost": _cost},
 }

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from broker.errors import ValidationFailed
+from broker.facts import Fact
 from broker.provisioning.report import Generated, ProvisionReport
 from broker.secrets import Vault
 from storage.database import Transaction
@@ -53,6 +54,7 @@ class Run:
         self.now_ms = now_ms
         self.report = ProvisionReport(dry_run=dry_run)
         self.revoked: list[bytes] = []
+        self.facts: list[Fact] = []  # what else is to be told
         self._seen: dict[object, Place] = {}
 
     # What entries refer to

@@ -6,16 +6,23 @@ from typing import Any
 
 import trio
 
+from broker.accounts.site import Site
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
+from broker.connectors.catalog import Catalog
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
 from broker.facts import Router, TokenRevoked
+from broker.limits.quotas import Quotas
+from broker.mail import Mails
 from broker.provisioning.account_tables import AccountTables, PreparedPassword
+from broker.provisioning.connector_tables import ConnectorTables, check_connectors
 from broker.provisioning.device_tables import DeviceTables
 from broker.provisioning.document import Document, User, read_document
+from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.run import Place, Run
+from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
 from storage.database import Database, Transaction
 from storage.records import UserRecord
@@ -39,6 +46,11 @@ class Provisioning:
         tokens: Tokens,
         device_types: DeviceTypes,
         devices: Devices,
+        quotas: Quotas,
+        trust: Trust,
+        connectors: Catalog,
+        mails: Mails,
+        site: Site,
     ) -> None:
         self._database = database
         self._vault = vault
@@ -48,6 +60,11 @@ class Provisioning:
         self._tokens = tokens
         self._types = device_types
         self._devices = devices
+        self._quotas = quotas
+        self._trust = trust
+        self._connectors = connectors
+        self._mails = mails
+        self._site = site
 
     async def apply(self, document: Mapping[str, Any], *, dry_run: bool = False) -> ProvisionReport:
         """Create or update what a parsed provision file describes. Manifests stand in it as tables.
@@ -57,24 +74,31 @@ class Provisioning:
         """
         wanted = read_document(document)
         passwords = await self._prepare_passwords(wanted)
+        await check_connectors(wanted.connectors)
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> Run:
             run = Run(tx, self._vault, now_ms, dry_run=dry_run)
-            _put_all(run, wanted, passwords)
+            _put_all(run, wanted, AccountTables(run, passwords, self._mails, self._site))
             if dry_run:
                 raise _DryRunDoneError(run.report)
             return run
 
-        try:
-            run = await self._database.write(work)
-        except _DryRunDoneError as done:
-            return done.report
-        for hashed in run.revoked:
-            self._router.publish(TokenRevoked(hashed))
-        self._tokens.forget_all()
-        await self._types.reload()
-        await self._devices.reload()
+        # Whoever asked may be gone by then: what is durable is told, or a revoked token would live on in memory.
+        with trio.CancelScope(shield=True):
+            try:
+                run = await self._database.write(work)
+            except _DryRunDoneError as done:
+                return done.report
+            for hashed in run.revoked:
+                self._router.publish(TokenRevoked(hashed))
+            self._tokens.forget_all()
+            await self._types.reload()
+            await self._trust.reload()
+            await self._connectors.reload()
+            await self._devices.reload()
+            await self._quotas.reload()
+        self._router.publish_all(run.facts)
         return run.report
 
     async def _prepare_passwords(self, document: Document) -> dict[int, PreparedPassword]:
@@ -103,20 +127,25 @@ def _known(tx: Transaction, entry: User) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
-def _put_all(run: Run, document: Document, passwords: Mapping[int, PreparedPassword]) -> None:
-    accounts, devices = AccountTables(run, passwords), DeviceTables(run)
+def _put_all(run: Run, document: Document, accounts: AccountTables) -> None:
+    devices = DeviceTables(run)
     # Each table refers only to those before it.
     tables: Sequence[tuple[str, Sequence[Any], Callable[[Place, Any], None]]] = (
         ("organizations", document.organizations, accounts.put_organization),
         ("users", document.users, accounts.put_user),
+        ("invitations", document.invitations, accounts.put_invitation),
         ("device_types", document.device_types, devices.put_device_type),
+        ("connectors", document.connectors, ConnectorTables(run).put_connector),
         ("applications", document.applications, accounts.put_application),
         ("devices", document.devices, devices.put_device),
         ("tokens", document.tokens, accounts.put_token),
         ("grants", document.grants, accounts.put_grant),
+        ("shares", document.shares, devices.put_share),
+        ("plans", document.plans, PlanTables(run).put_plan),
     )
     for table, entries, put in tables:
         if entries:
             run.report.tables[table] = Counts()
         for index, entry in enumerate(entries):
             put(Place(table, index), entry)
+    run.tx.connectors.demand_authorization()

@@ -6,10 +6,11 @@ which is closed with a reason. The incumbent's late cleanup cannot harm the newc
 itself. A hand-over does not flap: the device has a link at every moment of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import structlog
 
@@ -22,7 +23,9 @@ from broker.facts import (
     DeviceConnectedAgain,
     DeviceWentOffline,
     DeviceWentOnline,
+    GrantsChanged,
     Router,
+    SharesChanged,
     TokenRevoked,
 )
 
@@ -35,13 +38,14 @@ class CloseReason(Enum):
     REPLACED = "replaced by a newer connection"
     TOKEN_REVOKED = "token revoked or expired"  # noqa: S105 - a text for the peer
     DEVICE_DISABLED = "device disabled"
+    PERMISSION_REMOVED = "permission removed"
     SHUTDOWN = "server shuts down"
 
 
 class Link:
     """One device on one connection. The connection's queue behind `deliver` is bounded, and its own business."""
 
-    __slots__ = ("_close", "_deliver", "device", "dropped", "protocol", "token")
+    __slots__ = ("_close", "_deliver", "device", "dropped", "is_allowed", "protocol", "token")
 
     def __init__(
         self,
@@ -50,8 +54,10 @@ class Link:
         token: bytes,
         deliver: Callable[[Action], bool],
         close: Callable[[CloseReason], None],
+        is_allowed: Callable[[], bool],
     ) -> None:
         self.device = device
+        self.is_allowed = is_allowed
         self.protocol = protocol
         self.token = token
         self.dropped = 0
@@ -76,6 +82,16 @@ class Link:
             _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
 
 
+class Toll(Protocol):
+    """Whoever counts what is delivered to devices."""
+
+    def admits(self, device: Device, action: Action) -> bool:
+        """Whether this may be delivered now."""
+
+    def delivered(self, device: Device, action: Action) -> None:
+        """It was, after it was admitted."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionStatistics:
     links: int
@@ -94,9 +110,13 @@ class Connections:
         self._links: dict[int, list[Link]] = {}
         self._exclusive: dict[int, Link] = {}
         self._takeovers = self._delivered = self._dropped = 0
+        #: Asked about every delivery; None lets all pass.
+        self.toll: Toll | None = None
         router.subscribe(ActionStored, self._deliver)
         router.subscribe(TokenRevoked, self._end_revoked)
         router.subscribe(DeviceChanged, self._end_disabled)
+        router.subscribe(SharesChanged, lambda fact: self._end_forbidden(self._links.get(fact.device, ())))
+        router.subscribe(GrantsChanged, lambda _fact: self._end_forbidden(self._every_link()))
 
     @contextmanager
     def connect(
@@ -108,6 +128,7 @@ class Connections:
         exclusive: bool,
         deliver: Callable[[Action], bool],
         close: Callable[[CloseReason], None],
+        is_allowed: Callable[[], bool] = lambda: True,
     ) -> Iterator[Link]:
         """Register an authenticated connection for as long as the block lasts.
 
@@ -118,8 +139,9 @@ class Connections:
             exclusive: it came with the device's own token and counts for the one-connection rule.
             deliver: called on the loop with each Action; takes it or answers False at once.
             close: called on the loop when the broker ends the link; must return at once.
+            is_allowed: asked without waiting when shares or grants have changed; a device's own token always is.
         """
-        link = Link(device, protocol, token, deliver, close)
+        link = Link(device, protocol, token, deliver, close, is_allowed)
         incumbent = self._exclusive.get(device.key) if exclusive else None
         was_online = self.is_online(device.key)
         self._links.setdefault(device.key, []).append(link)
@@ -154,9 +176,14 @@ class Connections:
         return device in self._links
 
     def _deliver(self, fact: ActionStored) -> None:
+        toll, action = self.toll, fact.action
         for link in self._links.get(fact.destination, ()):
-            if link.offer(fact.action):
+            if toll is not None and not toll.admits(link.device, action):
+                link.dropped += 1
+            elif link.offer(action):
                 self._delivered += 1
+                if toll is not None:
+                    toll.delivered(link.device, action)
 
     def _end_revoked(self, fact: TokenRevoked) -> None:
         for link in self._every_link():
@@ -167,6 +194,11 @@ class Connections:
         for link in tuple(self._links.get(fact.device, ())):
             if not link.device.enabled:
                 link.close(CloseReason.DEVICE_DISABLED)
+
+    def _end_forbidden(self, links: Iterable[Link]) -> None:
+        for link in tuple(links):
+            if not link.is_allowed():
+                link.close(CloseReason.PERMISSION_REMOVED)
 
     def _every_link(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]

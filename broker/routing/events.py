@@ -49,6 +49,7 @@ class Subject:
     type_key: int
     type_organization: int
     type_protected: bool
+    shared_with: frozenset[int] = frozenset()  # who hears whether it is online
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,5 +163,11 @@ class Events:
 
 def _subject(device: Device) -> Subject:
     return Subject(
-        device.key, device.id, device.owner, device.type_key, device.type_organization, device.type_protected
+        device.key,
+        device.id,
+        device.owner,
+        device.type_key,
+        device.type_organization,
+        device.type_protected,
+        device.shared_with,
     )

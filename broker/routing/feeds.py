@@ -12,7 +12,14 @@ import structlog
 
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
+from broker.facts import (
+    ActionStored,
+    DeviceChanged,
+    GrantsChanged,
+    MessagesStored,
+    Router,
+    TokenRevoked,
+)
 from broker.routing.connections import CloseReason
 from storage.records import MessageRow
 
@@ -59,6 +66,7 @@ class Feeds:
         router.subscribe(MessagesStored, self._messages_stored)
         router.subscribe(ActionStored, self._action_stored)
         router.subscribe(DeviceChanged, self._device_changed)
+        router.subscribe(GrantsChanged, self._grants_changed)
         router.subscribe(TokenRevoked, self._token_revoked)
 
     @contextmanager
@@ -112,6 +120,9 @@ class Feeds:
 
     def _device_changed(self, fact: DeviceChanged) -> None:
         self._interested.pop(fact.device, None)
+
+    def _grants_changed(self, _fact: GrantsChanged) -> None:
+        self._interested.clear()
 
     def _token_revoked(self, fact: TokenRevoked) -> None:
         for subscriber in tuple(self._subscribers):

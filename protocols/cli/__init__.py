@@ -7,7 +7,10 @@ import click
 
 from protocols.cli.failures import CommandError, leaves
 
-_COMMANDS = ("serve", "demo", "provision", "simulate", "tail", "history", "statistics")
+_COMMANDS = (
+    *("serve", "demo", "provision", "user", "simulate"),
+    *("tail", "history", "type", "plans", "payments", "statistics"),
+)
 _INTERRUPTED = 130  # as shells report it
 
 

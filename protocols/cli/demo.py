@@ -137,7 +137,7 @@ def _document(user_token: str) -> Mapping[str, Any]:
                 "manifest": msgspec.json.decode(example.manifest_document),
             }
             for example in load_examples()
-            if example.unique_name in {_LIGHT, _WEATHER}
+            if not example.rsp  # there is no certificate authority in a demo
         ],
         "applications": [{"name": _APPLICATION, "organization": _ORGANIZATION, "methods": ["client_credentials"]}],
         "devices": [
@@ -195,6 +195,7 @@ def _introduction(
         "Trunkline demo. Ctrl-C ends it.",
         "",
         f"  REST and live feed  {api}",
+        f"  Documentation       {api.removesuffix('/v1.1')}/docs",
         f"  MQTT                {mqtt}",
         f"  State directory     {settings.state_dir}",
         f"  Administrator       {_ADMINISTRATOR}",

@@ -5,20 +5,19 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 import httpx
 
 from protocols.cli.failures import CommandError
+from protocols.cli.sparklines import sparkline, time_text
 
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 #: The finest interval whose range limit holds the time that is shown.
 _INTERVALS = (("minute", 3_600_000), ("hour", 86_400_000), ("day", 31 * 86_400_000), ("month", 366 * 86_400_000))
 _WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_BARS = "▁▂▃▄▅▆▇█"
 _SECONDS = 30.0
 
 
@@ -49,7 +48,7 @@ def history(device: str, field: str | None, since: str, count: int, url: str) ->
             times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}
             found = _get(client, "/messages", {"sdid": device, **times})
             for message in reversed(found["data"]):
-                click.echo(f"{_time(message['ts'])}  {_compact(message['data'])}")
+                click.echo(f"{time_text(message['ts'])}  {_compact(message['data'])}")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"{url}: {error or type(error).__name__}") from error
 
@@ -86,7 +85,9 @@ def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: in
         lowest = min(bucket["min"] for bucket in buckets.values())
         highest = max(bucket["max"] for bucket in buckets.values())
         count = sum(bucket["count"] for bucket in buckets.values())
-        click.echo(f"{_time(answer['startDate'])} to {_time(answer['endDate'])}, {count} values, {lowest} to {highest}")
+        click.echo(
+            f"{time_text(answer['startDate'])} to {time_text(answer['endDate'])}, {count} values, {lowest} to {highest}"
+        )
 
 
 def _means(answer: Mapping[str, Any], buckets: Mapping[int, Mapping[str, float]]) -> list[float | None]:
@@ -96,20 +97,6 @@ def _means(answer: Mapping[str, Any], buckets: Mapping[int, Mapping[str, float]]
         return [bucket["mean"] for bucket in buckets.values()]
     starts = range(answer["startDate"], answer["endDate"], width)
     return [buckets[start]["mean"] if start in buckets else None for start in starts]
-
-
-def sparkline(values: list[float | None]) -> str:
-    """A bar for each value, from the lowest to the highest of them; a blank for none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    lowest, highest = min(known), max(known)
-    step = (highest - lowest) / (len(_BARS) - 1) or 1.0
-    return "".join(" " if value is None else _BARS[round((value - lowest) / step)] for value in values)
-
-
-def _time(ts: int) -> str:
-    return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _compact(data: object) -> str:

@@ -38,13 +38,13 @@ def provision(file: Path, config: Path | None, dry_run: bool) -> None:
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
         document = read_provision_file(file)
-        report = trio.run(partial(_apply, settings, document, dry_run=dry_run))
+        report = trio.run(partial(apply_document, settings, document, dry_run=dry_run))
     for line in describe(report):
         click.echo(line)
 
 
 def read_provision_file(path: Path) -> dict[str, Any]:
-    """Parse the file and put the Manifests it names, which lie beside it, in their places."""
+    """Parse the file and put the Manifests and authorities it names, which lie beside it, in their places."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -56,6 +56,8 @@ def read_provision_file(path: Path) -> dict[str, Any]:
         if isinstance(entry, dict) and isinstance(entry.get("manifest"), str):
             place = f"{path}: device_types[{index}].manifest"
             entry["manifest"] = _read_manifest(path.parent / entry["manifest"], place)
+        if isinstance(entry, dict) and isinstance(entry.get("ca"), str):
+            entry["ca"] = _read_text(path.parent / entry["ca"], f"{path}: device_types[{index}].ca")
     return document
 
 
@@ -68,7 +70,16 @@ def _read_manifest(path: Path, place: str) -> object:
         raise CommandError(f"{place}: {path}: not valid JSON: {error}") from error
 
 
-async def _apply(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
+def _read_text(path: Path, place: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{place}: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{place}: {path}: not a text") from error
+
+
+async def apply_document(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
     """Through the store if nobody has it, else through whoever has it: a daemon that starts or stops takes a moment."""
     deadline = trio.current_time() + _PATIENCE_SECONDS
     while True:

@@ -1,7 +1,10 @@
-"""`trunkline tail`: the live feed as lines of JSON."""
+"""`trunkline tail`: the live feed as lines of JSON, or one numeric field of it as sparklines."""
 
 import os
+from collections import deque
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import click
 import msgspec
@@ -10,12 +13,17 @@ from trio_websocket import ConnectionClosed, ConnectionRejected, HandshakeError,
 
 from protocols.cli.failures import CommandError, leaves
 from protocols.cli.simulated.websocket import why_closed
+from protocols.cli.sparklines import sparkline, time_text
+
+_TRAIL_VALUES = 40
+_LineOf = Callable[[str | bytes], str | bytes | None]  # None for a frame that is not shown
 
 
 @click.command()
 @click.option("--live", "url", metavar="URL", default="ws://127.0.0.1:8080/v1.1/live", show_default=True)
-@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
-def tail(url: str, count: int | None) -> None:
+@click.option("--field", metavar="PATH", help="Print only this numeric field, with a sparkline of its last values.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many lines.")
+def tail(url: str, field: str | None, count: int | None) -> None:
     """Print each message of the live feed as it is stored, one line of JSON each.
 
     A user, application or device token is read from the environment variable TRUNKLINE_TOKEN. Filters such as
@@ -25,7 +33,7 @@ def tail(url: str, count: int | None) -> None:
     if not token:
         raise CommandError("TRUNKLINE_TOKEN must hold a token", 2)
     try:
-        trio.run(partial(_print_frames, url, token, count))
+        trio.run(partial(_print_frames, url, token, _whole if field is None else Trails(field).line, count))
     except Exception as error:
         for leaf in leaves(error):
             if (text := _explained(leaf)) is not None:
@@ -33,16 +41,46 @@ def tail(url: str, count: int | None) -> None:
         raise
 
 
-async def _print_frames(url: str, token: str, count: int | None) -> None:
+async def _print_frames(url: str, token: str, line_of: _LineOf, count: int | None) -> None:
     headers = [(b"Authorization", f"bearer {token}".encode())]
     async with open_websocket_url(url, extra_headers=headers) as socket:
         printed = 0
         while count is None or printed < count:
             frame = await socket.get_message()
-            if msgspec.json.decode(frame, type=_Kind).type == "ping":
+            if msgspec.json.decode(frame, type=_Kind).type == "ping" or (line := line_of(frame)) is None:
                 continue
-            click.echo(frame)
+            click.echo(line)
             printed += 1
+
+
+def _whole(frame: str | bytes) -> str | bytes:
+    return frame
+
+
+class _Message(msgspec.Struct):
+    sdid: str
+    ts: int
+    data: dict[str, Any]
+
+
+class Trails:
+    """The last values of one field, of each device by itself."""
+
+    def __init__(self, path: str) -> None:
+        self._names = path.split(".")
+        self._values: dict[str, deque[float]] = {}
+
+    def line(self, frame: str | bytes) -> str | None:
+        """When, which device, the value, and the values before it; None for a message without the field."""
+        message = msgspec.json.decode(frame, type=_Message)
+        value: Any = message.data
+        for name in self._names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        values = self._values.setdefault(message.sdid, deque(maxlen=_TRAIL_VALUES))
+        values.append(value)
+        return f"{time_text(message.ts)}  {message.sdid}  {value:>12}  {sparkline(values)}"
 
 
 class _Kind(msgspec.Struct):

@@ -1,5 +1,7 @@
-"""The UDP socket beneath a DTLS endpoint: many datagrams for each wake-up, and nothing that could end trio's reader.
+"""Datagrams on their way to the DTLS sessions, and nothing that could end trio's reader.
 
+- **Sessions.** What they say goes to them at once; trio's channels, at a task switch for each datagram, are left to
+  handshakes and alerts.
 - **Floods.** First hellos are cheap but not free: only so many are looked at for each wake-up, so that the datagrams of
   sessions are not starved.
 - **Pre-shared keys.** OpenSSL asks for a key in the middle of a handshake and does not wait, while ours lie in the
@@ -9,14 +11,15 @@
 
 import re
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from socket import SOCK_DGRAM, AddressFamily, SocketKind, socket
+from functools import partial
+from socket import SOCK_DGRAM, AddressFamily, SocketKind
 from typing import Any, Final
 
 import trio
 
-from protocols.coap.server import DATAGRAM_BYTES, DATAGRAMS_PER_WAKE_UP
+from protocols.coap.sockets import DatagramSocket, PeerAddress
 
 HELLOS_PER_WAKE_UP: Final = 64
 _MAX_HELD_DATAGRAMS = 8
@@ -35,15 +38,18 @@ _IN_CLEAR = b"\0\0"  # epoch 0
 class DtlsDatagrams:
     """What trio takes for its socket. It raises nothing but that it is closed."""
 
-    def __init__(self, sock: socket, half_open: Container[Any]) -> None:
+    def __init__(self, sock: DatagramSocket, half_open: Container[PeerAddress]) -> None:
         """`half_open` has the addresses whose handshake is under way."""
         self._socket = sock
         self._half_open = half_open
+        #: Who takes the records of application data, by the address that they come from.
+        self.sessions: dict[PeerAddress, Callable[[bytes], None]] = {}
         self._ready: deque[tuple[bytes, Any]] = deque()
         self._arrived = trio.Event()
         self._held: dict[Any, list[bytes]] = {}
         self._lookups, self.held = trio.open_memory_channel[tuple[Any, bytes]](_MAX_LOOKUPS)
         self._is_closed = False
+        self._hellos = 0  # since the last wake-up
         self.hellos_dropped = 0
         self.lost = 0
 
@@ -53,10 +59,10 @@ class DtlsDatagrams:
 
     @property
     def family(self) -> AddressFamily:
-        return AddressFamily(self._socket.family)
+        return AddressFamily(self._socket.socket.family)
 
     def getsockname(self) -> Any:
-        return self._socket.getsockname()
+        return self._socket.socket.getsockname()
 
     def close(self) -> None:
         self._is_closed = True
@@ -70,37 +76,43 @@ class DtlsDatagrams:
             self._arrived = trio.Event()
         return self._ready.popleft()
 
-    async def sendto(self, data: bytes, address: Any) -> int:
+    async def sendto(self, data: bytes, address: PeerAddress) -> int:
+        self.send(data, address)
+        return len(data)
+
+    def send(self, data: bytes, address: PeerAddress) -> None:
         """Sent or lost, at once: DTLS and CoAP both send again."""
         try:
-            return self._socket.sendto(data, address)
+            self._socket.send(data, address)
         except OSError:
             self.lost += 1
-            return len(data)
 
-    async def feed_forever(self) -> None:
-        recvfrom = self._socket.recvfrom
-        while True:
-            await trio.lowlevel.wait_readable(self._socket)
-            hellos = 0
-            for _ in range(DATAGRAMS_PER_WAKE_UP):
-                try:
-                    datagram, address = recvfrom(DATAGRAM_BYTES)
-                except BlockingIOError:
-                    break
-                except OSError:  # an ICMP error about something sent earlier
-                    continue
-                if is_client_hello(datagram):
-                    hellos += 1
-                    if hellos > HELLOS_PER_WAKE_UP:
-                        self.hellos_dropped += 1
-                        continue
-                self._take(datagram, address)
-            self._arrived.set()
-
-    def _take(self, datagram: bytes, address: Any) -> None:
+    def take(self, datagram: bytes, address: PeerAddress) -> None:
+        """A datagram from the network."""
         if len(datagram) < _RECORD_BYTES:
             return  # no record; OpenSSL takes an empty one for a failure of the session
+        if datagram[0] == _APPLICATION_DATA:
+            take = self.sessions.get(address) or partial(self._pass_on, address)
+            for record in _records(datagram):  # trio would join the messages of several into one
+                take(record)
+        elif is_client_hello(datagram) and self._is_flood():
+            self.hellos_dropped += 1
+        else:
+            self._take_of_handshake(datagram, address)
+
+    def _is_flood(self) -> bool:
+        self._hellos += 1
+        return self._hellos > HELLOS_PER_WAKE_UP
+
+    def taken(self) -> None:
+        """All datagrams of one wake-up have been taken."""
+        self._hellos = 0
+        self._arrived.set()
+
+    def _pass_on(self, address: PeerAddress, datagram: bytes) -> None:
+        self._ready.append((datagram, address))
+
+    def _take_of_handshake(self, datagram: bytes, address: PeerAddress) -> None:
         if address in self._half_open:
             waiting = self._held.get(address)
             if waiting is not None:
@@ -113,14 +125,11 @@ class DtlsDatagrams:
                     self._lookups.send_nowait((address, identity))
                     self._held[address] = [datagram]
                 return  # without a place in the queue it is lost, and will be sent again
-        if len(datagram) > _RECORD_BYTES and datagram[0] == _APPLICATION_DATA:
-            # trio would join the messages of several records into one.
-            self._ready.extend((record, address) for record in _records(datagram))
-        else:
-            self._ready.append((datagram, address))
+        self._pass_on(address, datagram)
 
-    def release(self, address: Any) -> None:
-        self._ready.extend((datagram, address) for datagram in self._held.pop(address, ()))
+    def release(self, address: PeerAddress) -> None:
+        for datagram in self._held.pop(address, ()):
+            self._pass_on(address, datagram)
         self._arrived.set()
 
 

@@ -1,18 +1,16 @@
-"""The CoAP listener over DTLS: `trio.DTLSEndpoint`, a task for each peer, and one that sends for all of them.
+"""The CoAP listener over DTLS: `trio.DTLSEndpoint` for handshakes and endings, and a straight way for what is said.
 
 trio answers first ClientHellos without holding anything and gives us a channel for each peer that has shown its cookie.
-Its task does the handshake and then reads. What there is to send for all of them goes through one task, because what
-must be told is told synchronously, and trio's channels are not. Whatever OpenSSL raises about a peer, its close_notify
-included, ends that peer's session only.
+Its task does the handshake and then waits for alerts. What the peers say is decrypted where it is read, so that all
+that came in one go is submitted together, and answers are encrypted where they are given. Whatever OpenSSL raises about
+a peer, its close_notify included, ends that peer's session only.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from socket import socket
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import structlog
 import trio
@@ -23,30 +21,27 @@ from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.datagrams import DtlsDatagrams
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.handshakes import PreSharedKeys, self_test, server_context
-from protocols.coap.server import address_of, open_socket, say_goodbye
-from protocols.coap.session import SessionLimits
+from protocols.coap.handshakes import (
+    PreSharedKeys,
+    client_certificate,
+    decrypted,
+    encrypted,
+    self_test,
+    server_context,
+)
+from protocols.coap.server import say_goodbye
+from protocols.coap.session import Session, SessionLimits
+from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
+from protocols.coap.statistics import DtlsStatistics
+from protocols.tls import Chain
 
 HANDSHAKE_SECONDS: Final = 30.0
-GOODBYE_SECONDS: Final = 1.0
 WAITING_PER_SESSION: Final = 64
-MAX_OUTGOING: Final = 20_000
-#: OpenSSL 4.0 holds some 60 KiB for each.
+#: OpenSSL 4.0 holds 63 KiB for each: 21 are a buffer for handshakes that it keeps, 13 are its record layers.
 MAX_SESSIONS: Final = 5_000
 _KEY_WORKERS = 2
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DtlsStatistics:
-    sessions: int
-    half_open: int
-    handshakes: int
-    handshakes_failed: int
-    half_open_evicted: int
-    hellos_dropped: int
-    datagrams_lost: int  # which came or went faster than they could be handled
 
 
 async def serve_coap_dtls(
@@ -55,6 +50,7 @@ async def serve_coap_dtls(
     certificate: Path,
     key: Path,
     *,
+    second: Chain | None = None,
     listener: "DtlsListener | None" = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -65,6 +61,7 @@ async def serve_coap_dtls(
         bind: where to listen.
         certificate: the server's chain in PEM, ECDSA or RSA.
         key: its private key.
+        second: another chain and its key, of the other kind.
         listener: one to look into from outside; by default one of its own.
         task_status: told the bound address.
 
@@ -73,7 +70,7 @@ async def serve_coap_dtls(
         OSError: the address cannot be bound, or the certificate cannot be read.
     """
     listener = listener or DtlsListener(services)
-    await listener.serve(bind, certificate, key, task_status=task_status)
+    await listener.serve(bind, (certificate, key), second, task_status=task_status)
 
 
 class DtlsListener:
@@ -84,52 +81,47 @@ class DtlsListener:
         self._limits = limits or SessionLimits(sessions=MAX_SESSIONS)
         self.endpoint = endpoint or Endpoint(services, limits=self._limits)
         self._keys = PreSharedKeys()
-        self._half_open: OrderedDict[Any, trio.CancelScope] = OrderedDict()  # by address
-        self._outgoing: deque[tuple[trio.DTLSChannel, bytes]] = deque()
-        self._outgoing_wanted = trio.Event()
+        self._half_open: OrderedDict[PeerAddress, trio.CancelScope] = OrderedDict()
         self._datagrams: DtlsDatagrams | None = None
-        self._sessions = self._handshakes = self._failed = self._evicted = self._lost = 0
+        self._sessions = self._handshakes = self._failed = self._evicted = 0
 
     async def serve(
-        self, bind: Address, certificate: Path, key: Path, *, task_status: trio.TaskStatus[Address]
+        self, bind: Address, first: Chain, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
     ) -> None:
-        context = server_context(certificate, key, self._keys)
+        context = server_context(first, second, self._keys)
         await self_test()
-        with await open_socket(bind) as sock:
+        with await DatagramSocket.bound(bind) as sock:
             async with trio.open_nursery() as nursery:
                 serving: trio.CancelScope = await nursery.start(self._serve_sessions, sock, context)
-                task_status.started(address_of(sock))
+                task_status.started(sock.address)
                 try:
                     await trio.sleep_forever()
                 finally:
                     # Sessions outlive the listener by what there is to tell them.
                     await say_goodbye(self._services, self.endpoint)
-                    with trio.move_on_after(GOODBYE_SECONDS, shield=True):
-                        await self._send_waiting()
                     serving.cancel()
 
     async def _serve_sessions(
-        self, sock: socket, context: SSL.Context, *, task_status: trio.TaskStatus[trio.CancelScope]
+        self, sock: DatagramSocket, context: SSL.Context, *, task_status: trio.TaskStatus[trio.CancelScope]
     ) -> None:
         datagrams = self._datagrams = DtlsDatagrams(sock, self._half_open)
         dtls = trio.DTLSEndpoint(cast("trio.socket.SocketType", datagrams), incoming_packets_buffer=WAITING_PER_SESSION)
         with dtls, trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
                 self.endpoint.start(nursery)
-                nursery.start_soon(datagrams.feed_forever)
-                nursery.start_soon(self._send_forever)
+                nursery.start_soon(read_forever, sock, self._services.ingest, datagrams.take, self._taken)
                 for _ in range(_KEY_WORKERS):
                     nursery.start_soon(self._find_keys_forever, datagrams)
-                await nursery.start(dtls.serve, context, self._contain)
+                await nursery.start(dtls.serve, context, partial(self._contain, datagrams))
                 task_status.started(scope)
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    async def _contain(self, channel: trio.DTLSChannel) -> None:
+    async def _contain(self, datagrams: DtlsDatagrams, channel: trio.DTLSChannel) -> None:
         """The edge of one peer: what is raised in it ends it and touches nothing else."""
         try:
             if await self._shake_hands(channel):
-                await self._converse(channel)
+                await self._converse(datagrams, channel)
         except (SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # it said goodbye, began anew, or made no sense
         except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a session
@@ -155,44 +147,44 @@ class DtlsListener:
         self._failed += 1
         return False
 
-    async def _converse(self, channel: trio.DTLSChannel) -> None:
-        endpoint, ingest = self.endpoint, self._services.ingest
+    async def _converse(self, datagrams: DtlsDatagrams, channel: trio.DTLSChannel) -> None:
+        endpoint, address, shown = self.endpoint, channel.peer_address, client_certificate(channel)
         with trio.CancelScope() as scope:
-            session = endpoint.open(
-                channel, partial(self._send, channel), scope.cancel, idle_seconds=COAP_IDLE_SECONDS, is_verified=True
-            )
+            send = partial(self._send, datagrams, channel)
+            session = endpoint.open(channel, send, scope.cancel, idle_seconds=COAP_IDLE_SECONDS, is_verified=True)
+            session.certificate = shown
+            take = datagrams.sessions[address] = partial(self._take, session, channel, scope)
             self._sessions += 1
             try:
-                while True:
-                    datagram = await channel.receive()
-                    endpoint.receive(session, datagram)
+                while True:  # what came before it was known here; and an alert ends it
+                    endpoint.receive(session, await channel.receive())
                     endpoint.submitted()
-                    if not ingest.has_room:
-                        await ingest.wait_room()
             finally:
                 self._sessions -= 1
+                if datagrams.sessions.get(address) is take:
+                    del datagrams.sessions[address]
                 endpoint.close(session)
 
-    # --- Out ---------------------------------------------------------------------------------------------------------
+    def _take(self, session: Session, channel: trio.DTLSChannel, scope: trio.CancelScope, record: bytes) -> None:
+        try:
+            datagram = decrypted(channel, record)
+            if datagram:
+                self.endpoint.receive(session, datagram)
+        except SSL.Error:
+            scope.cancel()
+        except Exception:  # noqa: BLE001 - as in `_contain`
+            _log.exception("coap_session_failed")
+            scope.cancel()
 
-    def _send(self, channel: trio.DTLSChannel, datagram: bytes) -> None:
-        if len(self._outgoing) >= MAX_OUTGOING:
-            self._lost += 1
-            return
-        self._outgoing.append((channel, datagram))
-        self._outgoing_wanted.set()
+    def _taken(self) -> None:
+        if self._datagrams is not None:
+            self._datagrams.taken()
+        self.endpoint.submitted()
 
-    async def _send_forever(self) -> None:
-        while True:
-            await self._outgoing_wanted.wait()
-            self._outgoing_wanted = trio.Event()
-            await self._send_waiting()
-
-    async def _send_waiting(self) -> None:
-        while self._outgoing:
-            channel, datagram = self._outgoing.popleft()
-            with suppress(SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError):
-                await channel.send(datagram)
+    @staticmethod
+    def _send(datagrams: DtlsDatagrams, channel: trio.DTLSChannel, datagram: bytes) -> None:
+        with suppress(SSL.Error):  # the session is over
+            datagrams.send(encrypted(channel, datagram), channel.peer_address)
 
     # --- Keys --------------------------------------------------------------------------------------------------------
 
@@ -215,5 +207,5 @@ class DtlsListener:
             handshakes_failed=self._failed,
             half_open_evicted=self._evicted,
             hellos_dropped=0 if datagrams is None else datagrams.hellos_dropped,
-            datagrams_lost=self._lost + (0 if datagrams is None else datagrams.lost),
+            datagrams_lost=0 if datagrams is None else datagrams.lost,
         )

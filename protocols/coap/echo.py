@@ -6,6 +6,7 @@ made from the address and the time, so that nothing is held for strangers.
 """
 
 import hmac
+import os
 from typing import Final
 
 from protocols.coap.messages import Message
@@ -38,3 +39,8 @@ class AmplificationGuard:
 
     def _value(self, address: object, tick: int) -> bytes:
         return hmac.digest(self._key, repr((address, tick)).encode(), "sha256")[:_VALUE_BYTES]
+
+
+def new_guard() -> AmplificationGuard:
+    """With a key of its own, which lives as long as the process."""
+    return AmplificationGuard(os.urandom(32))

@@ -4,10 +4,8 @@ Everything here is synchronous but the two tasks at the end. A listener hands ov
 `submitted`; whatever there is to send goes to `Session.send`, which takes it at once or loses it, as networks do.
 """
 
-import os
 import random
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -20,16 +18,8 @@ from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS, COAP_SILENCE_SECONDS
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.errors import BadOption, InternalError
-from protocols.coap.exchange import (
-    Delivered,
-    Event,
-    Exchange,
-    Incoming,
-    Rejected,
-    RequestReceived,
-    ResponseReceived,
-    TimedOut,
-)
+from protocols.coap.exchange import Delivered, Event, Exchange, Rejected, RequestReceived, ResponseReceived, TimedOut
+from protocols.coap.incoming import Incoming
 from protocols.coap.messages import (
     CON,
     NON,
@@ -42,35 +32,18 @@ from protocols.coap.messages import (
     empty,
     encode_options,
 )
-from protocols.coap.observers import PING, VERIFY, Observer, Observers, Probe
+from protocols.coap.observers import Observers
 from protocols.coap.requests import Answer, Request, answer_options, read_request, refusal
 from protocols.coap.resources import Resources
 from protocols.coap.session import Rank, Session, SessionLimits, Sessions
+from protocols.coap.statistics import EndpointStatistics
 
 SWEEP_SECONDS = 5.0
 LOOKUP_WORKERS = 4
-LOST_PINGS = 2
 
-_chance = random.SystemRandom().random
+#: For the first message id and the spread of time-outs: no secrets, and SystemRandom asks the kernel each time.
+_chance = random.random
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointStatistics:
-    sessions: int
-    strangers: int  # sessions that have not shown a valid device token
-    observers: int
-    bytes_held: int
-    requests: int
-    requests_dropped: int  # over the requests that one session may have unanswered
-    malformed: int
-    duplicates: int
-    retransmissions: int
-    notifications: int
-    notifications_lost: int
-    challenges: int  # answers that became a 4.01 with Echo
-    evicted: int  # sessions that went because there were too many
-    datagrams_lost: int  # which the operating system did not take
 
 
 class Endpoint:
@@ -90,7 +63,6 @@ class Endpoint:
         self._limits = limits or SessionLimits()
         self.now = now
         self._chance = chance
-        self._presence = services.presence
         self._sessions = Sessions(self._limits)
         self._observers = Observers(services, guard, now, self._changed)
         self._resources = Resources(services, self._observers, self._reply, self._member)
@@ -163,9 +135,7 @@ class Endpoint:
         try:
             message = decode(datagram)
         except MalformedMessage as malformed:
-            self._malformed += 1
-            if malformed.answer is not None:
-                send_to(key, malformed.answer)
+            self._reject(malformed, partial(send_to, key))
             return
         session = self._sessions.find(key)
         if session is not None:
@@ -180,11 +150,14 @@ class Endpoint:
         try:
             message = decode(datagram)
         except MalformedMessage as malformed:
-            self._malformed += 1
-            if malformed.answer is not None:
-                session.send(malformed.answer)
+            self._reject(malformed, session.send)
             return
         self._receive(session, message)
+
+    def _reject(self, malformed: MalformedMessage, send: Callable[[bytes], None]) -> None:
+        self._malformed += 1
+        if malformed.answer is not None:
+            send(malformed.answer)
 
     def _receive(self, session: Session, message: Message) -> None:
         if session.is_closed:
@@ -196,15 +169,11 @@ class Endpoint:
             self._dropped += 1
             return
         if message.code == Code.EMPTY and session.observers:
-            self._sign_of_life(session)
+            self._observers.heard(session)
         for event in exchange.receive(message, now):
             self._handle(session, event, now)
         self._settle(session)
         self._make_room()
-
-    def _sign_of_life(self, session: Session) -> None:
-        for observer in session.observers.values():
-            self._presence.touch(observer.device.key)
 
     def _handle(self, session: Session, event: Event, now: float) -> None:
         match event:
@@ -212,35 +181,13 @@ class Endpoint:
                 self._requests += 1
                 self._request(session, incoming, now)
             case Delivered(tag):
-                self._heard_of(session, tag)
-                if isinstance(tag, Observer):
-                    self._observers.arrived(tag)
+                self._observers.delivered(session, tag)
             case Rejected(tag):
-                self._heard_of(session, tag)
-                if isinstance(tag, Observer):  # RFC 7641 section 3.6: no longer interested
-                    self._observers.end(tag)
+                self._observers.rejected(session, tag)
             case TimedOut(tag):
-                self._gone(session, tag, now)
+                self._observers.timed_out(session, tag, now)
             case ResponseReceived():
                 pass  # nothing is asked of these peers
-
-    def _heard_of(self, session: Session, tag: object) -> None:
-        """The peer knew the id of a message of ours, so it receives what we send."""
-        session.is_verified = True
-        if isinstance(tag, Probe):
-            session.lost_pings = 0
-
-    def _gone(self, session: Session, tag: object, now: float) -> None:
-        if isinstance(tag, Observer):
-            self._observers.end(tag)
-        elif tag is VERIFY:
-            self._observers.end_all(session)
-        elif tag is PING:
-            session.lost_pings += 1
-            if session.lost_pings >= LOST_PINGS:
-                self._observers.end_all(session)
-            else:
-                session.exchange.send(Code.EMPTY, b"", b"", b"", PING, now)
 
     def _request(self, session: Session, incoming: Incoming, now: float) -> None:
         request: Request | None = None
@@ -311,7 +258,7 @@ class Endpoint:
             self.close(session)
         for session in self._sessions.silent_observers(now, COAP_SILENCE_SECONDS):
             if session.exchange.deadline == inf:  # otherwise something is under way that asks as well
-                session.exchange.send(Code.EMPTY, b"", b"", b"", PING, now)
+                self._observers.ping(session, now)
             self._tick(session, now)
         self._next_sweep = now + SWEEP_SECONDS if len(self._sessions) else inf
 
@@ -356,10 +303,6 @@ class Endpoint:
             evicted=self._evicted,
             datagrams_lost=self.datagrams_lost,
         )
-
-
-def new_guard() -> AmplificationGuard:
-    return AmplificationGuard(os.urandom(32))
 
 
 def _nothing() -> None:

@@ -6,12 +6,8 @@ RFC 7252 chose its codes after HTTP's: 404 is 4.04. So a status is a code, once 
 from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import DomainError, PayloadTooLarge, ValidationFailed
-
-_TEXTS: dict[type[DomainError], str] = {
-    PayloadTooLarge: "Plan quota exceeded for device {device_id}. Reason: Max payload Size limit",
-    ValidationFailed: "Bad Request",
-}
+from broker.errors import DomainError
+from protocols.refusals import device_text
 
 
 @dataclass(eq=False)
@@ -21,16 +17,6 @@ class BadOption(DomainError):
     status = 402
     template = "Bad Option {number}"
     number: int
-
-
-class PublishForbidden(DomainError):
-    status = 403
-    template = "You do not have publish permission to topic"
-
-
-class ObserveForbidden(DomainError):
-    status = 403
-    template = "You do not have subscribe permission to topic"
 
 
 class MethodNotAllowed(DomainError):
@@ -72,6 +58,4 @@ def response_code(error: DomainError) -> int:
 
 
 def error_body(error: DomainError) -> dict[str, Any]:
-    template = _TEXTS.get(type(error))
-    text = str(error) if template is None else template.format(**vars(error))
-    return {"error": {"code": error.status, "message": text}}
+    return {"error": {"code": error.status, "message": device_text(error)}}

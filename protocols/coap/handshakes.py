@@ -1,11 +1,13 @@
 """What a DTLS handshake needs from OpenSSL and trio, and the proof at the start that all of it works together.
 
-Three things reach beneath the interfaces of those libraries, all in this file only:
+Five things reach beneath the interfaces of those libraries, all in this file only:
 
 - **Pre-shared keys.** pyOpenSSL has no call for them; cryptography's bindings have.
 - **The cookie.** trio covers the whole ClientHello with it. OpenSSL's clients pad their second hello once it passes
   255 bytes, and never get in. RFC 6347 section 4.2.1 names five fields that must not change; `_cookie_fields` covers
   those, in place of a function of trio's.
+- **Client certificates.** trio's channel does not tell what its peer has shown; its connection does.
+- **Records.** trio's channel has a task, a lock and buffers of 16 KiB for each. What a session says needs none of them.
 - **First hellos.** trio takes any handshake record for one whose 14th byte is 1, encrypted ones included. There that
   byte is the first of a random nonce, so one in 256 handshakes with OpenSSL's clients could never be finished.
 
@@ -13,7 +15,6 @@ Three things reach beneath the interfaces of those libraries, all in this file o
 """
 
 from collections import OrderedDict
-from pathlib import Path
 from socket import SOCK_DGRAM
 from typing import Final
 
@@ -22,9 +23,12 @@ import trio._dtls
 from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL
 
+from broker.registration.certificates import ClientCertificate
 from protocols.coap.datagrams import is_client_hello
+from protocols.tls import Chain, shown_by, use_certificates
 
 SELF_TEST_SECONDS: Final = 10.0
+_RECORD_OVERHEAD_BYTES: Final = 128  # of the largest cipher suite: header, nonce, code, padding
 _MAX_KEYS = 1024
 
 #: Forward secrecy where the peer can, CCM-8 where it is small (RFC 7252 section 9.1.3, RFC 7925 section 4).
@@ -46,8 +50,8 @@ class DtlsUnavailable(Exception):
     """The self-test failed: these versions of trio, OpenSSL and its bindings do not work together."""
 
 
-def server_context(certificate: Path, key: Path, keys: "PreSharedKeys") -> SSL.Context:
-    """Raises OSError when certificate and key cannot be used."""
+def server_context(first: Chain, second: Chain | None, keys: "PreSharedKeys") -> SSL.Context:
+    """Raises OSError when certificates and keys cannot be used."""
     context = SSL.Context(SSL.DTLS_SERVER_METHOD)
     context.set_min_proto_version(_DTLS_1_2)
     context.set_cipher_list(_CERTIFICATE_CIPHERS + b":" + _PSK_CIPHERS + _LEVEL)
@@ -56,14 +60,31 @@ def server_context(certificate: Path, key: Path, keys: "PreSharedKeys") -> SSL.C
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # an idle session needs no 16 KiB to write in
     # Asked for, so that a securely registered device can show its own, but neither required nor verified here.
     context.set_verify(SSL.VERIFY_PEER, lambda *_: True)
-    try:
-        context.use_certificate_chain_file(str(certificate))
-        context.use_privatekey_file(str(key))
-        context.check_privatekey()
-    except SSL.Error as error:
-        raise OSError(f"cannot use certificate {certificate} with key {key}: {error}") from error
+    use_certificates(context, first, second)
     keys.install(context)
     return context
+
+
+def client_certificate(channel: trio.DTLSChannel) -> ClientCertificate | None:
+    """What the peer has shown in its handshake, which is over; None when nothing, or a pre-shared key."""
+    return shown_by(channel._ssl)
+
+
+def encrypted(channel: trio.DTLSChannel, message: bytes) -> bytes:
+    """One record, after the handshake. Raises SSL.Error when the session is over."""
+    connection: SSL.Connection = channel._ssl
+    connection.send(message)
+    return connection.bio_read(len(message) + _RECORD_OVERHEAD_BYTES)
+
+
+def decrypted(channel: trio.DTLSChannel, record: bytes) -> bytes:
+    """The message in one record of application data; none when it is forged or repeated. Raises SSL.Error."""
+    connection: SSL.Connection = channel._ssl
+    connection.bio_write(record)
+    try:
+        return connection.recv(len(record))
+    except SSL.WantReadError:
+        return b""
 
 
 class PreSharedKeys:

@@ -20,12 +20,15 @@ ACK: Final = 2
 RST: Final = 3
 
 #: Content formats (RFC 7252 section 12.3, RFC 8949).
+TEXT: Final = 0
 LINK_FORMAT: Final = 40
+OCTETS: Final = 42
 JSON: Final = 50
 CBOR: Final = 60
 
 _MAX_TOKEN_BYTES = 8
 _MAX_OPTION_NUMBER = 65_535
+_REPEATED_BYTES = 80  # the path of a resource with its token, and some more
 _RESERVED_CLASSES = (1, 6, 7)
 
 
@@ -109,7 +112,7 @@ def decode(datagram: bytes) -> Message:
     if is_odd or token_bytes > _MAX_TOKEN_BYTES or start > len(datagram) or code >> 5 in _RESERVED_CLASSES:
         raise MalformedMessage(_rejection(type_, message_id))
     try:
-        options, payload = _split(datagram, start)
+        options, payload = _repeated(datagram, start) or _split(datagram, start)
     except IndexError:
         raise MalformedMessage(_rejection(type_, message_id)) from None
     return Message(type_, code, message_id, datagram[4:start], options, payload)
@@ -117,6 +120,22 @@ def decode(datagram: bytes) -> Message:
 
 def _rejection(type_: int, message_id: int) -> bytes | None:
     return empty(RST, message_id) if type_ == CON else None
+
+
+def _repeated(datagram: bytes, start: int) -> tuple[tuple[tuple[int, bytes], ...], bytes] | None:
+    """As `_split`, for options that a device sends again and again. None when there is more to look at."""
+    marker = datagram.find(b"\xff", start)
+    if not 0 < marker - start <= _REPEATED_BYTES or marker + 1 == len(datagram):
+        return None
+    try:
+        return _options(datagram[start:marker]), datagram[marker + 1 :]
+    except IndexError:  # that was no marker but within an option, which is cut short now
+        return None
+
+
+@lru_cache(maxsize=2048)
+def _options(encoded: bytes) -> tuple[tuple[int, bytes], ...]:
+    return _split(encoded, 0)[0]
 
 
 def _split(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], bytes]:

@@ -5,8 +5,8 @@ lost. When the broker ends it, the peer gets a final notification: an error code
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
@@ -19,7 +19,9 @@ from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import CBOR, Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import Observation
 from protocols.coap.requests import Answer, Request, answer_options, json_to, refusal
-from protocols.coap.session import Session
+from protocols.coap.session import Observer, Session
+
+LOST_PINGS: Final = 2
 
 
 class Probe:
@@ -34,20 +36,9 @@ _FINAL: dict[CloseReason, DomainError] = {
     CloseReason.REPLACED: Conflict(CloseReason.REPLACED.value),
     CloseReason.TOKEN_REVOKED: Unauthorized(),
     CloseReason.DEVICE_DISABLED: SourceDeviceDisabled(),
+    CloseReason.PERMISSION_REMOVED: Unauthorized(),
     CloseReason.SHUTDOWN: StorageUnavailable(CloseReason.SHUTDOWN.value),
 }
-
-
-class Observer:
-    """One observation of one session, and its place among the device's connections."""
-
-    __slots__ = ("connection", "device", "observation", "session")
-
-    def __init__(self, session: Session, device: Device, observation: Observation) -> None:
-        self.session = session
-        self.device = device
-        self.observation = observation
-        self.connection = ExitStack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +58,7 @@ class Observers:
     ) -> None:
         """`changed` is told when a session has something to send or fewer or more observers than before."""
         self._services = services
+        self._presence = services.presence
         self._guard = guard
         self._now = now
         self._changed = changed
@@ -126,6 +118,44 @@ class Observers:
         observer.connection.close()
         self._changed(session)
 
+    # --- What becomes of our messages --------------------------------------------------------------------------------
+
+    def heard(self, session: Session) -> None:
+        """A sign of life of somebody who observes."""
+        for observer in session.observers.values():
+            self._presence.touch(observer.device.key)
+
+    def ping(self, session: Session, now: float) -> None:
+        session.exchange.send(Code.EMPTY, b"", b"", b"", PING, now)
+
+    def delivered(self, session: Session, tag: object) -> None:
+        """A message of ours was acknowledged; after a notification, the next one goes."""
+        _knows_our_id(session, tag)
+        if isinstance(tag, Observer):
+            tag.observation.settled()
+            self._notify(tag)
+
+    def rejected(self, session: Session, tag: object) -> None:
+        """RFC 7641 section 3.6: no longer interested. For a ping that is the pong."""
+        _knows_our_id(session, tag)
+        if isinstance(tag, Observer):
+            self.end(tag)
+
+    def timed_out(self, session: Session, tag: object, now: float) -> None:
+        """Nobody there, it seems; after a ping that is asked once more."""
+        if isinstance(tag, Observer):
+            self.end(tag)
+        elif tag is VERIFY:
+            self.end_all(session)
+        elif tag is PING:
+            session.lost_pings += 1
+            if session.lost_pings >= LOST_PINGS:
+                self.end_all(session)
+            else:
+                self.ping(session, now)
+
+    # --- Notifications -----------------------------------------------------------------------------------------------
+
     def _deliver(self, observer: Observer, action: Action) -> bool:
         observation = observer.observation
         payload = action.data.encode()
@@ -137,11 +167,6 @@ class Observers:
         else:
             self._notify(observer)
         return True
-
-    def arrived(self, observer: Observer) -> None:
-        """A notification was acknowledged: the next one."""
-        observer.observation.settled()
-        self._notify(observer)
 
     def _notify(self, observer: Observer) -> None:
         observation, session = observer.observation, observer.session
@@ -175,3 +200,10 @@ class Observers:
 
     def statistics(self) -> ObserverStatistics:
         return ObserverStatistics(self._observers, self._notifications, self._lost)
+
+
+def _knows_our_id(session: Session, tag: object) -> None:
+    """Nobody can who does not receive what we send to this address."""
+    session.is_verified = True
+    if isinstance(tag, Probe):
+        session.lost_pings = 0

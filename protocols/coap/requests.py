@@ -1,11 +1,12 @@
 """What a request asks for, and how an answer is written: options with their meaning, formats, blocks."""
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 import cbor2
 import msgspec
 
-from broker.errors import BadRequest, DomainError
+from broker.errors import BadRequest, DomainError, TryLater
 from protocols.coap.blockwise import Block, Blockwise, Operation, cut
 from protocols.coap.errors import (
     BadOption,
@@ -15,7 +16,7 @@ from protocols.coap.errors import (
     error_body,
     response_code,
 )
-from protocols.coap.messages import CBOR, JSON, Message, Option, content_format, uint
+from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, Message, Option, content_format, uint
 
 #: The options that we understand: least and most bytes, and whether one may come twice (RFC 7252 table 4, RFC 7641,
 #: 7959, 9175). Whatever else is critical is refused, whatever else is elective is not there.
@@ -43,10 +44,15 @@ _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
 
+#: More, and they are read anew each time: what is remembered must not become large.
+_MAX_REPEATED_OPTIONS = 8
+
+
 class Request(NamedTuple):
+    """A request without its payload."""
+
     method: int
     path: tuple[bytes, ...]
-    payload: bytes
     format: int | None
     accept: int | None
     observe: int | None
@@ -70,10 +76,15 @@ class Request(NamedTuple):
 
 def read_request(message: Message) -> Request:
     """Raises BadOption, ProxyingNotSupported, or BadRequest for a reserved block size."""
+    read = _read if len(message.options) > _MAX_REPEATED_OPTIONS else _read_once
+    return read(message.code, message.options)
+
+
+def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> Request:
     found: dict[int, bytes] = {}
     path: list[bytes] = []
     tags: list[bytes] = []
-    for number, value in message.options:
+    for number, value in options:
         least, most, may_repeat = _KNOWN.get(number, (1, 0, False))
         if not least <= len(value) <= most or (number in found and not may_repeat):
             if number in _PROXYING:
@@ -90,9 +101,8 @@ def read_request(message: Message) -> Request:
         path.pop()
     block1, block2 = found.get(Option.BLOCK1), found.get(Option.BLOCK2)
     return Request(
-        method=message.code,
+        method=method,
         path=tuple(path),
-        payload=message.payload,
         format=_number(found.get(Option.CONTENT_FORMAT)),
         accept=_number(found.get(Option.ACCEPT)),
         observe=_number(found.get(Option.OBSERVE)),
@@ -104,13 +114,21 @@ def read_request(message: Message) -> Request:
     )
 
 
+#: A device asks for the same again and again.
+_read_once: Final = lru_cache(maxsize=2048)(_read)
+
+
 def _number(value: bytes | None) -> int | None:
     return None if value is None else int.from_bytes(value, "big")
 
 
+#: A payload that is `data` itself: for devices whose Manifest has a transform.
+BARE: Final = (TEXT, OCTETS)
+
+
 def check_formats(request: Request) -> None:
-    """JSON or CBOR, both ways. Raises UnsupportedFormat, NotAcceptable."""
-    if request.format not in (None, JSON, CBOR):
+    """JSON or CBOR, both ways, or a bare payload. Raises UnsupportedFormat, NotAcceptable."""
+    if request.format not in (None, JSON, CBOR, *BARE):
         raise UnsupportedFormat
     if request.accept not in (None, JSON, CBOR):
         raise NotAcceptable
@@ -152,8 +170,7 @@ def refusal(error: DomainError, request: Request | None, *, error_id: str | None
     if error_id is not None:
         body["error"]["id"] = error_id
     format_ = JSON if request is None else request.answer_format
-    wait = getattr(error, "retry_seconds", None) if error.status == 429 else None
-    options = () if wait is None else ((int(Option.MAX_AGE), uint(wait)),)
+    options = ((int(Option.MAX_AGE), uint(error.retry_seconds)),) if isinstance(error, TryLater) else ()
     return Answer(response_code(error), json_to(format_, _encode_json(body)), format_, options)
 
 

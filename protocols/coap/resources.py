@@ -23,14 +23,20 @@ from broker.errors import (
     SourceDeviceDisabled,
     StorageUnavailable,
 )
+from broker.limits.meters import Channel
 from broker.services import Services
 from config.limits import COAP_BODY_BYTES
-from protocols.coap.errors import MethodNotAllowed, NotAcceptable, ObserveForbidden, PublishForbidden
-from protocols.coap.exchange import Incoming
+from protocols.coap.errors import (
+    MethodNotAllowed,
+    NotAcceptable,
+    UnsupportedFormat,
+)
+from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, LINK_FORMAT, Code, Option, uint
 from protocols.coap.observers import Observers
-from protocols.coap.requests import Answer, Request, cbor_to_json, check_formats, in_blocks, json_to, refusal
+from protocols.coap.requests import BARE, Answer, Request, cbor_to_json, check_formats, in_blocks, json_to, refusal
 from protocols.coap.session import Rank, Session
+from protocols.refusals import PublishForbidden, SubscribeForbidden
 from storage.sql import StoreError
 
 MAX_UNKNOWN_TOKENS: Final = 256
@@ -54,6 +60,18 @@ class _Body(msgspec.Struct):
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def _unquoted(data: bytes) -> bytes:
+    """`data` given as a text is what stands in it (compatibility.md 8.4). Raises BadRequest for half a character."""
+    if not data.startswith(b'"'):
+        return data
+    try:
+        return _decode_text(data).encode()
+    except ValueError as error:  # no JSON after all, or half a surrogate pair
+        raise BadRequest from error
+
 
 #: Answers a request, once.
 Reply = Callable[[Session, Incoming, Answer], None]
@@ -147,7 +165,7 @@ class Resources:
 
     def _refuse(self, session: Session, incoming: Incoming, request: Request, error: DomainError) -> None:
         if isinstance(error, PermissionDenied):  # valid, but no device's
-            error = PublishForbidden() if request.method == Code.POST else ObserveForbidden()
+            error = PublishForbidden() if request.method == Code.POST else SubscribeForbidden()
         self._reply(session, incoming, refusal(error, request))
 
     # --- What it wants -----------------------------------------------------------------------------------------------
@@ -158,16 +176,19 @@ class Resources:
         if session.rank is Rank.STRANGER:
             self._member(session)
         is_post = request.method == Code.POST
-        # Its type wants a verified client certificate, and nothing issues those in this version.
-        if device.type.record.rsp:
-            raise PublishForbidden if is_post else ObserveForbidden
+        try:
+            self._services.admission.check(device, session.certificate)
+        except PermissionDenied:
+            raise (PublishForbidden if is_post else SubscribeForbidden) from None
         if not is_post:
             self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
             return
         if request.block2 is not None and request.block2.number > 0:
             self._reply(session, incoming, self._rest(session, request, now))
             return
-        payload = request.payload
+        if request.block1 is None or request.block1.number == 0:  # a message in blocks is one message
+            self._count(caller)
+        payload = incoming.message.payload
         if request.block1 is not None:
             if request.size1 > COAP_BODY_BYTES:
                 raise BodyTooLarge
@@ -177,8 +198,17 @@ class Resources:
                 self._reply(session, incoming, Answer(Code.CONTINUE, options=(block1,)))
                 return
             payload = body
-        position = self._submit(device, cbor_to_json(payload) if request.format == CBOR else payload)
+        if request.format in BARE:
+            position = self._submit_bare(device, payload)
+        else:
+            position = self._submit(device, cbor_to_json(payload) if request.format == CBOR else payload)
         self._stored.append((session, incoming, request, position))
+
+    def _count(self, caller: Caller) -> None:
+        """Raises RateLimitExceeded."""
+        meter = self._services.meters.of(Channel.COAP, caller)
+        if meter is not None:
+            meter.count()
 
     def _submit(self, device: Device, payload: bytes) -> int:
         if len(payload) > COAP_BODY_BYTES:
@@ -191,7 +221,12 @@ class Resources:
             raise BadRequest
         if body.sdid is not None and body.sdid != device.id:
             raise PublishForbidden
-        return self._ingest.submit(device, bytes(body.data), body.ts)
+        return self._ingest.submit(device, _unquoted(bytes(body.data)), body.ts)
+
+    def _submit_bare(self, device: Device, payload: bytes) -> int:
+        if not device.manifest.takes_any_payload:
+            raise UnsupportedFormat
+        return self._ingest.submit(device, payload)
 
     def _rest(self, session: Session, request: Request, now: float) -> Answer:
         """A further block of the answer to a POST. The POST is not done again for it."""

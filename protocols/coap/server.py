@@ -7,7 +7,6 @@ must become durable first. Answers go out at once: what the socket does not take
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from socket import AI_PASSIVE, SO_RCVBUF, SO_SNDBUF, SOCK_DGRAM, SOL_SOCKET, socket
 from typing import Any
 
 import trio
@@ -15,13 +14,11 @@ import trio
 from broker.errors import StorageUnavailable
 from broker.services import Services
 from config.settings import Address
-from protocols.coap.endpoint import Endpoint, new_guard
+from protocols.coap.echo import new_guard
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 
-#: More than any request of ours: a body of 2 KiB, a token, and the options of a long path.
-DATAGRAM_BYTES = 4096
-DATAGRAMS_PER_WAKE_UP = 256
 GOODBYE_SECONDS = 1.0
-_BUFFER_BYTES = 4 * 1024 * 1024
 
 
 async def serve_coap(
@@ -40,60 +37,24 @@ async def serve_coap(
         task_status: told the bound address.
     """
     endpoint = endpoint or Endpoint(services, guard=new_guard())
-    with await open_socket(bind) as sock:
+    with await DatagramSocket.bound(bind) as sock:
         try:
             async with trio.open_nursery() as nursery:
                 endpoint.start(nursery)
-                task_status.started(address_of(sock))
-                await _read_forever(services, endpoint, sock)
+                task_status.started(sock.address)
+                await read_forever(sock, services.ingest, _taker(endpoint, sock), endpoint.submitted)
         finally:
             await say_goodbye(services, endpoint)
 
 
-async def open_socket(bind: Address) -> socket:
-    """A bound UDP socket that never blocks."""
-    found = await trio.socket.getaddrinfo(bind.host, bind.port, type=SOCK_DGRAM, flags=AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    sock = socket(family, kind, protocol)
+def _taker(endpoint: Endpoint, sock: DatagramSocket) -> Callable[[bytes, PeerAddress], None]:
+    receive, send_to = endpoint.receive_from, partial(_send, endpoint, sock.send)
+    return lambda datagram, address: receive(address, datagram, send_to)
+
+
+def _send(endpoint: Endpoint, send: Callable[[bytes, Any], int], address: Any, datagram: bytes) -> None:
     try:
-        sock.setblocking(False)
-        for option in (SO_RCVBUF, SO_SNDBUF):
-            with suppress(OSError):  # a smaller one only loses more in a burst
-                sock.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def address_of(sock: socket) -> Address:
-    host, port = sock.getsockname()[:2]
-    return Address(host, port)
-
-
-async def _read_forever(services: Services, endpoint: Endpoint, sock: socket) -> None:
-    ingest = services.ingest
-    send_to = partial(_send, endpoint, sock.sendto)
-    receive, recvfrom = endpoint.receive_from, sock.recvfrom
-    while True:
-        await trio.lowlevel.wait_readable(sock)
-        for _ in range(DATAGRAMS_PER_WAKE_UP):
-            try:
-                datagram, address = recvfrom(DATAGRAM_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:  # an ICMP error about something sent earlier
-                continue
-            receive(address, datagram, send_to)
-        endpoint.submitted()
-        if not ingest.has_room:
-            await ingest.wait_room()
-
-
-def _send(endpoint: Endpoint, sendto: Callable[[bytes, Any], int], address: Any, datagram: bytes) -> None:
-    try:
-        sendto(datagram, address)
+        send(datagram, address)
     except OSError:  # no room, no route, no such port
         endpoint.datagrams_lost += 1
 

@@ -3,17 +3,17 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
 
+from broker.devices.registry import Device
+from broker.registration.certificates import ClientCertificate
 from protocols.coap.blockwise import Blockwise
 from protocols.coap.exchange import Exchange
-
-if TYPE_CHECKING:
-    from protocols.coap.observers import Observer
+from protocols.coap.observe import Observation
 
 _BYTES = 2048  # a session that has said one thing, beside its account of what it holds: measured, rounded up
 
@@ -33,6 +33,7 @@ class Session:
         "_blocks",
         "_end",
         "accounted",
+        "certificate",
         "exchange",
         "idle_seconds",
         "is_closed",
@@ -65,6 +66,7 @@ class Session:
         self.idle_seconds = idle_seconds
         self.is_verified = is_verified  # it receives what we send to this address
         self.last_heard = now
+        self.certificate: ClientCertificate | None = None  # what it has shown; nobody has looked into it
         self.rank = Rank.STRANGER
         self.lost_pings = 0
         self.is_closed = False
@@ -82,6 +84,8 @@ class Session:
     @property
     def bytes_held(self) -> int:
         held = _BYTES + self.exchange.bytes_held
+        if self.certificate is not None:
+            held += self.certificate.size
         if self._blocks is not None:
             held += self._blocks.bytes_held
         for observer in self.observers.values():
@@ -96,6 +100,18 @@ class Session:
         if not self.is_closed:
             self.is_closed = True
             self._end()
+
+
+class Observer:
+    """One observation of one session, and its place among the device's connections."""
+
+    __slots__ = ("connection", "device", "observation", "session")
+
+    def __init__(self, session: Session, device: Device, observation: Observation) -> None:
+        self.session = session
+        self.device = device
+        self.observation = observation
+        self.connection = ExitStack()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,21 @@ def error_body(code: int | str, text: str, error_id: str, findings: tuple[Findin
     return _encode({"error": error})
 
 
+def secret_answer(payload: Any) -> Response:
+    """One that carries tokens: nobody keeps it, and it goes to no other origin (compatibility.md 1.4)."""
+    answer = json_answer(payload)
+    answer.headers["Cache-Control"] = "no-store"
+    answer.headers["Pragma"] = "no-cache"
+    return answer
+
+
 def error_answer(status: int, body: bytes) -> Response:
     return Response(body, status, content_type=_JSON)
 
 
 async def answer_preflight() -> Response | None:
     """OPTIONS on any REST path: no token, no body."""
-    if request.method != "OPTIONS" or not _is_rest() or request.routing_exception is not None:
+    if request.method != "OPTIONS" or not is_rest() or request.routing_exception is not None:
         return None
     answer = Response(b"")
     del answer.headers["Content-Type"]
@@ -61,11 +69,12 @@ async def answer_preflight() -> Response | None:
 
 async def add_cors(answer: Response) -> Response:
     """Answers that carry tokens are the ones nobody may store, and go to no other origin."""
-    if _is_rest() and "Cache-Control" not in answer.headers:
+    if is_rest() and "Cache-Control" not in answer.headers:
         answer.headers.extend(_CORS)
     return answer
 
 
-def _is_rest() -> bool:
+def is_rest() -> bool:
+    """The request is for a path of the REST API."""
     path = request.path
     return path.startswith(REST_ROOT) and path[len(REST_ROOT) : len(REST_ROOT) + 1] in {"", "/"}

@@ -187,12 +187,18 @@ class Query:
             self.refuse(name, f"Maximum value {highest}")
         return default if value is None else value
 
-    def count(self) -> int:
-        return self._bounded("count", PAGE_COUNT_DEFAULT, lowest=1, highest=PAGE_COUNT_MAX)
+    def count(self, *, default: int = PAGE_COUNT_DEFAULT) -> int:
+        return self._bounded("count", default, lowest=1, highest=PAGE_COUNT_MAX)
 
     def offset(self) -> int:
         """Of a numbered list. Searches have a cursor of the same name: a `text`."""
         return self._bounded("offset", 0, lowest=0, highest=_INT64[-1])
+
+    def paging(self) -> tuple[int, int]:
+        """Count and offset, when everything in the query is right. Raises ValidationFailed."""
+        count, offset = self.count(), self.offset()
+        self.check()
+        return count, offset
 
     def boolean(self, name: str, *, default: bool) -> bool:
         value = self.text(name)

@@ -7,7 +7,7 @@ import structlog
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from broker.errors import BodyTooLarge, DomainError, StorageUnavailable, ValidationFailed
+from broker.errors import BodyTooLarge, DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
 from protocols.http.answers import error_answer, error_body
 from storage.sql import StoreError
@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 def install(app: Quart) -> None:
     app.register_error_handler(DomainError, _refused)
     app.register_error_handler(StoreError, _store_failed)
-    app.register_error_handler(HTTPException, _refused_by_http)
+    app.register_error_handler(HTTPException, refused_by_http)
     app.register_error_handler(Exception, _failed)
 
 
@@ -35,6 +35,8 @@ async def _refused(error: DomainError) -> Response:
     answer = error_answer(error.status, error_body(error.code, str(error), error_id, findings))
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, TryLater):
+        answer.headers["Retry-After"] = str(error.retry_seconds)
     if error.status == 503:
         answer.headers["Retry-After"] = str(_RETRY_SECONDS)
     return answer
@@ -44,14 +46,18 @@ async def _store_failed(error: StoreError) -> Response:
     return await _refused(StorageUnavailable(str(error)))
 
 
-async def _refused_by_http(error: HTTPException) -> Response:
+async def refused_by_http(error: HTTPException) -> Response:
     """What Quart refuses by itself: unknown paths, wrong methods, bodies that are too long or too slow."""
     status = error.code or 500
     if status == 413:
         return await _refused(BodyTooLarge())
     error_id, text = new_id(), error.name
     _log.info("http_refused", code=status, reason=text, **_about(error_id, status))
-    answer = error_answer(status, error_body(status, text, error_id))
+    return allow_methods(error_answer(status, error_body(status, text, error_id)), error)
+
+
+def allow_methods(answer: Response, error: HTTPException) -> Response:
+    """The answer, with the methods that would have been right."""
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         answer.headers["Allow"] = ", ".join(sorted(error.valid_methods))
     return answer

@@ -4,7 +4,6 @@ A head that is too long or too slow is refused here. What comes after it is the 
 keep a connection may ask for a WebSocket on one that has served requests before: then it comes back from Hypercorn.
 """
 
-import ssl
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -16,10 +15,11 @@ from broker.services import Services
 from config.settings import Address
 from protocols.http.answers import error_body
 from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head
-from protocols.http.server import build_app
-from protocols.http.streams import ReplayedStream
+from protocols.http.server import build_accounts_app, build_app
 from protocols.http.worker import Worker
 from protocols.listeners import Stream, serve_tcp
+from protocols.streams import ReplayedStream
+from protocols.tls import TlsContext
 
 HEAD_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
@@ -35,16 +35,22 @@ async def serve_http(
     bind: Address,
     connections: trio.Nursery,
     *,
-    websocket: WebSocketServer,
-    ssl_context: ssl.SSLContext | None = None,
+    websocket: WebSocketServer | None,
+    ssl_context: TlsContext | None = None,
+    is_secure: bool = False,
+    is_accounts: bool = False,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept HTTP and WebSocket connections until cancelled. Raises OSError when the address cannot be bound.
 
     Args:
-        websocket: gets every connection that asks to be a WebSocket, from the first byte of its request on.
+        websocket: gets every connection that asks to be a WebSocket, from the first byte of its request on; None where
+            there are none, and asking for one says nothing.
+        is_secure: whether this is the listener for devices with client certificates, which `ssl_context` asks for.
+        is_accounts: whether this is the accounts server's own listener, with its paths at the root.
     """
-    worker = Worker(build_app(services), grace_seconds=services.settings.grace_seconds)
+    app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
+    worker = Worker(app, grace_seconds=services.settings.grace_seconds)
     connections.start_soon(worker.stop_after, services.stopping)
     await serve_tcp(
         bind,
@@ -57,7 +63,7 @@ async def serve_http(
 
 
 class FrontDoor:
-    def __init__(self, worker: Worker, websocket: WebSocketServer) -> None:
+    def __init__(self, worker: Worker, websocket: WebSocketServer | None) -> None:
         self._worker = worker
         self._websocket = websocket
 
@@ -75,6 +81,10 @@ class FrontDoor:
             await _refuse(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
         upgrade = bytes(head)
+        if self._websocket is None:
+            while upgrade:  # to be answered like any other request
+                upgrade = await self._worker.converse(upgrade, stream)
+            return
         if not is_websocket_upgrade(head):
             upgrade = await self._worker.converse(upgrade, stream)
         if upgrade:

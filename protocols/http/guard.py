@@ -2,10 +2,14 @@
 
 import re
 
-from quart import request
+from quart import g, request
 
 from broker.accounts.tokens import Caller, TokenKind, Tokens
 from broker.errors import PermissionDenied, Unauthorized
+from broker.limits.meters import Channel, Meters
+from broker.limits.refusals import RateLimitExceeded
+from broker.registration.admission import Admission
+from protocols.http.peers import client_certificate
 
 USER, APPLICATION, DEVICE = TokenKind.USER, TokenKind.APPLICATION, TokenKind.DEVICE
 
@@ -21,20 +25,46 @@ def bearer_token() -> str | None:
 class Guard:
     """Every REST call asks it first."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, admission: Admission, meters: Meters | None = None) -> None:
+        """`meters` count every call, valid or not; None is for paths whose calls are not counted."""
         self._tokens = tokens
+        self._admission = admission
+        self._meters = meters
 
-    async def caller(self, *accepted: TokenKind) -> Caller:
-        """The holder of the request's token.
+    async def caller(self, *accepted: TokenKind, channel: Channel = Channel.REST, offered: str | None = None) -> Caller:
+        """The holder of the request's token. `channel` is the row of the rate limits that the call is counted in.
+
+        `offered` is the token of a call that may have it in its body; the header's counts first.
 
         Raises:
             Unauthorized: there is no valid token.
-            PermissionDenied: this call does not accept its kind.
+            PermissionDenied: this call does not accept its kind, or its device must show a certificate and has not.
+            RateLimitExceeded: it has made too many calls.
         """
-        token = bearer_token()
+        token = bearer_token() or offered
         if token is None:
             raise Unauthorized
         caller = await self._tokens.caller(token)
-        if caller.kind not in accepted:
+        refusal = self._count(caller, channel)
+        if caller.kind not in accepted:  # compatibility.md 3.2 has the order: permission, then rate limit
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
+        await self._admission.check_caller(caller, client_certificate())
+        if refusal is not None:
+            raise refusal
         return caller
+
+    def _count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
+        """Count the call, once however often its caller is asked for; its answer will tell where the caller stands."""
+        if self._meters is None or "channel" in g:
+            return None
+        g.channel = channel
+        meter = self._meters.of(channel, caller)
+        if meter is None:
+            return None
+        try:
+            meter.count()
+        except RateLimitExceeded as refusal:
+            g.rate_standing = refusal.standing
+            return refusal
+        g.rate_standing = meter.standing()
+        return None

@@ -27,8 +27,10 @@ from hypercorn.typing import (
 )
 
 from protocols.http.heads import HEAD_BYTES, for_http_1, is_websocket_upgrade, read_head
-from protocols.http.streams import ReplayedStream
+from protocols.http.peers import STATE_KEY
 from protocols.listeners import Stream
+from protocols.streams import ReplayedStream
+from protocols.tls import client_certificate
 
 KEEP_ALIVE_SECONDS = 75
 _SEND_SECONDS = 30.0
@@ -104,6 +106,7 @@ class _HttpStream(ReplayedStream):
         super().__init__(for_http_1(head), stream)
         self._patience = patience
         self._raw = stream
+        self.certificate = client_certificate(stream)
         self._replayed = False
         self._held = bytearray()
         self._is_streaming = False
@@ -189,7 +192,7 @@ class _Server(TCPServer):
     def __init__(self, app: ASGIWrapper, config: Config, context: WorkerContext, stream: _HttpStream) -> None:
         # TCPServer asks for an SSLStream and serves whatever has the methods that it uses.
         replayed: Any = stream
-        super().__init__(app, config, context, ConnectionState({}), replayed)
+        super().__init__(app, config, context, ConnectionState({STATE_KEY: stream.certificate}), replayed)
         self._http_stream = stream
         stream.stop_idling = self.idle_task.stop
 

@@ -2,24 +2,11 @@
 
 import msgspec
 
-from broker.errors import DeviceNotFound, DomainError, PayloadTooLarge, Unauthorized, ValidationFailed
+from broker.errors import DeviceNotFound, DomainError, Unauthorized
 from broker.ids import new_id
+from broker.limits.refusals import RateLimitExceeded
 from protocols.mqtt.packets import ReturnCode
-
-_TEXTS: dict[type[DomainError], str] = {
-    PayloadTooLarge: "Plan quota exceeded for device {device_id}. Reason: Max payload Size limit",
-    ValidationFailed: "Bad Request",
-}
-
-
-class PublishForbidden(DomainError):
-    status = 403
-    template = "You do not have publish permission to topic"
-
-
-class SubscribeForbidden(DomainError):
-    status = 403
-    template = "You do not have subscribe permission to topic"
+from protocols.refusals import device_text, rate_members
 
 
 def connack_code(error: DomainError) -> ReturnCode:
@@ -33,6 +20,7 @@ def connack_code(error: DomainError) -> ReturnCode:
 
 def error_message(error: DomainError) -> bytes:
     """The payload of a message on the errors topic."""
-    template = _TEXTS.get(type(error))
-    text = str(error) if template is None else template.format(**vars(error))
-    return msgspec.json.encode({"error": {"code": error.status, "message": text, "id": new_id()}})
+    members = rate_members(error.standing) if isinstance(error, RateLimitExceeded) else {}
+    return msgspec.json.encode(
+        {"error": {"code": error.status, "message": device_text(error), **members, "id": new_id()}}
+    )

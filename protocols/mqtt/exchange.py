@@ -13,14 +13,16 @@ import structlog
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
+from broker.limits.meters import Meter
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import MAX_DATA_BYTES
 from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
-from protocols.mqtt.errors import PublishForbidden, SubscribeForbidden, error_message
+from protocols.mqtt.errors import error_message
 from protocols.mqtt.packets import SUBSCRIPTION_REFUSED, Packet, ProtocolError, Publish, RequestedFilter
 from protocols.mqtt.session import Event, MqttSession, PingReceived, PublishReceived, SubscribeRequested, Unsubscribed
 from protocols.outbox import Outbox
+from protocols.refusals import PublishForbidden, SubscribeForbidden
 
 # A refused message waits for the commit like any other, because acknowledgements keep their order, but takes no room in
 # the journal. So this bounds what one connection may have under way while the store is slow.
@@ -38,6 +40,7 @@ class Exchange:
         "_end",
         "_errors_topics",
         "_ingest",
+        "_meter",
         "_outbox",
         "_own_topics",
         "_received",
@@ -48,11 +51,18 @@ class Exchange:
     )
 
     def __init__(
-        self, services: Services, device: Device, session: MqttSession, outbox: Outbox, end: Callable[[], None]
+        self,
+        services: Services,
+        device: Device,
+        meter: Meter | None,
+        session: MqttSession,
+        outbox: Outbox,
+        end: Callable[[], None],
     ) -> None:
         self._services = services
         self._ingest = services.ingest
         self._device = device
+        self._meter = meter
         self._session = session
         self._outbox = outbox
         self._end = end
@@ -116,6 +126,8 @@ class Exchange:
     def _publish(self, topic: bytes, payload: bytes) -> None:
         device = self._device
         try:
+            if self._meter is not None:  # valid or not
+                self._meter.count()
             if topic not in self._own_topics:
                 raise PublishForbidden
             if len(payload) > MAX_DATA_BYTES:  # compatibility.md 9.1: on MQTT what counts is the payload as received
@@ -192,7 +204,7 @@ class Exchange:
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""
         # The will goes into the log here, so that it stands before the first message of a newer connection.
-        may_speak = reason not in {CloseReason.TOKEN_REVOKED, CloseReason.DEVICE_DISABLED}
+        may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN}
         self.leave(may_speak=may_speak)
         self._end()
 

@@ -5,7 +5,6 @@ the socket takes at once are sent where they arise.
 """
 
 import math
-import ssl
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,6 +14,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
+from broker.limits.meters import Channel
 from broker.services import Services
 from config.limits import MQTT_CONNECT_SECONDS
 from config.settings import Address
@@ -25,6 +25,7 @@ from protocols.mqtt.exchange import Exchange, log_fault
 from protocols.mqtt.packets import Packet, ProtocolError
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
+from protocols.tls import TlsContext, client_certificate
 from storage.sql import StoreError
 
 GOODBYE_SECONDS = 1.0
@@ -36,7 +37,7 @@ async def serve_mqtt(
     bind: Address,
     *,
     connections: trio.Nursery,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: TlsContext | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept MQTT connections until cancelled. Raises OSError when the address cannot be bound."""
@@ -130,7 +131,12 @@ class _Connection:
         try:
             if self._services.stopping.is_set():
                 raise StorageUnavailable
-            return await self._services.devices.authenticate(offered.device_id, offered.token)
+            device, caller = await self._services.devices.authenticate(offered.device_id, offered.token)
+            self._services.admission.check(device, client_certificate(self._stream))
+            # compatibility.md 16.2: whoever has used up its rate limit is not let in. Connecting counts as no message.
+            if (meter := self._services.meters.of(Channel.MQTT, caller)) is not None:
+                meter.check()
+            return device, caller
         except (DomainError, StoreError) as error:
             refusal = error if isinstance(error, DomainError) else StorageUnavailable(str(error))
             self._outbox.put(self._session.refuse(connack_code(refusal)))
@@ -138,7 +144,14 @@ class _Connection:
 
     async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], silence_seconds: float) -> None:
         structlog.contextvars.bind_contextvars(device=device.id)
-        exchange = self._exchange = Exchange(self._services, device, self._session, self._outbox, self._scope.cancel)
+        exchange = self._exchange = Exchange(
+            self._services,
+            device,
+            self._services.meters.of(Channel.MQTT, caller),
+            self._session,
+            self._outbox,
+            self._scope.cancel,
+        )
         with self._services.connections.connect(
             device,
             protocol="MQTT",

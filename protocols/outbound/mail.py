@@ -18,7 +18,8 @@ import trio
 
 from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
 from config.mail import MailSecurity, Sender, SmtpServer
-from config.settings import Settings, SettingsError
+from config.settings import Settings
+from protocols.outbound.tls import client_context
 
 #: For each thing the server must do.
 STEP_SECONDS: Final = 30.0
@@ -50,13 +51,7 @@ def mail_transport(settings: Settings) -> MailTransport:
 
 
 def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if ca_file:
-        try:
-            context.load_verify_locations(ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"outbound.ca_file: cannot use {ca_file}: {error}") from error
+    context = client_context(ca_file)
     if server.security is MailSecurity.STARTTLS_IF_OFFERED:
         # Loopback, where plain text is good enough: what a mail server signs for itself there is no worse.
         context.check_hostname = False

@@ -8,7 +8,8 @@ frame follows, and the peer has a moment to reply. A peer that is gone is spared
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import structlog
@@ -17,6 +18,7 @@ import trio
 from broker.errors import DomainError
 from broker.services import Services
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
+from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import Form, ping
@@ -95,7 +97,7 @@ class Connection:
         self._stream = stream
         self._early = early
         self._reader = FrameReader()
-        self._outbox = Outbox(self._send)
+        self._outbox = Outbox(self._send, send_now=sender_at_once(stream))
         self._offered = 0  # frames that wait for the peer and answer nothing
         self._behind_since = math.inf  # since when there are too many of them and none was taken
         self._nap = trio.CancelScope()
@@ -168,11 +170,22 @@ class Connection:
         if self._ending is not None:
             return False
         self._offered += count
+        self._outbox.put(frames)
+        self._note_taken()
         if self._offered >= WEBSOCKET_BACKLOG and self._behind_since == math.inf:
             self._behind_since = trio.current_time()
             self._nap.deadline = min(self._nap.deadline, self._behind_since + PATIENCE_SECONDS)
-        self._outbox.put(frames)
         return True
+
+    @contextmanager
+    def in_one_go(self) -> Iterator[None]:
+        """What is said in this block goes out together, at its end."""
+        self._outbox.cork()
+        try:
+            yield
+        finally:
+            self._outbox.uncork()
+            self._note_taken()
 
     @property
     def has_room(self) -> bool:
@@ -180,6 +193,11 @@ class Connection:
 
     async def wait_written(self) -> None:
         await self._outbox.wait_empty()
+
+    def _note_taken(self) -> None:
+        """Most frames are on the wire as soon as they are said, and then none of them waits."""
+        if self._outbox.is_empty:
+            self._offered, self._behind_since = 0, math.inf
 
     async def _write_forever(self) -> None:
         try:

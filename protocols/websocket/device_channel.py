@@ -14,6 +14,10 @@ Everything the channel says leaves in one line: behind the answers to the messag
 sends no `cid` can count, and the last acknowledgements are out before a close. Storing is asynchronous and refusals are
 not; the line is what puts them in order again. Without `ack` messages are not answered, and the line stays empty.
 
+Every frame is counted for the token of the registration that it speaks for, or of the first one; before that, for the
+token of the handshake. A frame over the rate limit does nothing, and is answered with `ack` only. The frame that
+registers is counted by the shell, which knows its caller.
+
 A registration under way counts as a device the channel may yet speak for: as long as there is one, the channel does not
 close for want of devices.
 
@@ -44,6 +48,8 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from broker.errors import DeviceNotFound, DomainError, Unauthorized, ValidationFailed
+from broker.limits.meters import Meter
+from broker.limits.refusals import RateLimitExceeded
 from protocols.websocket.errors import (
     DeviceAlreadyRegistered,
     DeviceNotRegistered,
@@ -56,6 +62,7 @@ from protocols.websocket.errors import (
 )
 from protocols.websocket.frames import (
     Action,
+    ClientFrame,
     Form,
     List,
     Message,
@@ -153,14 +160,18 @@ class DeviceChannel:
     Args:
         ack: the query parameter: answer every message.
         handshake_token: the token of the handshake, for register frames that carry none.
+        handshake_meter: counts its frames while there is no registration.
     """
 
-    def __init__(self, *, ack: bool = False, handshake_token: str | None = None) -> None:
+    def __init__(
+        self, *, ack: bool = False, handshake_token: str | None = None, handshake_meter: Meter | None = None
+    ) -> None:
         self.ack = ack
         self.form = Form.JSON  # of the latest client frame; frames that answer nothing take it
         self._handshake_token = handshake_token
+        self._handshake_meter = handshake_meter
         self._closed = False
-        self._registered: dict[str, None] = {}  # a set that keeps its order
+        self._registered: dict[str, Meter | None] = {}  # in their order, with what counts their frames
         self._under_way: dict[str, RegistrationRequested] = {}
         self._line: deque[Offer | Answer | Close] = deque()
         self._farewell: tuple[Answer | Close, ...] | None = None  # what to say if no device remains
@@ -187,6 +198,8 @@ class DeviceChannel:
             return ()
         frame = decode(payload)
         self.form = frame.form
+        if not isinstance(frame, Register) and (refusal := self._count(frame)) is not None:
+            return self._refuse_message(refusal, frame)
         match frame:
             case Message():
                 return self._offer_message(frame)
@@ -202,6 +215,18 @@ class DeviceChannel:
                 return self._refuse_on_sight(frame)
             case _ as unreachable:
                 assert_never(unreachable)
+
+    def _count(self, frame: ClientFrame) -> RateLimitExceeded | None:
+        meter = self._handshake_meter
+        if registered := self._registered:
+            sdid = None if isinstance(frame, List | Refused) else frame.sdid
+            meter = registered[sdid if sdid in registered else next(iter(registered))]
+        try:
+            if meter is not None:
+                meter.count()
+        except RateLimitExceeded as refusal:
+            return refusal
+        return None
 
     def _offer_message(self, frame: Message) -> tuple[Event, ...]:
         if not self._registered:
@@ -240,7 +265,7 @@ class DeviceChannel:
             return next(iter(self._registered))
         return DeviceNotRegistered() if sdid else MissingSdid()
 
-    def _refuse_message(self, error: DomainError, frame: Message | Action | Refused) -> tuple[Event, ...]:
+    def _refuse_message(self, error: DomainError, frame: ClientFrame | RegistrationRequested) -> tuple[Event, ...]:
         return self._refuse(error, frame.cid, frame.form) if self.ack else ()
 
     def _refuse_on_sight(self, frame: Refused) -> tuple[Event, ...]:
@@ -257,14 +282,19 @@ class DeviceChannel:
     def _register(self, frame: Register) -> tuple[Event, ...]:
         token = self._handshake_token if frame.token is None else frame.token
         if not token:
-            return self._refuse(Unauthorized(), frame.cid, frame.form)
+            return self._refuse_registration(Unauthorized(), frame)
         sdid = frame.sdid
         if not sdid:
-            return self._refuse(MissingSdid(), frame.cid, frame.form)
+            return self._refuse_registration(MissingSdid(), frame)
         if sdid in self._registered or sdid in self._under_way:
-            return self._refuse(DeviceAlreadyRegistered(), frame.cid, frame.form)
+            return self._refuse_registration(DeviceAlreadyRegistered(), frame)
         request = self._under_way[sdid] = RegistrationRequested(sdid, token, frame.cid, frame.form)
         return (request,)
+
+    def _refuse_registration(self, error: DomainError, frame: Register) -> tuple[Event, ...]:
+        if (refusal := self._count(frame)) is not None:
+            return self._refuse_message(refusal, frame)
+        return self._refuse(error, frame.cid, frame.form)
 
     def _unregister(self, frame: Unregister) -> tuple[Event, ...]:
         sdid = frame.sdid
@@ -286,19 +316,26 @@ class DeviceChannel:
 
     # --- What the broker decides ---
 
-    def registration_accepted(self, sdid: str) -> tuple[Event, ...]:
-        """The device is connected. A channel that has closed meanwhile gives it straight back."""
+    def registration_accepted(self, sdid: str, meter: Meter | None = None) -> tuple[Event, ...]:
+        """The device is connected, and `meter` counts its frames.
+
+        A channel that has closed meanwhile gives it straight back.
+        """
         if self._closed:
             return (DeviceUnregistered(sdid),)
         request = self._under_way.pop(sdid)
-        self._registered[sdid] = None
+        self._registered[sdid] = meter
         return self._acknowledge(request.cid, request.form)
 
     def registration_refused(self, sdid: str, error: DomainError) -> tuple[Event, ...]:
         if self._closed:
             return ()
         request = self._under_way.pop(sdid)
-        return (*self._refuse(error, request.cid, request.form), *self._close_if_deserted())
+        if isinstance(error, RateLimitExceeded):
+            refusal = self._refuse_message(error, request)
+        else:
+            refusal = self._refuse(error, request.cid, request.form)
+        return (*refusal, *self._close_if_deserted())
 
     def settle(self, verdicts: Iterable[tuple[Offer, str | DomainError]]) -> tuple[Event, ...]:
         """Take what became of offers: the mid each is durably stored under, or why it was refused.

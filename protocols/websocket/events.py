@@ -49,11 +49,13 @@ class EventSelection:
     user: int | None = None
 
     def concerns(self, event: Event) -> bool:
-        if event.name not in self.names or (self.user is not None and event.user != self.user):
+        if event.name not in self.names:
             return False
         caller, device = self.reach.caller, event.device
         if device is None:
-            return self.devices is None and self.reach.covers_user(event.user)
+            return self.user in {None, event.user} and self.devices is None and self.reach.covers_user(event.user)
+        if self.user not in {None, event.user} and self.user not in device.shared_with:
+            return False
         if self.devices is not None and device.key not in self.devices:
             return False
         # Those a device is shared with hear whether it is online, and nothing else of it.

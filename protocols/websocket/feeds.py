@@ -56,14 +56,18 @@ class Selection:
     devices: frozenset[int] | None = None
     types: frozenset[int] | None = None
     owner: int | None = None
+    with_shared: bool = False  # also what others share with `owner`
 
     def watches(self, device: Device) -> bool:
         return (
             (self.devices is None or device.key in self.devices)
             and (self.types is None or device.type_key in self.types)
-            and (self.owner is None or device.owner == self.owner)
+            and (self.owner is None or device.owner == self.owner or self._is_shared(device))
             and self.reach.allows(device, Permission.READ)
         )
+
+    def _is_shared(self, device: Device) -> bool:
+        return self.with_shared and self.owner in device.shared_with
 
 
 async def select(services: Services, call: Call) -> Selection:
@@ -89,11 +93,13 @@ async def select(services: Services, call: Call) -> Selection:
             raise PermissionDenied(f"READ on device {device.id}")
     if types and caller.kind is TokenKind.DEVICE:
         raise PermissionDenied("messages by device type with a device token")
-    owner = caller.user if user is None else user.key
+    owner = None if devices else caller.user
+    if user is not None:
+        owner = user.key
     if user is not None and not await acts_for(services, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
     await services.tokens.caller(call.token)  # it may have been revoked meanwhile
-    return Selection(reach, _keys(devices), _keys(types), owner)
+    return Selection(reach, _keys(devices), _keys(types), owner, with_shared=call.flag("includeSharedDevices"))
 
 
 def named_ids(call: Call, *names: str) -> tuple[str, ...]:

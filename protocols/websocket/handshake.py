@@ -14,7 +14,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
-from broker.errors import BadRequest, DomainError
+from broker.errors import BadRequest, DomainError, TryLater
 from broker.ids import new_id
 from protocols.websocket.errors import rest_body
 from protocols.websocket.frames import bearer_token
@@ -98,6 +98,8 @@ class Handshake:
         _log.info("websocket_refused", error_id=error_id, status=error.status, path=self._path[:200], reason=str(error))
         if error.status == 401:
             headers = (*headers, (b"WWW-Authenticate", b"Bearer"))
+        if isinstance(error, TryLater):
+            headers = (*headers, (b"Retry-After", str(error.retry_seconds).encode()))
         body = rest_body(error, error_id)
         answer = RejectConnection(
             status_code=error.status,

@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 import trio
 
-from broker.accounts.permissions import Permission
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.permissions import READ_AND_WRITE, Permission, Reach
+from broker.accounts.tokens import TokenKind
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
@@ -26,9 +26,13 @@ from broker.errors import (
     StorageUnavailable,
     Unauthorized,
 )
+from broker.limits.meters import Channel
+from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import REGISTRATION_SECONDS
+from protocols.streams import ReplayedStream
+from protocols.tls import client_certificate
 from protocols.websocket.connection import Connection, Conversation
 from protocols.websocket.device_channel import (
     ActionOffered,
@@ -51,7 +55,7 @@ from storage.sql import StoreError
 
 # What may wait for a commit before a channel stops reading; refusals of what is no message are no rows of the journal.
 ANSWERS_WAITING: Final = 10_000
-# Destinations whose WRITE permission is remembered until the next check.
+# Destinations that are remembered until the next check.
 DESTINATIONS_REMEMBERED: Final = 1000
 
 _log = structlog.get_logger(__name__)
@@ -71,26 +75,35 @@ async def _shake_hands(services: Services, stream: trio.abc.Stream) -> Connectio
         if call is None:
             return None
         try:
-            conversation = await _admit(services, call)
+            shown = client_certificate(stream)
+            conversation = await _admit(services, call, shown)
+            if call.token:
+                await services.admission.check_caller(await services.tokens.caller(call.token), shown)
         except DomainError as error:
             await handshake.refuse(error)
             return None
         except StoreError as error:
             await handshake.refuse(StorageUnavailable(str(error)))
             return None
-        return Connection(services, stream, await handshake.accept(), conversation)
+        early = await handshake.accept()
+        return Connection(services, stream.rest if isinstance(stream, ReplayedStream) else stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 
 
-async def _admit(services: Services, call: Call) -> Callable[[Connection], Conversation]:
+async def _admit(
+    services: Services, call: Call, shown: ClientCertificate | None
+) -> Callable[[Connection], Conversation]:
     """What is spoken on this path, if the caller may. Raises DomainError, StoreError."""
     match call.path:
         case "/v1.1/websocket":
+            meter = None
             if call.token is not None:
-                await services.tokens.caller(call.token)
-            channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token)
-            return partial(DeviceConversation, services, channel)
+                meter = services.meters.of(Channel.WEBSOCKET, await services.tokens.caller(call.token))
+            if meter is not None:  # compatibility.md 19.1: it can fail the handshake
+                meter.check()
+            channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token, handshake_meter=meter)
+            return partial(DeviceConversation, services, channel, shown)
         case "/v1.1/live":
             return partial(LiveFeed, services, call, await select(services, call))
         case "/v1.1/events":
@@ -102,11 +115,11 @@ async def _admit(services: Services, call: Call) -> Callable[[Connection], Conve
 class _Registration:
     """A device that the channel speaks for."""
 
-    __slots__ = ("caller", "device", "link", "token")
+    __slots__ = ("device", "link", "reach", "token")
 
-    def __init__(self, device: Device, caller: Caller, token: str, link: ExitStack) -> None:
+    def __init__(self, device: Device, reach: Reach, token: str, link: ExitStack) -> None:
         self.device = device
-        self.caller = caller
+        self.reach = reach
         self.token = token
         self.link = link
 
@@ -114,8 +127,11 @@ class _Registration:
 class DeviceConversation:
     """The device channel of one connection."""
 
-    def __init__(self, services: Services, channel: DeviceChannel, connection: Connection) -> None:
+    def __init__(
+        self, services: Services, channel: DeviceChannel, shown: ClientCertificate | None, connection: Connection
+    ) -> None:
         self._services = services
+        self._shown = shown
         self._ingest = services.ingest
         self._channel = channel
         self._connection = connection
@@ -139,7 +155,8 @@ class DeviceConversation:
     async def talk(self) -> None:
         connection, ingest = self._connection, self._ingest
         while (payloads := await connection.receive()) is not None:
-            await self._handle(payloads)
+            with connection.in_one_go():
+                await self._handle(payloads)
             if not ingest.has_room:
                 await ingest.wait_room()
             if not connection.has_room:
@@ -176,31 +193,35 @@ class DeviceConversation:
 
     async def _register(self, request: RegistrationRequested) -> None:
         try:
-            device, caller = await self._authorize(request.sdid, request.token)
+            meter = self._services.meters.of(Channel.WEBSOCKET, await self._services.tokens.caller(request.token))
+            if meter is not None:
+                meter.count()
+            device, reach = await self._authorize(request.sdid, request.token)
         except DomainError as error:
             self._act(self._channel.registration_refused(request.sdid, error))
         except StoreError as error:
             self._act(self._channel.registration_refused(request.sdid, StorageUnavailable(str(error))))
         else:
-            self._connect(device, caller, request.token)
+            self._connect(device, reach, request.token)
             self._deadline = math.inf
-            self._act(self._channel.registration_accepted(request.sdid))
+            self._act(self._channel.registration_accepted(request.sdid, meter))
 
-    async def _authorize(self, sdid: str, token: str) -> tuple[Device, Caller]:
+    async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
         """Raises DomainError, StoreError."""
         tokens = self._services.tokens
         caller = await tokens.caller(token)
         device = await self._services.devices.find(sdid)
-        reach = await self._services.permissions.reach(caller, owner=device.owner)
-        if not all(reach.allows(device, permission) for permission in Permission):
+        await self._services.admission.check_caller(caller, self._shown)
+        reach = await self._services.permissions.reach(caller)
+        await tokens.caller(token)  # it may have been revoked meanwhile
+        if not _may_speak_for(reach, device):
             raise PermissionDenied(f"READ and WRITE on device {sdid}")
-        caller = await tokens.caller(token)  # it may have been revoked meanwhile
         if not device.enabled:
             raise SourceDeviceDisabled
-        return device, caller
+        return device, reach
 
-    def _connect(self, device: Device, caller: Caller, token: str) -> None:
-        link = ExitStack()
+    def _connect(self, device: Device, reach: Reach, token: str) -> None:
+        link, caller = ExitStack(), reach.caller
         link.enter_context(
             self._services.connections.connect(
                 device,
@@ -209,9 +230,10 @@ class DeviceConversation:
                 exclusive=caller.kind is TokenKind.DEVICE,
                 deliver=self._deliver,
                 close=partial(self._end_link, device.id),
+                is_allowed=partial(_may_speak_for, reach, device),
             )
         )
-        self._registrations[device.id] = _Registration(device, caller, token, link)
+        self._registrations[device.id] = _Registration(device, reach, token, link)
 
     def _end_link(self, sdid: str, reason: CloseReason) -> None:
         """The broker's word; called on the loop at any time."""
@@ -222,6 +244,8 @@ class DeviceConversation:
                 self._act(self._channel.access_ended(sdid, TokenEnded()))
             case CloseReason.DEVICE_DISABLED:
                 self._act(self._channel.access_ended(sdid, SourceDeviceDisabled()))
+            case CloseReason.PERMISSION_REMOVED:
+                self._act(self._channel.access_ended(sdid, PermissionDenied(f"READ and WRITE on device {sdid}")))
             case CloseReason.SHUTDOWN:
                 pass  # the connection hears it, too, and says goodbye for all its devices
 
@@ -247,19 +271,20 @@ class DeviceConversation:
         try:
             destination = self._destinations.get((offer.sdid, offer.ddid))
             if destination is None and source is not None:
-                destination = await self._find_destination(source.caller, offer)
+                destination = await self._find_destination(offer)
                 source = self._registrations.get(offer.sdid)  # it may have lost its device while we looked
             if source is None or destination is None:
                 raise DeviceNotRegistered
+            if not source.reach.allows(destination, Permission.WRITE):
+                raise PermissionDenied(f"WRITE on device {offer.ddid}")
             return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
         except DomainError as error:
             return error
         except StoreError as error:
             return StorageUnavailable(str(error))
 
-    async def _find_destination(self, caller: Caller, offer: ActionOffered) -> Device:
+    async def _find_destination(self, offer: ActionOffered) -> Device:
         destination = await self._services.devices.find(offer.ddid)
-        await self._services.permissions.require(caller, destination, Permission.WRITE)
         if len(self._destinations) >= DESTINATIONS_REMEMBERED:
             self._destinations.clear()
         self._destinations[offer.sdid, offer.ddid] = destination
@@ -313,3 +338,7 @@ class DeviceConversation:
 
     def leave(self) -> None:
         self._act(self._channel.disconnected())
+
+
+def _may_speak_for(reach: Reach, device: Device) -> bool:
+    return all(reach.allows(device, permission) for permission in READ_AND_WRITE)

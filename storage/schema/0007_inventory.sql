@@ -17,5 +17,8 @@ CREATE TABLE device_share (
 CREATE UNIQUE INDEX device_share_once ON device_share (device, email) WHERE status <> 'REJECTED';
 CREATE INDEX device_share_by_email ON device_share (email, status);
 CREATE INDEX device_share_by_user ON device_share (user, status);
+-- An availability that a connection gives ends with the daemon; one that the device has set itself does not.
+ALTER TABLE presence ADD COLUMN is_connected INTEGER NOT NULL DEFAULT 0;
+UPDATE presence SET is_connected = 1 WHERE availability = 'online';
 ALTER TABLE device_type ADD COLUMN has_cloud_connector INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE device_type ADD COLUMN last_updated INTEGER NOT NULL DEFAULT 0;

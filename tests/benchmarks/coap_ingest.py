@@ -1,6 +1,7 @@
 """CoAP beside aiocoap's server in the same run: messages, handshakes, memory of sessions, notifications.
 
-    python -m tests.benchmarks.coap_ingest [--seconds 5] [--devices 50] [--soak 0]
+    python -m tests.benchmarks.coap_ingest [--seconds 5] [--devices 50]
+    python -m tests.benchmarks.coap_ingest --soak 600
 
 Ours authenticates, normalises and commits each message with synchronous=FULL before it answers; aiocoap's answers at
 once and keeps nothing. Load comes from processes of their own (coap_load.py).
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import aiocoap.resource
 from tests.protocols.coap.dtls_client import make_certificate
 
 _SERVER, _LOAD = "tests.benchmarks.coap_server", "tests.benchmarks.coap_load"
-OBSERVERS, SESSIONS = 100, 1000
+OBSERVERS, SESSIONS, SAMPLES = 100, 1000, 30
 
 
 def _load(what: str, port: int, *options: str, seconds: float) -> dict[str, Any]:
@@ -128,19 +129,36 @@ def _ours(server: subprocess.Popen[str], ports: dict[str, int], options: argpars
 
 
 def _soak(server: subprocess.Popen[str], ports: dict[str, int], options: argparse.Namespace) -> None:
-    sizes = []
-    end = time.monotonic() + options.soak
-    while time.monotonic() < end:
-        _load("posts", ports["coap"], "--devices", str(options.devices), seconds=min(30.0, options.soak))
-        sizes.append(_memory(server.pid) / 1024)
-    print(f"RSS over {options.soak:.0f} s at full rate: " + " ".join(f"{size:.0f}" for size in sizes) + " MiB")
+    """At full rate for that long, once plain and once over DTLS: does memory stay flat?"""
+    for name, port, flags in (("plain", "coap", ()), ("DTLS", "coaps", ("--dtls",))):
+        command = (_LOAD, "posts", "--port", str(ports[port]), "--devices", str(options.devices), *flags)
+        begin, processor = time.monotonic(), _processor(server.pid)
+        print(f"{name}: seconds and MiB resident", end="", flush=True)
+        with _running(*command, "--window", "20", "--seconds", str(options.soak)) as load:
+            while load.poll() is None:
+                print(f"  {time.monotonic() - begin:.0f}:{_memory(server.pid) / 1024:.0f}", end="", flush=True)
+                with suppress(subprocess.TimeoutExpired):
+                    load.wait(timeout=max(1.0, options.soak / SAMPLES))
+            result = json.loads(_said(load))
+        cost = (_processor(server.pid) - processor) / max(result["rate"] * options.soak, 1)
+        print()
+        _report(f"{name}, 20 in flight", result, cost, result["rate"])
+
+
+def _rate_of_theirs(options: argparse.Namespace) -> float:
+    with _running("tests.benchmarks.coap_ingest", "--theirs") as theirs:
+        _said(theirs)
+        flags = ["--aiocoap", "--devices", str(options.devices)]
+        rate = _measured(theirs.pid, "aiocoap's server", 15_683, *flags, seconds=options.seconds)
+        print(f"{'':<34}{_memory(theirs.pid) / 1024:>9,.0f} MiB resident after that")
+    return rate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--devices", type=int, default=50)
-    parser.add_argument("--soak", type=float, default=0.0, help="seconds at full rate, to see that memory stays flat")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds at full rate, instead of everything else")
     parser.add_argument("--folder", type=Path, default=None, help="where the store goes; a real disk, not tmpfs")
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -148,18 +166,15 @@ def main() -> None:
         asyncio.run(_serve_theirs())
     folder = Path(tempfile.mkdtemp(prefix="coap-", dir=options.folder))
     try:
-        with _running("tests.benchmarks.coap_ingest", "--theirs") as theirs:
-            _said(theirs)
-            flags = ["--aiocoap", "--devices", str(options.devices)]
-            rate = _measured(theirs.pid, "aiocoap's server", 15_683, *flags, seconds=options.seconds)
-            print(f"{'':<34}{_memory(theirs.pid) / 1024:>9,.0f} MiB resident after that")
+        rate = 0.0 if options.soak else _rate_of_theirs(options)
         certificate, key = make_certificate(folder, "ecdsa")
         devices = str(max(options.devices, OBSERVERS))
         with _running(_SERVER, str(folder), str(certificate), str(key), devices) as server:
             ports = json.loads(_said(server))
-            _ours(server, ports, options, rate)
             if options.soak:
                 _soak(server, ports, options)
+            else:
+                _ours(server, ports, options, rate)
     finally:
         shutil.rmtree(folder)
 

@@ -1,6 +1,6 @@
 """A process that serves CoAP alone, for the benchmark: real store, `synchronous=FULL`, nothing else beside it.
 
-    python -m tests.benchmarks.coap_server FOLDER CERTIFICATE KEY DEVICES
+    python -m tests.benchmarks.coap_server FOLDER CERTIFICATE KEY DEVICES [SECOND_CERTIFICATE KEY]
 
 It prints one line of JSON with its ports, then obeys lines on stdin: `actions SECONDS` sends Actions to every device as
 fast as they are stored, `action NUMBER` sends one, `statistics` prints one line of JSON.
@@ -21,7 +21,8 @@ from broker.secrets import Vault, token_hash
 from broker.services import Services, open_services
 from config.settings import Address, Limits, Settings
 from protocols.coap.dtls import DtlsListener
-from protocols.coap.endpoint import Endpoint, new_guard
+from protocols.coap.echo import new_guard
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.server import serve_coap
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
@@ -37,6 +38,7 @@ ANYWHERE = Address("127.0.0.1", 0)
 async def main() -> None:
     folder, certificate, key = map(Path, sys.argv[1:4])
     devices = int(sys.argv[4])
+    second = (Path(sys.argv[5]), Path(sys.argv[6])) if len(sys.argv) > 5 else None
     settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"))
     vault = Vault(Vault.new_key())
     database = Database(SqliteEngine(folder / "store.sqlite"))
@@ -47,7 +49,7 @@ async def main() -> None:
         listener = DtlsListener(services)
         async with trio.open_nursery() as nursery:
             plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
-            dtls = await nursery.start(partial(listener.serve, ANYWHERE, certificate, key))
+            dtls = await nursery.start(partial(listener.serve, ANYWHERE, (certificate, key), second))
             _print({"coap": plain.port, "coaps": dtls.port})
             async for line in _lines():
                 match line.split():

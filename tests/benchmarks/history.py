@@ -4,17 +4,20 @@
 
 For each size a store is generated (tests/benchmarks/history_store.py), a daemon is started on it and asked over HTTP
 from another process. A time is that of a whole request; the first line says what an empty one costs. The first answer
-to each question finds what the caches happen to have and is shown by itself; the median is of the others.
+to each question finds what the caches happen to have and is shown by itself; the median is of the others. The daemon's
+CPU time for an answer says what it costs where the machine is shared with others.
 """
 
 import argparse
+import os
 import shutil
 import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,10 @@ import httpx
 from tests.benchmarks.history_store import DEVICES, build
 from tests.daemon import ADA, USER_TOKEN, Daemon, bearer, device_id
 
-_DAY_MS = 86_400_000
+DAY_MS = 86_400_000
 _EXPORTED_DAYS = 30
+
+Question = tuple[str, str, Callable[[], Any]]
 
 
 @dataclass
@@ -33,6 +38,11 @@ class Asked:
 
     times: list[float] = field(default_factory=list)
 
+    def add(self, question: Callable[[], Any]) -> None:
+        begin = time.perf_counter()
+        question()
+        self.times.append((time.perf_counter() - begin) * 1000)
+
     def __str__(self) -> str:
         first, *others = self.times
         return f"{statistics.median(others):8.1f} ms   first {first:7.1f} ms   max {max(others):7.1f} ms"
@@ -40,87 +50,72 @@ class Asked:
 
 class Questions:
     def __init__(self, daemon: Daemon, rounds: int) -> None:
-        self._client = httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=600)
+        self.connect(daemon)
         self._rounds = rounds
         self.now = int(time.time() * 1000)
+
+    def connect(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._client = httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=600)
 
     def get(self, path: str, **params: Any) -> Any:
         answer = self._client.get(path, params=params)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def ask(self, what: str, target: str, question: Callable[[], Any]) -> None:
-        asked = Asked()
-        for _ in range(self._rounds + 1):
-            begin = time.perf_counter()
-            question()
-            asked.times.append((time.perf_counter() - begin) * 1000)
-        print(f"  {what:<44} {asked}   {target}")
-
     def ask_all(self) -> None:
-        now, first, second = self.now, device_id(0), device_id(1)
-        all_devices = ",".join(device_id(number) for number in range(DEVICES))
-        month = {"startDate": now - 31 * _DAY_MS + 90_000, "endDate": now}
-        year = {"startDate": now - 364 * _DAY_MS, "endDate": now}
-        self.ask("nothing (a profile)", "", lambda: self.get("/users/self"))
-        self.ask(
-            "aggregates over 31 days",
-            "< 50 ms",
-            lambda: self.get("/messages/analytics/aggregates", sdid=first, field="temperature", **month),
-        )
-        for interval, times in (
-            ("month", year),
-            ("day", month),
-            ("hour", {"startDate": now - _DAY_MS, "endDate": now}),
-        ):
-            self.ask(
-                f"histogram by {interval}",
-                "< 50 ms",
-                lambda interval=interval, times=times: self.get(  # type: ignore[misc]
-                    "/messages/analytics/histogram", sdid=second, field="temperature", interval=interval, **times
-                ),
-            )
-        self.ask(
-            "presence of 100 devices by month, a year",
-            "",
-            lambda: self.get("/messages/presence", interval="month", **year),
-        )
-        self.ask("snapshots of 100 devices", "< 20 ms", lambda: self.get("/messages/snapshots", sdids=all_devices))
-        self.ask("last 100 of 100 devices", "< 50 ms", lambda: self.get("/messages/last", sdids=all_devices))
-        self.ask(
-            "last 100 of 100 devices with a field",
-            "",
-            lambda: self.get("/messages/last", sdids=all_devices, fieldPresence="temperature"),
-        )
-        self.ask_pages(first, month)
-        self.ask(
-            "a page of 100 of 100 devices",
-            "",
-            lambda: self.get("/messages", order="desc", startDate=now - 31 * _DAY_MS, endDate=now),
-        )
-        self.ask(
-            "a page of 100 with a filter that is met",
-            "",
-            lambda: self.get("/messages", sdid=first, filter="text=usual,state=true", **month),
-        )
+        for what, target, question in self.questions():
+            asked, cpu = Asked(), _cpu_seconds(self._daemon)
+            for _ in range(self._rounds + 1):
+                asked.add(question)
+            cpu = (_cpu_seconds(self._daemon) - cpu) / (self._rounds + 1)
+            print(f"  {what:<44} {asked}   CPU {cpu * 1000:5.1f} ms   {target}")
 
-    def ask_pages(self, sdid: str, times: dict[str, int]) -> None:
+    def questions(self) -> Iterator[Question]:
+        """What is asked, how fast it shall be, and the question."""
+        now = self.now
+        all_devices = ",".join(device_id(number) for number in range(DEVICES))
+        month, year = self.month, {"startDate": now - 364 * DAY_MS, "endDate": now}
+        day = {"startDate": now - DAY_MS, "endDate": now}
+        first = {"sdid": device_id(0)}
+        field = {"sdid": device_id(1), "field": "temperature"}
+        yield "nothing (a profile)", "", partial(self.get, "/users/self")
+        aggregates, histogram = "/messages/analytics/aggregates", "/messages/analytics/histogram"
+        yield "aggregates over 31 days", "< 50 ms", partial(self.get, aggregates, **first, field="temperature", **month)
+        for interval, times in (("month", year), ("day", month), ("hour", day)):
+            question = partial(self.get, histogram, **field, interval=interval, **times)
+            yield f"histogram by {interval}", "< 50 ms", question
+        for interval, times, how_long in (("month", year, "a year"), ("day", month, "31 days"), ("hour", day, "a day")):
+            question = partial(self.get, "/messages/presence", interval=interval, **times)
+            yield f"presence of 100 devices by {interval}, {how_long}", "", question
+        yield "snapshots of 100 devices", "< 20 ms", partial(self.get, "/messages/snapshots", sdids=all_devices)
+        yield "last 100 of 100 devices", "< 50 ms", partial(self.get, "/messages/last", sdids=all_devices)
+        question = partial(self.get, "/messages/last", sdids=all_devices, fieldPresence="temperature")
+        yield "last 100 of 100 devices with a field", "", question
+        yield from self._pages(device_id(0))
+        question = partial(self.get, "/messages", order="desc", startDate=now - 31 * DAY_MS, endDate=now)
+        yield "a page of 100 of 100 devices", "", question
+        question = partial(self.get, "/messages", **first, filter="text=usual,state=true", **month)
+        yield "a page of 100 with a filter that is met", "", question
+
+    @property
+    def month(self) -> dict[str, int]:
+        return {"startDate": self.now - 31 * DAY_MS + 90_000, "endDate": self.now}
+
+    def _pages(self, sdid: str) -> Iterator[Question]:
         """Cursors are given out at any depth by searches that end there."""
+        times = self.month
         for share in (0, 50, 99):
             begin = times["startDate"] + (times["endDate"] - times["startDate"]) * share // 100
             page = self.get("/messages", sdid=sdid, startDate=begin, endDate=times["endDate"])
-            cursor = page["next"]
-            self.ask(
-                f"a page of 100, {share} % deep",
-                "< 10 ms",
-                lambda cursor=cursor: self.get("/messages", sdid=sdid, offset=cursor, **times),  # type: ignore[misc]
-            )
+            question = partial(self.get, "/messages", sdid=sdid, offset=page["next"], **times)
+            yield f"a page of 100, {share} % deep", "< 10 ms", question
 
     def export(self) -> None:
-        start = self.now - _EXPORTED_DAYS * _DAY_MS
         for about, whose in (("one device", {"sdids": device_id(0)}), ("100 devices merged", {"uids": ADA})):
-            begin = time.perf_counter()
-            body = whose | {"startDate": start, "endDate": self.now}
+            begin, cpu = time.perf_counter(), _cpu_seconds(self._daemon)
+            end_ms = int(time.time() * 1000)
+            body = whose | {"startDate": end_ms - _EXPORTED_DAYS * DAY_MS, "endDate": end_ms}
             export_id = self._client.post("/messages/export", json=body).json()["data"]["exportId"]
             slowest = 0.0
             while True:
@@ -130,10 +125,11 @@ class Questions:
                 if status["status"] not in {"Received", "InProgress"}:
                     break
                 time.sleep(0.1)
-            seconds = time.perf_counter() - begin
+            seconds, cpu = time.perf_counter() - begin, _cpu_seconds(self._daemon) - cpu
+            messages = status["totalMessages"]
             print(
-                f"  export of {about:<34} {status['totalMessages'] / seconds:8,.0f} messages/s"
-                f" ({status['totalMessages']:,} in {seconds:.1f} s, {status['fileSize'] / 1e6:.0f} MB,"
+                f"  export of {about:<34} {messages / seconds:8,.0f} messages/s, {messages / cpu:8,.0f} per CPU second"
+                f" ({messages:,} in {seconds:.1f} s, {status['fileSize'] / 1e6:.0f} MB,"
                 f" slowest answer beside it {slowest * 1000:.0f} ms)   >= 50,000/s"
             )
 
@@ -150,13 +146,51 @@ def measure(folder: Path, messages: int, rounds: int) -> None:
         questions = Questions(daemon, rounds)
         questions.ask_all()
         questions.export()
+        to_ask_cold = list(questions.questions())
     finally:
         daemon.stop()
+    print("  first answers of a daemon that was just started, with nothing of the store in the page cache")
+    for what, _, question in to_ask_cold:
+        daemon.start()
+        try:
+            questions.connect(daemon)
+            questions.get("/users/self")
+            ask_cold(daemon, what, question)
+        finally:
+            daemon.stop()
     with sqlite3.connect(daemon.state / "store.sqlite") as db:
         begin = time.perf_counter()
         (number,) = db.execute("SELECT count(*) FROM message WHERE json_extract(data, '$.temperature') > 0").fetchone()
         seconds = time.perf_counter() - begin
     print(f"  yardstick: SQLite reads {number / seconds:,.0f} messages/s in one scan ({seconds * 1000:,.0f} ms)")
+
+
+def ask_cold(daemon: Daemon, what: str, question: Callable[[], Any]) -> None:
+    _drop_from_page_cache(daemon.state)
+    before = _read_calls(daemon)
+    asked = Asked()
+    asked.add(question)
+    print(f"  {what:<44} {asked.times[0]:8.1f} ms, {_read_calls(daemon) - before:,} reads")
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _cpu_seconds(daemon: Daemon) -> float:
+    assert daemon.process is not None
+    fields = Path(f"/proc/{daemon.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_calls(daemon: Daemon) -> int:
+    assert daemon.process is not None
+    counters = Path(f"/proc/{daemon.process.pid}/io").read_text(encoding="utf-8")
+    return int(dict(line.split(": ") for line in counters.splitlines())["syscr"])
 
 
 def main() -> None:

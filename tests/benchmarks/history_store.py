@@ -4,6 +4,7 @@
 
 Of every 10 M messages, device 0 sends 2,678,400 over the last 31 days (1 Hz at 10 M), device 1 sends 3,153,600 over the
 last year, and the other 98 share the rest, at 1 Hz up to now. Positions follow time, as they do when all send at once.
+What those 98 sent in the year before was deleted by a retention: their rollups of hours and days are left.
 """
 
 import argparse
@@ -51,6 +52,10 @@ INSERT INTO rollup SELECT device, :intensity, :level, bucket - bucket % :width, 
   sum(i_sum), 1.0 * sum(i_sum) / sum(n), 0.0, max(0.0, sum(i_squares) - 1.0 * sum(i_sum) * sum(i_sum) / sum(n))
   FROM wide GROUP BY device, bucket - bucket % :width;
 """
+_OUTLIVED = """
+INSERT OR IGNORE INTO rollup WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)
+  SELECT :device, :messages, :level, :end - :end % :width - i * :width, 1, 0, NULL, NULL, NULL, NULL, NULL, NULL FROM n;
+"""
 _SNAPSHOTS = """
 INSERT INTO snapshot SELECT device,
   printf('{"state":[%d,%d,true],"intensity":[%d,%d,48],"temperature":[%d,%d,21.53],"text":[%d,%d,"as usual"]}',
@@ -78,6 +83,10 @@ def generate(store: Path, messages: int, end_ms: int) -> None:
     for level, width in (("minute", 60_000), ("hour", 3_600_000), ("day", _DAY_MS)):
         for statement in filter(str.strip, _LEVEL.split(";\n")):
             db.execute(statement, fields | {"level": level, "width": width})
+    for key in keys[2:]:
+        for level, width, count in (("hour", 3_600_000, 365 * 24), ("day", _DAY_MS, 365)):
+            about = {"device": key, "messages": fields["messages"], "end": end_ms}
+            db.execute(_OUTLIVED, about | {"level": level, "width": width, "count": count})
     for statement in _INDEXES.values():
         db.execute(statement)
     db.execute(_SNAPSHOTS)

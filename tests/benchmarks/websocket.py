@@ -9,6 +9,7 @@ sending, 20 subscribers of which 5 stop reading; memory is printed as it goes, a
 
 import argparse
 import multiprocessing
+import os
 import resource
 import select
 import shutil
@@ -35,6 +36,12 @@ _ENOUGH = 30_000  # messages of 250 bytes
 def resident_kib(process: int) -> int:
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def cpu_seconds(process: int) -> float:
+    """What it has used so far, user and system; on a shared machine this says more than rates."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def senders(daemon: Daemon, *, window: int) -> list[Sender]:
@@ -103,14 +110,18 @@ def ack(daemon: Daemon, seconds: float, yardstick: float) -> None:
     talking = senders(daemon, window=20)
     drive = Drive(talking)
     drive.run(1.0)
+    assert daemon.process is not None
     before, begin = sum(one.acknowledged for one in talking), time.perf_counter()
+    used = cpu_seconds(daemon.process.pid)
     drive.run(seconds)
     result = result_of(talking, time.perf_counter() - begin, before)
+    used = cpu_seconds(daemon.process.pid) - used
     drive.settle(talking)
     drive.close()
     print(
         f"ack     {_DEVICES} devices, 20 in flight  {result.rate:>9,.0f} msg/s   ratio {result.rate / yardstick:.2f}"
         f"   p50 {result.percentile(0.5) * 1000:.1f} ms, p99 {result.percentile(0.99) * 1000:.1f} ms"
+        f"   {used / result.messages * 1e6:.1f} µs of the daemon each"
     )
 
 
@@ -119,17 +130,22 @@ def fanout(daemon: Daemon, seconds: float, yardstick: float, *, subscribers: int
     talking = senders(daemon, window=20)
     drive = Drive([*readers, *talking])
     drive.run(1.0)
+    assert daemon.process is not None
     before = [one.frames.data for one in readers]
     sent, begin = sum(one.acknowledged for one in talking), time.perf_counter()
+    used = cpu_seconds(daemon.process.pid)
     drive.run(seconds)
     elapsed = time.perf_counter() - begin
+    used = cpu_seconds(daemon.process.pid) - used
     rates = [(one.frames.data - count) / elapsed for one, count in zip(readers, before, strict=True)]
-    ingest = (sum(one.acknowledged for one in talking) - sent) / elapsed
+    taken = sum(one.acknowledged for one in talking) - sent
+    ingest = taken / elapsed
     drive.settle(talking)
     drive.close()
     print(
         f"fanout  {subscribers} subscribers         {min(rates):>9,.0f} frames/s each at {ingest:,.0f} msg/s"
         f"   ratio {min(rates) * subscribers / yardstick:.2f} (all frames to the yardstick)"
+        f"   {used / taken * 1e6:.1f} µs of the daemon for each message"
     )
 
 

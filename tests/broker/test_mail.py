@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import resources
+from pathlib import Path
 from string import Template
 
 import pytest
@@ -13,6 +14,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.accounts.site import Site
 from broker.clock import Clock
 from broker.errors import ValidationFailed
 from broker.mail import (
@@ -26,6 +28,7 @@ from broker.mail import (
     Mails,
     MailServerUnavailable,
     MonetizationPlanDecided,
+    NoPasswordHere,
     OutgoingMail,
     PasswordReset,
     RuleMail,
@@ -35,7 +38,7 @@ from broker.mail import (
 )
 from broker.mail import queue as mail_queue
 from broker.secrets import Vault
-from config.settings import Outbound, Settings
+from config.settings import Accounts, Address, Outbound, Settings
 from storage.database import Database, Engine, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.records import MailRecord
@@ -47,6 +50,7 @@ from tests.fakes import BreakableEngine, run_inline
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 SITE = "https://gateway.example.org:8080"
+LINKS = Site(Settings(state_dir=Path(), public_url=SITE))
 VAULT = Vault(Vault.new_key())
 HELLO = RuleMail(subject="Hello", body="It is warm.")
 
@@ -61,6 +65,7 @@ SAMPLES = (
     HELLO,
     PasswordReset(code="c0de", expires_on=NOW_MS),
     AccountInvitation(organization="Acme", code="c0de", expires_on=NOW_MS),
+    NoPasswordHere(provider="example"),
 )
 
 
@@ -137,7 +142,7 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
         database = Database(on, run_sync=run_inline)
         await database.open()
         clock = Clock(lambda: start_ms + round(trio.current_time() * 1000))
-        mails = Mails(database, vault, clock, replace_public_url(settings))
+        mails = Mails(database, vault, clock, replace_public_url(settings), LINKS)
         async with trio.open_nursery() as writer:
             await writer.start(database.commit_forever)
             async with trio.open_nursery() as workers:
@@ -184,7 +189,7 @@ def test_a_template_shows_every_field_and_no_other(mail: Mail) -> None:
 
 @pytest.mark.parametrize("mail", SAMPLES, ids=lambda mail: mail.kind)
 def test_a_rendered_mail_is_complete(mail: Mail) -> None:
-    subject, text = mail.render(SITE)
+    subject, text = mail.render(LINKS)
     assert "$" not in subject + text
     assert subject
     for field in fields(mail):
@@ -193,7 +198,7 @@ def test_a_rendered_mail_is_complete(mail: Mail) -> None:
 
 
 def test_a_share_invitation_reads_well() -> None:
-    subject, text = SAMPLES[2].render(SITE)
+    subject, text = SAMPLES[2].render(LINKS)
     assert subject == "A device is shared with you"
     assert text == (
         "Ada wants to share a device with you.\n\nDevice: Kitchen light\n\nTo accept, open this link and sign in:\n\n"
@@ -213,24 +218,45 @@ def test_a_share_invitation_reads_well() -> None:
     ],
 )
 def test_links_lead_to_the_accounts_pages_with_the_code(mail: Mail, path: str) -> None:
-    assert f"\n\n{SITE}/accounts/{path}?code=a%26b%3Dc%2F%C3%BC\n\n" in mail.render(SITE)[1]
+    assert f"\n\n{SITE}/accounts/{path}?code=a%26b%3Dc%2F%C3%BC\n\n" in mail.render(LINKS)[1]
+
+
+@pytest.mark.parametrize(
+    ("public_url", "accounts_url", "bound", "link", "site"),
+    [
+        ("", "", {"http": 4711}, "http://127.0.0.1:4711/accounts", "http://127.0.0.1:4711"),
+        ("", "", {"http": 4711, "https": 8443}, "https://127.0.0.1:8443/accounts", "https://127.0.0.1:8443"),
+        (SITE, "", {"https": 8443}, f"{SITE}/accounts", SITE),
+        (SITE, "https://accounts.example.org/", {"https": 8443}, "https://accounts.example.org", SITE),
+    ],
+)
+def test_links_begin_where_the_site_is_reached(
+    public_url: str, accounts_url: str, bound: dict[str, int], link: str, site: str
+) -> None:
+    """Whatever the settings say: the port that was bound, with TLS where it is."""
+    own = Accounts(public_url=accounts_url)
+    links = Site(Settings(state_dir=Path(), public_url=public_url, accounts=own))
+    links.listens_on({scheme: Address("127.0.0.1", port) for scheme, port in bound.items()})
+    text = PasswordReset(code="c0de", expires_on=1).render(links)[1]
+    assert f"\n{link}/reset?code=c0de\n" in text
+    assert text.endswith(f"Trunkline at {site}\n")
 
 
 def test_a_line_without_a_value_is_left_out() -> None:
-    assert "Your link" not in ExportFinished(export_id="e").render(SITE)[1]
-    text = MonetizationPlanDecided(device_type="t", version=1, decision="approved").render(SITE)[1]
+    assert "Your link" not in ExportFinished(export_id="e").render(LINKS)[1]
+    text = MonetizationPlanDecided(device_type="t", version=1, decision="approved").render(LINKS)[1]
     assert "Version: 1\n\n-- \n" in text
 
 
 def test_a_name_cannot_write_lines_of_ours_and_nothing_in_it_is_expanded() -> None:
     name = "Light\r\n\r\nYour account is closed.\u2028\x00 $site ${code} {0} {{x}} %s"
-    text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(SITE)[1]
+    text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(LINKS)[1]
     assert "\nDevice: Light Your account is closed. $site ${code} {0} {{x}} %s\n" in text
-    assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000).render(SITE)[1]
+    assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000).render(LINKS)[1]
 
 
 def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:
-    assert RuleMail(subject="s", body="one\r\n\r\ntwo\x00\rthree\tfour").render(SITE)[1] == (
+    assert RuleMail(subject="s", body="one\r\n\r\ntwo\x00\rthree\tfour").render(LINKS)[1] == (
         "one\n\ntwo\ufffd\nthree   four\n"
     )
 
@@ -326,7 +352,7 @@ async def test_every_kind_of_mail_arrives(open_office: OpenOffice, autojump_cloc
         await office.send(mail=mail)
         await transport.wait_delivered()
     message = parsed(transport.mails[0])
-    assert (message["Subject"], text_of(message)) == mail.render(SITE)
+    assert (message["Subject"], text_of(message)) == mail.render(LINKS)
 
 
 async def test_a_mail_is_queued_with_its_cause(open_office: OpenOffice, autojump_clock: MockClock) -> None:

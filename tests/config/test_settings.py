@@ -1,11 +1,13 @@
 """One TOML file and the environment become frozen settings, or one clear line for the operator."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from config.settings import Address, Settings, SettingsError, load_settings
+from config.settings import Address, IdentityProvider, Settings, SettingsError, load_settings
 
+EXPECTED_RATE = "expected minute/day like 100/1000, the first from 1 to 1000000"
 STATE = 'state_dir = "/var/lib/trunkline"\n'
 
 
@@ -48,6 +50,7 @@ _VARIABLES = [
     ("HTTP_TLS_BIND", "[::]:8443", "http.tls_bind", Address("::", 8443)),
     ("ACCOUNTS_TLS_BIND", "h:1", "accounts.tls_bind", Address("h", 1)),
     ("SECURE_TLS_BIND", "h:2", "secure.tls_bind", Address("h", 2)),
+    ("SECURE_PIN_SECONDS", "60", "secure.pin_seconds", 60),
     ("MQTT_BIND", "h:3", "mqtt.bind", Address("h", 3)),
     ("MQTT_TLS_BIND", "h:4", "mqtt.tls_bind", Address("h", 4)),
     ("MQTT_ACTION_PAYLOAD", "array", "mqtt.action_payload", "array"),
@@ -58,20 +61,47 @@ _VARIABLES = [
     ("LWM2M_TLS_BIND", "h:9", "lwm2m.tls_bind", Address("h", 9)),
     ("TLS_CERTIFICATE", "/c.pem", "tls.certificate", Path("/c.pem")),
     ("TLS_KEY", "/k.pem", "tls.key", Path("/k.pem")),
+    ("TLS_CERTIFICATE_RSA", "/rc.pem", "tls.certificate_rsa", Path("/rc.pem")),
+    ("TLS_KEY_RSA", "/rk.pem", "tls.key_rsa", Path("/rk.pem")),
     ("ACCOUNTS_USER_TOKEN_SECONDS", "60", "accounts.user_token_seconds", 60),
     ("ACCOUNTS_APPLICATION_TOKEN_SECONDS", "61", "accounts.application_token_seconds", 61),
     ("ACCOUNTS_REFRESH_WINDOW_DAYS", "0", "accounts.refresh_window_days", 0),
     ("ACCOUNTS_DEVICE_CODE_SECONDS", "62", "accounts.device_code_seconds", 62),
     ("ACCOUNTS_DEVICE_POLL_SECONDS", "1", "accounts.device_poll_seconds", 1),
     ("ACCOUNTS_SIGNUP", "open", "accounts.signup", "open"),
+    ("ACCOUNTS_PUBLIC_URL", "https://a", "accounts.public_url", "https://a"),
+    (
+        "ACCOUNTS_PROVIDERS",
+        '[{"name":"a","issuer":"https://a","client_id":"b"}]',
+        "accounts.providers",
+        (IdentityProvider(name="a", issuer="https://a", client_id="b"),),
+    ),
     ("LIMITS_RATE_LIMITS", "off", "limits.rate_limits", "off"),
+    ("LIMITS_REST_USER", "10/20", "limits.rest_user", "10/20"),
+    ("LIMITS_REST_DEVICE", "10/20", "limits.rest_device", "10/20"),
+    ("LIMITS_REST_APPLICATION", "10/20", "limits.rest_application", "10/20"),
+    ("LIMITS_MESSAGES_USER", "10/20", "limits.messages_user", "10/20"),
+    ("LIMITS_MESSAGES_DEVICE", "10/20", "limits.messages_device", "10/20"),
+    ("LIMITS_MESSAGES_APPLICATION", "10/20", "limits.messages_application", "10/20"),
+    ("LIMITS_WEBSOCKET_USER", "10/20", "limits.websocket_user", "10/20"),
+    ("LIMITS_WEBSOCKET_DEVICE", "10/20", "limits.websocket_device", "10/20"),
+    ("LIMITS_WEBSOCKET_APPLICATION", "10/20", "limits.websocket_application", "10/20"),
+    ("LIMITS_MQTT_DEVICE", "10/20", "limits.mqtt_device", "10/20"),
+    ("LIMITS_COAP_DEVICE", "10/20", "limits.coap_device", "10/20"),
+    ("LIMITS_CALLS_PER_ADDRESS", "60", "limits.calls_per_address", 60),
     ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
     ("STORAGE_URL", "postgresql://db", "storage.url", "postgresql://db"),
     ("STORAGE_SYNCHRONOUS", "normal", "storage.synchronous", "normal"),
     ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),
     ("SUBSCRIPTIONS_PAYLOAD", "notification", "subscriptions.payload", "notification"),
+    ("CONNECTORS_PULL_MINUTES", "5", "connectors.pull_minutes", 5),
     ("SUBSCRIPTIONS_BATCH_SECONDS", "2", "subscriptions.batch_seconds", 2),
+    ("PAYMENTS_PROCESSOR", "manual", "payments.processor", "manual"),
+    ("PAYMENTS_CURRENCY", "eur", "payments.currency", "eur"),
+    ("PAYMENTS_STRIPE_KEY", "sk", "payments.stripe_key", "sk"),
+    ("PAYMENTS_STRIPE_WEBHOOK_SECRET", "wh", "payments.stripe_webhook_secret", "wh"),
+    ("PAYMENTS_STRIPE_URL", "https://p", "payments.stripe_url", "https://p"),
     ("OUTBOUND_ALLOW_PRIVATE_ADDRESSES", "true", "outbound.allow_private_addresses", True),
     ("OUTBOUND_CA_FILE", "/ca.pem", "outbound.ca_file", "/ca.pem"),
     ("OUTBOUND_SMTP_URL", "smtp://m", "outbound.smtp_url", "smtp://m"),
@@ -112,6 +142,9 @@ def test_other_variables_are_not_ours(file: Path) -> None:
     load_settings(file, {"HOME": "/root", "TRUNKLINE_TOKEN": "x"})
 
 
+_TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
+
+
 @pytest.mark.parametrize(
     ("toml", "problem"),
     [
@@ -130,7 +163,25 @@ def test_other_variables_are_not_ours(file: Path) -> None:
         (STATE + '[limits]\nfuture_grace_seconds = "60"', "limits.future_grace_seconds: expected `int`, got `str`"),
         (STATE + "[limits]\nfuture_grace_seconds = 1.5", "limits.future_grace_seconds: expected `int`, got `float`"),
         (STATE + "[limits]\nfuture_grace_seconds = -1", "limits.future_grace_seconds: must be at least 0"),
+        (STATE + "[limits]\ncalls_per_address = 0", "limits.calls_per_address: must be at least 1"),
+        *(
+            (STATE + f'[limits]\nmqtt_device = "{text}"', f"limits.mqtt_device: {EXPECTED_RATE}, got '{text}'")
+            for text in ("", "100", "0/100", "100/0", "1000001/1", "-1/5", "1/2/3", "a/b", "１/２")
+        ),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
+        (STATE + "[connectors]\npull_minutes = 0", "connectors.pull_minutes: must be at least 1"),
+        (
+            STATE + '[payments]\nprocessor = "cash"',
+            "payments.processor: invalid enum value 'cash' (allowed: manual, stripe)",
+        ),
+        (
+            STATE + '[payments]\nprocessor = "stripe"',
+            "payments.processor: stripe needs stripe_key and stripe_webhook_secret",
+        ),
+        *(
+            (STATE + f'[payments]\ncurrency = "{code}"', "payments.currency: expected the code of a currency")
+            for code in ("", "USD", "jpy", "kwd", "dollar")
+        ),
         (STATE + "[subscriptions]\nbatch_seconds = -1", "subscriptions.batch_seconds: must be at least 0"),
         (STATE + "[accounts]\nuser_token_seconds = 0", "accounts.user_token_seconds: must be at least 1"),
         (STATE + "[accounts]\nrefresh_window_days = -1", "accounts.refresh_window_days: must be at least 0"),
@@ -143,6 +194,8 @@ def test_other_variables_are_not_ours(file: Path) -> None:
         (STATE + "[http]\nbind = 8080", "http.bind: expected host:port or [IPv6]:port, got '8080'"),
         (STATE + '[http]\ntls_bind = "h:1"', "http.tls_bind: needs tls.certificate and tls.key"),
         (STATE + '[coap]\ndtls_bind = "h:1"', "coap.dtls_bind: needs tls.certificate and tls.key"),
+        (STATE + _TLS_FILE + 'certificate_rsa = "c"', "tls.certificate_rsa: needs tls.key_rsa"),
+        (STATE + _TLS_FILE + 'key_rsa = "k"', "tls.certificate_rsa: needs tls.key_rsa"),
         (STATE + '[lwm2m]\ntls_bind = "h:1"\n[tls]\nkey = "k"', "lwm2m.tls_bind: needs tls.certificate and tls.key"),
         ("state_dir = ", "not valid TOML"),
     ],
@@ -161,6 +214,8 @@ def test_a_bad_file_is_refused_with_file_key_and_allowed_values(file: Path, toml
         ("TRUNKLINE_OUTBOUND_ALLOW_PRIVATE_ADDRESSES", "perhaps", "expected `bool`, got `str`"),
         ("TRUNKLINE_HTTP_BIND", "8080", "expected host:port or [IPv6]:port, got '8080'"),
         ("TRUNKLINE_STATE_DIR", "", "expected a path, got ''"),
+        ("TRUNKLINE_ACCOUNTS_PROVIDERS", "[1]", "expected a JSON array of objects"),
+        ("TRUNKLINE_ACCOUNTS_PROVIDERS", "s3cret", "expected a JSON array of objects"),
     ],
 )
 def test_a_bad_variable_is_refused_by_its_own_name(file: Path, variable: str, text: str, problem: str) -> None:
@@ -249,3 +304,61 @@ ca_file = ""
 smtp_url = ""
 stream_endpoint = ""
 """
+
+
+PROVIDER = {"name": "example", "issuer": "https://id.example.org/realm", "client_id": "us"}
+
+
+def providers(*entries: dict[str, object]) -> str:
+    """A file with these. What is None is left out."""
+    lines = [STATE]
+    for entry in entries:
+        given = {key: value for key, value in {**PROVIDER, **entry}.items() if value is not None}
+        lines += ["[[accounts.providers]]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"name": "A-1._b"},
+        {"issuer": "http://127.0.0.1:8090"},
+        {"issuer": "http://localhost/realms/x/"},
+        {"client_secret": "x"},
+        {"client_secret_file": "/etc/x"},
+        {"scopes": ["openid"]},
+        {"signup": "open"},
+    ],
+)
+def test_identity_providers(file: Path, entry: dict[str, object]) -> None:
+    file.write_text(providers(entry, {"name": "another"}))
+    first, second = load_settings(file, {}).accounts.providers
+    assert (first.name, second.name) == (entry.get("name", "example"), "another")
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([{"name": ""}], "providers[0].name: must be 1 to 32 characters"),
+        ([{"name": "a b"}], "providers[0].name: must be 1 to 32 characters"),
+        ([{"name": "Local"}], "providers[0].name: 'Local' is taken"),
+        ([{}, {"name": "EXAMPLE"}], "providers[1].name: 'EXAMPLE' is taken"),
+        ([{"issuer": "http://id.example.org"}], "providers[0].issuer: must be an https URL"),
+        ([{"issuer": "https://id.example.org?x"}], "providers[0].issuer: must be an https URL"),
+        ([{"issuer": "https://id.example.org#x"}], "providers[0].issuer: must be an https URL"),
+        ([{"issuer": "https://a@id.example.org"}], "providers[0].issuer: must be an https URL"),
+        ([{"issuer": "https://"}], "providers[0].issuer: must be an https URL"),
+        ([{"issuer": "https://[x"}], "providers[0].issuer: must be an https URL"),
+        ([{"client_id": ""}], "providers[0].client_id: must not be empty"),
+        ([{"scopes": ["email"]}], "providers[0].scopes: must be scopes, openid among them"),
+        ([{"scopes": ["openid email"]}], "providers[0].scopes: must be scopes, openid among them"),
+        ([{"client_secret": "s3cret", "client_secret_file": "/x"}], "providers[0].client_secret_file: there is a"),
+        ([{"colour": 1}], "providers[0].colour: unknown setting"),
+        ([{"issuer": None}], "providers[0].issuer: is required"),
+    ],
+)
+def test_identity_providers_that_are_refused(file: Path, entries: list[dict[str, object]], problem: str) -> None:
+    file.write_text(providers(*entries))
+    assert refusal(file, {}).startswith(f"{file}: accounts.{problem}")
+    assert "s3cret" not in refusal(file, {})

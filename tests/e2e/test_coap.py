@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,17 @@ KEY = "sixteen bytes ok"
 class Server:
     """`tests.benchmarks.coap_server`, which serves CoAP and nothing else."""
 
-    def __init__(self, folder: Path, certificate: tuple[Path, Path], prefix: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, certificate: Sequence[Path], prefix: Sequence[str] = ()) -> None:
+        """`certificate` is a chain and its key, or two of each."""
         self.prefix = tuple(prefix)
         module = "tests.benchmarks.coap_server"
-        arguments = [*prefix, sys.executable, "-m", module, *map(str, (folder, *certificate, DEVICES))]
+        arguments = [
+            *prefix,
+            sys.executable,
+            "-m",
+            module,
+            *map(str, (folder, *certificate[:2], DEVICES, *certificate[2:])),
+        ]
         environment = {**os.environ, "COAP_SERVER_TOKEN_0": KEY.encode().hex()}
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -93,9 +100,10 @@ def dtls(request: pytest.FixtureRequest) -> str:
     return require_program(request.param)
 
 
-def _run(*arguments: str | Path, patience: float = PATIENCE_SECONDS) -> str:
+def _run(*arguments: str | Path, patience: float = PATIENCE_SECONDS, variables: Mapping[str, str] | None = None) -> str:
     """Standard output; what goes wrong is said on standard error and added to it."""
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=patience, check=False)
+    environment = {**os.environ, **(variables or {})}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=patience, check=False, env=environment)
     return done.stdout + done.stderr
 
 
@@ -239,6 +247,33 @@ class TestDtls:
         arguments = (dtls, "-u", device_id(0), "-k", KEY, "-m", "post", "-t", "50", "-e", STATE, url)
         running = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(30)]
         assert all(_mid(one.communicate(timeout=PATIENCE_SECONDS)[0]) for one in running)
+
+
+def _knows_only(kind: str, dtls: str, folder: Path) -> dict[str, str]:
+    """The environment of a client that verifies nothing but signatures of this kind."""
+    settings = folder / "client.conf"
+    if "gnutls" in dtls:
+        other = {"ecdsa": "rsa", "rsa": "ecdsa"}[kind]
+        settings.write_text(f"[overrides]\ntls-disabled-kx = ecdhe-{other}\n")
+        return {"GNUTLS_SYSTEM_PRIORITY_FILE": str(settings)}
+    default = f"[default]\nSignatureAlgorithms = {kind.upper()}+SHA256\n"
+    settings.write_text(f"openssl_conf = all\n[all]\nssl_conf = ssl\n[ssl]\nsystem_default = default\n{default}")
+    return {"OPENSSL_CONF": str(settings)}
+
+
+@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+@pytest.mark.parametrize("offered", [("ecdsa", "rsa"), ("ecdsa",), ("rsa",)])
+def test_each_client_gets_a_certificate_that_it_can_verify(
+    dtls: str, kind: str, offered: tuple[str, ...], tmp_path: Path
+) -> None:
+    server = Server(tmp_path, [path for one in offered for path in make_certificate(tmp_path, one)])
+    try:
+        url = server.url("v1.1/messages", 7, port=server.dtls, host="localhost")
+        arguments = (dtls, "-B", "4", "-n", "-m", "post", "-t", "50", "-e", STATE, url)
+        output = _run(*arguments, variables=_knows_only(kind, dtls, tmp_path))
+        assert ('"mid"' in output) is (kind in offered), output
+    finally:
+        server.stop()
 
 
 # --- Loss ---------------------------------------------------------------------------------------------------------

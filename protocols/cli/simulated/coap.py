@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +11,7 @@ from aiocoap.error import Error
 from aiocoap.numbers.contentformat import ContentFormat
 
 from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.waiting import within
 
 _ANSWER_SECONDS = 120  # aiocoap sends again for as long as RFC 7252 has it, then says so itself
 _GOODBYE_SECONDS = 2
@@ -38,7 +38,7 @@ async def _converse(plan: Plan) -> None:
 
 async def _exchange(context: aiocoap.Context, plan: Plan) -> None:
     observation = context.request(aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=0))
-    registered = await _within(_ANSWER_SECONDS, observation.response)
+    registered = await within(_ANSWER_SECONDS, observation.response)
     _refused(registered)
     if registered.opt.observe is None:
         raise LinkLostError(f"the daemon does not let itself be observed: {registered.code}")
@@ -52,7 +52,7 @@ async def _exchange(context: aiocoap.Context, plan: Plan) -> None:
                 await task
         with suppress(Error, OSError, TimeoutError):
             goodbye = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
-            await _within(_GOODBYE_SECONDS, context.request(goodbye, handle_blockwise=False).response)
+            await within(_GOODBYE_SECONDS, context.request(goodbye, handle_blockwise=False).response)
     for task in done:
         task.result()
 
@@ -65,7 +65,7 @@ async def _send(context: aiocoap.Context, plan: Plan) -> None:
             payload=msgspec.json.encode({"data": plan.next_data()}),
             content_format=ContentFormat.JSON,
         )
-        answer = await _within(_ANSWER_SECONDS, context.request(message).response)
+        answer = await within(_ANSWER_SECONDS, context.request(message).response)
         if answer.code.is_successful():
             plan.acknowledged()
         else:
@@ -82,12 +82,6 @@ async def _receive(observation: Any, plan: Plan) -> None:
     except Error as error:
         raise LinkLostError(f"the daemon ended the observation: {error}") from error
     raise LinkLostError("the daemon ended the observation")
-
-
-async def _within(seconds: float, answer: Awaitable[aiocoap.Message]) -> aiocoap.Message:
-    # Not `wait_for`: until Python 3.12 it may lose a cancellation that comes together with the answer.
-    async with asyncio.timeout(seconds):
-        return await answer
 
 
 def _refused(answer: aiocoap.Message) -> None:

@@ -10,6 +10,7 @@ from amqtt.errors import AMQTTError, ClientError, ConnectError
 from amqtt.mqtt.constants import QOS_0, QOS_1
 
 from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.waiting import within
 
 _ANSWER_SECONDS = 30
 _REFUSALS = (4, 5)  # CONNACK: bad credentials, not authorized
@@ -44,7 +45,7 @@ async def _converse(plan: Plan) -> None:
 
 async def _exchange(client: MQTTClient, plan: Plan) -> None:
     actions, errors = f"/v1.1/actions/{plan.device}", f"/v1.1/errors/{plan.device}"
-    granted = await asyncio.wait_for(client.subscribe([(actions, QOS_0), (errors, QOS_0)]), _ANSWER_SECONDS)
+    granted = await within(_ANSWER_SECONDS, client.subscribe([(actions, QOS_0), (errors, QOS_0)]))
     if _REFUSED_TOPIC in granted:
         raise RefusedError(f"subscription to {actions} or {errors}")
     tasks = {asyncio.create_task(_send(client, plan)), asyncio.create_task(_receive(client, plan, errors))}
@@ -66,7 +67,7 @@ async def _send(client: MQTTClient, plan: Plan) -> None:
     topic = f"/v1.1/messages/{plan.device}"
     while not plan.is_finished:
         payload = msgspec.json.encode(plan.next_data())
-        await asyncio.wait_for(client.publish(topic, payload, qos=QOS_1), _ANSWER_SECONDS)
+        await within(_ANSWER_SECONDS, client.publish(topic, payload, qos=QOS_1))
         plan.acknowledged()
         if not plan.is_finished:
             await asyncio.sleep(plan.period_seconds)

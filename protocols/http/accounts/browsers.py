@@ -1,30 +1,37 @@
 """Who sits at the browser: the session cookie, and the key that guards the sign-in form before there is a session."""
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
+from urllib.parse import urlencode
 
 from quart import Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.sessions import FormKeys, Session, Sessions
-from broker.accounts.site import Site
+from broker.accounts.site import AccountsRoot
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
 from config.limits import SESSION_SECONDS
-from protocols.http.accounts.caching import ACCOUNTS_ROOT
 from protocols.http.accounts.forms import as_field
-from protocols.http.accounts.pages import page
+from protocols.http.accounts.pages import only_looks, page
+from protocols.http.body import Query
 
 _SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"
 
 Place = Literal["authorize", "go"]
+#: What /accept/share carries along on its way over "go".
+SHARE: Final = "share"
 
 
 class Browsers:
-    def __init__(self, sessions: Sessions, site: Site, *, signup_open: bool) -> None:
+    def __init__(
+        self, sessions: Sessions, root: AccountsRoot, *, signup_open: bool, providers: Sequence[str] = ()
+    ) -> None:
         self._sessions = sessions
         self._signup_open = signup_open
-        self._site = site
+        self._providers = providers
+        self._root = root
         self._form_keys = FormKeys()
 
     @property
@@ -46,6 +53,15 @@ class Browsers:
         """This browser was shown the form that it sends."""
         return self._form_keys.proves(csrf, request.cookies.get(_FORM_KEY, ""))
 
+    @property
+    def key(self) -> str:
+        """What tells this browser from others before there is a session; empty when it was shown nothing yet."""
+        key = request.cookies.get(_FORM_KEY, "")
+        return key if is_id(key) else ""
+
+    def keep_key(self, answer: Response, key: str) -> None:
+        self._set(answer, _FORM_KEY, key, max_age=None)
+
     def sign_in_page(
         self,
         place: Place,
@@ -56,8 +72,13 @@ class Browsers:
         name: str = "",
         problem: str = "",
         refused: DomainError | None = None,
+        login_wanted: bool = False,
     ) -> Response:
-        """The form. Whoever fills it in goes on at `place`, with `query`."""
+        """The form. Whoever fills it in goes on at `place`, with `query`.
+
+        `login_wanted`: an identity provider is to ask for a password, too, even if it knows the person already.
+        """
+        common = {"page": place, "continue": as_field(query), **({"login": "1"} if login_wanted else {})}
         return self.form_page(
             "sign_in.html",
             place,
@@ -68,6 +89,7 @@ class Browsers:
             refused=refused,
             name=name,
             signup_open=self._signup_open,
+            providers=[(one, urlencode({"provider": one} | common, encoding="latin-1")) for one in self._providers],
         )
 
     def form_page(
@@ -81,20 +103,21 @@ class Browsers:
         **values: Any,
     ) -> Response:
         """A form for people without a session."""
-        key = request.cookies.get(_FORM_KEY, "")
         # A browser with two forms open has one key for both.
-        key = key if is_id(key) else new_id()
+        key = self.key or new_id()
         answer = page(
             template,
             status,
             asked=asked,
             place=place,
+            shares=place == "go" and Query(query).text(SHARE) is not None,
             query=as_field(query),
             application=asked.application.name if asked is not None else "",
             csrf=self._form_keys.proof(key),
             **values,
         )
-        self._set(answer, _FORM_KEY, key, max_age=None)
+        if not only_looks():
+            self.keep_key(answer, key)
         return answer
 
     def _set(self, answer: Response, cookie: str, value: str, *, max_age: int | None) -> None:
@@ -102,8 +125,9 @@ class Browsers:
             cookie,
             value,
             max_age=max_age,
-            path=ACCOUNTS_ROOT,
+            path=self._root.path or "/",
             httponly=True,
             samesite="Lax",
-            secure=self._site.origin.startswith("https://"),
+            # Not where everything is plain http, on loopback: not every browser would keep it.
+            secure=self._root.is_secure or request.is_secure,
         )

@@ -1,18 +1,31 @@
-"""The headers of every accounts answer, also of the refusals (compatibility.md 1.4)."""
+"""Where the accounts paths are, and the headers of every answer there, also of refusals (compatibility.md 1.4)."""
 
 from typing import Final
 
-from quart import Response, request
+from quart import Response, current_app, request
 
 from protocols.http.answers import REST_ROOT
 
-ACCOUNTS_ROOT: Final = "/accounts"
+#: In the application's configuration: what stands before every accounts path, `/accounts` or nothing.
+ROOT_SETTING: Final = "ACCOUNTS_PATH"
+_REST_ACCOUNTS: Final = f"{REST_ROOT}/accounts"
 _CORS: Final = "Access-Control-"
+
+
+def accounts_path() -> str:
+    """What stands before every accounts path on the listener that this request came to."""
+    path: str = current_app.config[ROOT_SETTING]
+    return path
+
+
+def is_accounts_path() -> bool:
+    """Whether this request is for the accounts server, and not for REST."""
+    return _is_under(accounts_path())
 
 
 async def forbid_storing(answer: Response) -> Response:
     """Nobody may store them. Those on the REST root go to no other origin; those of the accounts server to every."""
-    on_accounts, on_rest = _is_under(ACCOUNTS_ROOT), _is_under(REST_ROOT + ACCOUNTS_ROOT)
+    on_accounts, on_rest = is_accounts_path(), _is_under(_REST_ACCOUNTS)
     if not (on_accounts or on_rest):
         return answer
     for name in [name for name in answer.headers.keys() if name.startswith(_CORS)]:  # noqa: SIM118 - no mapping

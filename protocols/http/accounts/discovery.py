@@ -2,7 +2,7 @@
 
 from quart import Blueprint, Response
 
-from broker.accounts.site import Site
+from broker.accounts.site import AccountsRoot
 from broker.accounts.token_server import DEVICE_CODE_GRANT
 from protocols.http.answers import json_answer
 
@@ -10,18 +10,17 @@ _PATH = "/.well-known/oauth-authorization-server"
 _CLIENT_PROOFS = ["client_secret_basic", "client_secret_post", "none"]
 
 
-def discovery_blueprint(site: Site) -> Blueprint:
+def discovery_blueprint(root: AccountsRoot) -> Blueprint:
     routes = Blueprint("discovery", __name__)
 
     def about(issuer: str) -> Response:
-        root = site.accounts_url
         answer = json_answer(
             {
                 "issuer": issuer,
-                "authorization_endpoint": f"{root}/authorize",
-                "token_endpoint": f"{root}/token",
-                "device_authorization_endpoint": f"{root}/device/code",
-                "revocation_endpoint": f"{root}/revokeToken",
+                "authorization_endpoint": f"{root.url}/authorize",
+                "token_endpoint": f"{root.url}/token",
+                "device_authorization_endpoint": f"{root.url}/device/code",
+                "revocation_endpoint": f"{root.url}/revokeToken",
                 "response_types_supported": ["code", "token"],
                 "response_modes_supported": ["query", "fragment"],
                 "grant_types_supported": [
@@ -41,11 +40,13 @@ def discovery_blueprint(site: Site) -> Blueprint:
 
     @routes.get(_PATH)
     async def of_the_origin() -> Response:
-        return about(site.origin)
+        return about(root.origin)
 
-    @routes.get(f"{_PATH}/accounts")
-    async def of_the_accounts() -> Response:
-        """RFC 8414, 3.1: the well-known part of an issuer with a path stands in front of the path."""
-        return about(site.accounts_url)
+    if root.path:
+
+        @routes.get(f"{_PATH}{root.path}")
+        async def of_the_accounts() -> Response:
+            """RFC 8414, 3.1: the well-known part of an issuer with a path stands in front of the path."""
+            return about(root.url)
 
     return routes

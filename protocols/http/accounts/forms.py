@@ -1,11 +1,12 @@
 """What a browser posts."""
 
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, unquote_plus
 
 from protocols.http.body import read_body
 
 _FORM_BYTES: Final = 64 * 1024
+_STANDS_IN_A_QUERY: Final = "%&=+?/:@!$'()*,;"
 
 
 class Form:
@@ -29,3 +30,10 @@ class Form:
 def as_field(query: bytes) -> str:
     """A query string as `Form.query` reads it."""
     return query.decode("latin-1")
+
+
+def in_address(query: bytes, *, but: str) -> str:
+    """A query string as it stands in an address, meaning what it meant, without the parameter `but`."""
+    given = query.decode("latin-1").split("&")
+    kept = [one for one in given if unquote_plus(one.partition("=")[0]).lstrip("?") != but]
+    return quote("&".join(kept), safe=_STANDS_IN_A_QUERY)

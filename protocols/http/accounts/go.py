@@ -8,12 +8,13 @@ from quart import Blueprint, Response, request
 from broker.accounts.device_codes import DeviceCodes, UserCodeNotFound, WaitingDevice
 from broker.accounts.sessions import Session
 from broker.errors import DomainError, TooManyAttempts
-from protocols.http.accounts.browsers import Browsers
-from protocols.http.accounts.caching import ACCOUNTS_ROOT
+from protocols.http.accounts.browsers import SHARE, Browsers
+from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import Form
 from protocols.http.accounts.pages import page, pages_blueprint, redirect_to
 from protocols.http.body import Query
 
+CHANGED = "This application asks for something else by now. Please look at it again."
 _OLD_FORM = "This form is no longer valid. Please enter the code again."
 
 
@@ -22,10 +23,12 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
     @routes.get("/go")
     async def show() -> Response:
-        session = await browsers.session()
-        if session is None:
-            return browsers.sign_in_page("go", request.query_string)
-        return _code_page(session, Query.of_request().text("user_code") or "")
+        """With `prompt=login`, also somebody who is signed in may be somebody else."""
+        session, query = await browsers.session(), Query.of_request()
+        login_wanted = query.text("prompt") == "login"
+        if session is None or login_wanted:
+            return browsers.sign_in_page("go", request.query_string, login_wanted=login_wanted)
+        return _code_page(session, query.text("user_code") or "")
 
     @routes.post("/go")
     async def enter() -> Response:
@@ -50,8 +53,10 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
 def go_page(query: bytes) -> Response:
     """Where whoever signed in goes on; nothing but the code is taken over."""
+    if (share := Query(query).text(SHARE)) is not None:
+        return redirect_to(f"{accounts_path()}/accept/share?{urlencode({'code': share})}")
     code = Query(query).text("user_code")
-    return redirect_to(f"{ACCOUNTS_ROOT}/go" + (f"?{urlencode({'user_code': code})}" if code else ""))
+    return redirect_to(f"{accounts_path()}/go" + (f"?{urlencode({'user_code': code})}" if code else ""))
 
 
 async def _decide(
@@ -61,7 +66,9 @@ async def _decide(
     if not session.proves(csrf, *_about(waiting)):
         return _code_page(session, code, status=403, problem=_OLD_FORM)
     if decision == "allow":
-        await device_codes.approve(waiting.user_code, session.user.key, address=_address())
+        instead = await device_codes.approve(waiting, session.user.key, address=_address())
+        if instead is not None:
+            return _confirm_page(session, instead, problem=CHANGED)
     else:
         await device_codes.deny(waiting.user_code, session.user.key, address=_address())
     return page("done.html", application=waiting.screen.application, allowed=decision == "allow")
@@ -75,9 +82,11 @@ def _code_page(
     )
 
 
-def _confirm_page(session: Session, waiting: WaitingDevice) -> Response:
+def _confirm_page(session: Session, waiting: WaitingDevice, *, problem: str = "") -> Response:
     return page(
         "confirm.html",
+        409 if problem else 200,
+        problem=problem,
         user=session.user,
         code=waiting.user_code,
         screen=waiting.screen,

@@ -1,6 +1,7 @@
 """What every page of the accounts server has: its template, its headers, and how a refusal looks to a person."""
 
 import re
+from collections.abc import Collection
 from importlib.resources import files
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,9 +12,9 @@ from quart import Blueprint, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from broker.accounts.authorize import AuthorizationRequest, Redirect, Refusal
-from broker.errors import DomainError, StorageUnavailable, TooManyAttempts
+from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
-from protocols.http.accounts.caching import ACCOUNTS_ROOT
+from protocols.http.accounts.caching import accounts_path
 from storage.sql import StoreError
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -22,7 +23,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_HOST: Final = re.compile(r"[A-Za-z0-9.-]+(?::[0-9]{1,5})?")
+_RETRY_SECONDS: Final = 5
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 
 _log = structlog.get_logger(__name__)
@@ -33,13 +34,12 @@ _templates: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.globals["root"] = ACCOUNTS_ROOT
 
 
 def pages_blueprint(name: str) -> Blueprint:
     """One whose answers are for people: refusals and failures are pages, too."""
     routes = Blueprint(name, __name__)
-    routes.after_request(_protect)
+    routes.after_request(protect)
     routes.register_error_handler(DomainError, _refused)
     routes.register_error_handler(HTTPException, _refused_by_http)
     routes.register_error_handler(StoreError, _store_failed)
@@ -67,6 +67,7 @@ def page(
     asked: AuthorizationRequest | None = None,
     refused: DomainError | None = None,
     problem: str = "",
+    ways_out: Collection[str] = (),
     **values: object,
 ) -> Response:
     """Render a template.
@@ -75,23 +76,42 @@ def page(
         asked: what the page is about; its forms may lead to that application.
         refused: why the page is shown once more; it decides the status.
         problem: the same, when nothing was raised.
+        ways_out: other addresses, or just schemes, that its forms may lead to.
     """
     blank = asked is not None and asked.blank_style
     text = _templates.get_template(template).render(
-        values, blank=blank, problem=problem if refused is None else str(refused)
+        values, root=accounts_path(), blank=blank, problem=problem if refused is None else _words_of(refused)
     )
     answer = Response(text, status if refused is None else refused.status, content_type=_HTML)
-    targets = "'self'" if asked is None else f"'self' {_source_of(asked.redirect_uri)}".rstrip()
+    schemes = (_schemes_of(one) for one in (*ways_out, *(() if asked is None else (asked.redirect_uri,))))
+    targets = " ".join(dict.fromkeys(("'self'", *" ".join(schemes).split())))
     answer.headers["Content-Security-Policy"] = (
         f"default-src 'none'; style-src 'self'; form-action {targets}; frame-ancestors 'none'; base-uri 'none'"
     )
-    if isinstance(refused, TooManyAttempts):
-        answer.headers["Retry-After"] = str(refused.retry_seconds)
+    if answer.status_code in {429, 503}:
+        seconds = refused.retry_seconds if isinstance(refused, TryLater) else _RETRY_SECONDS
+        answer.headers["Retry-After"] = str(seconds)
     return answer
 
 
-def redirect_to(url: str) -> Response:
-    return Response(b"", 302, headers={"Location": url}, content_type=_HTML)
+def notice(title: str, *paragraphs: str, status: int = 200, way_on: tuple[str, str] | None = None) -> Response:
+    """A page that says how something ended. `way_on`: a path of ours, and what the link to it says."""
+    return page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on)
+
+
+def _words_of(refused: DomainError) -> str:
+    if not isinstance(refused, ValidationFailed):
+        return str(refused)
+    return " ".join(message for finding in refused.findings for message in finding.messages)
+
+
+def only_looks() -> bool:
+    """A HEAD request: it is answered like GET, but nothing may come of it."""
+    return request.method == "HEAD"
+
+
+def redirect_to(url: str, status: int = 302) -> Response:
+    return Response(b"", status, headers={"Location": url}, content_type=_HTML)
 
 
 def told(outcome: Redirect | Refusal) -> Response:
@@ -105,20 +125,24 @@ def error_page(status: int, text: str, *, error_id: str = "") -> Response:
     return page("error.html", status, problem=text, error_id=error_id)
 
 
-def _source_of(redirect_uri: str) -> str:
-    """The address as a CSP source. Browsers hold a form to `form-action` also where it is redirected to."""
+def _schemes_of(redirect_uri: str) -> str:
+    """CSP sources for the way back to the application.
+
+    Chromium holds a form to `form-action` on every address that its answer redirects to: ours, the application's
+    callback, and wherever the callback redirects to, which may be on any host and is not for us to know. So this names
+    schemes, no hosts. What a form may not do is leave encryption when the callback does not, or call another program.
+    """
     try:
-        parts = urlsplit(redirect_uri)
+        scheme = urlsplit(redirect_uri).scheme
     except ValueError:
         return ""
-    if _SCHEME.fullmatch(parts.scheme) is None:
-        return ""
-    is_web = parts.scheme in {"http", "https"}
-    # CSP has no word for an IPv6 address, nor for the address of an installed application.
-    return f"{parts.scheme}://{parts.netloc}" if is_web and _HOST.fullmatch(parts.netloc) else f"{parts.scheme}:"
+    if scheme == "http":
+        return "http: https:"
+    return f"{scheme}:" if _SCHEME.fullmatch(scheme) is not None else ""
 
 
-async def _protect(answer: Response) -> Response:
+async def protect(answer: Response) -> Response:
+    """The headers of every page."""
     answer.headers.update(_HEADERS)
     return answer
 

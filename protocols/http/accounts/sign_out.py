@@ -9,7 +9,7 @@ from broker.accounts.redirects import with_parameters
 from broker.accounts.sessions import Sessions
 from broker.errors import Unauthorized
 from protocols.http.accounts.browsers import Browsers
-from protocols.http.accounts.pages import error_page, pages_blueprint, redirect_to
+from protocols.http.accounts.pages import error_page, only_looks, pages_blueprint, redirect_to
 from protocols.http.answers import json_answer
 
 
@@ -20,14 +20,16 @@ def sign_out_blueprint(applications: Applications, sessions: Sessions, browsers:
     @routes.get("/signout")
     async def sign_out() -> Response:
         # The session ends also when there is nowhere to go: who asks for that wants to be gone.
-        if browsers.session_id:
+        if browsers.session_id and not only_looks():
             await sessions.end(browsers.session_id)
         redirect_uri, state = _one("redirect_uri"), _one("state")
         if redirect_uri is not None and await applications.is_redirect_uri(redirect_uri):
             answer = redirect_to(with_parameters(redirect_uri, [("status", "logout"), ("state", state)]))
         else:
             answer = error_page(400, "Invalid parameter: redirect_uri")
-        browsers.forget(answer)
+        if not only_looks():
+            browsers.forget(answer)
+            answer.headers["Clear-Site-Data"] = '"cache"'  # or a browser's back button shows what was there before
         return answer
 
     return routes

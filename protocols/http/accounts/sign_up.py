@@ -1,20 +1,26 @@
-"""/signup, where the operator lets people open accounts for themselves (compatibility.md 4.2)."""
+"""/signup, where the operator lets people open accounts for themselves or invited them (compatibility.md 4.2)."""
 
 from quart import Blueprint, Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
+from broker.accounts.hashing import TooBusy
+from broker.accounts.invitations import Invitations
+from broker.accounts.links import LinkOver
 from broker.accounts.sessions import Sessions
 from broker.accounts.sign_up import SignUp
 from broker.errors import DomainError, EmailTaken, NotFound, TooManyAttempts, ValidationFailed
 from protocols.http.accounts.browsers import Browsers, Place
 from protocols.http.accounts.forms import Form
-from protocols.http.accounts.go import go_page
-from protocols.http.accounts.pages import pages_blueprint
+from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM, Steps
+from protocols.http.body import Query
 
 
-def sign_up_blueprint(steps: Steps, sign_up: SignUp, sessions: Sessions, browsers: Browsers) -> Blueprint:
+def sign_up_blueprint(
+    steps: Steps, sign_up: SignUp, invitations: Invitations, sessions: Sessions, browsers: Browsers
+) -> Blueprint:
     routes = pages_blueprint("sign_up")
+    invited = _Invited(invitations, sessions, browsers)
 
     def form_page(
         asked: AuthorizationRequest | None,
@@ -26,8 +32,6 @@ def sign_up_blueprint(steps: Steps, sign_up: SignUp, sessions: Sessions, browser
         refused: DomainError | None = None,
     ) -> Response:
         place: Place = "go" if asked is None else "authorize"
-        if isinstance(refused, ValidationFailed):
-            status, problem, refused = refused.status, _text_of(refused), None
         return browsers.form_page(
             "sign_up.html",
             place,
@@ -42,17 +46,25 @@ def sign_up_blueprint(steps: Steps, sign_up: SignUp, sessions: Sessions, browser
 
     @routes.get("/signup")
     async def show() -> Response:
-        """The query is that of /authorize, or else of /go."""
+        """The query is that of /authorize, or of /go, or has the code of an invitation."""
+        if (code := Query.of_request().text("code")) is not None:
+            return await invited.show(code, Form(b""))
         if not sign_up.is_open:
             raise NotFound
         asked = await steps.read(request.query_string)
         return form_page(None if isinstance(asked, Response) else asked, Form(b""), request.query_string)
 
+    @routes.errorhandler(LinkOver)
+    async def over(refused: LinkOver) -> Response:
+        return notice("Too late", str(refused), "Ask whoever invited you for another mail.", status=refused.status)
+
     @routes.post("/signup")
     async def open_account() -> Response:
+        form = await Form.of_request()
+        if form.text("code"):
+            return await invited.accept(form)
         if not sign_up.is_open:
             raise NotFound
-        form = await Form.of_request()
         query = form.query("continue")
         asked = None if form.text("page") == "go" else await steps.read(query)
         if isinstance(asked, Response):
@@ -66,15 +78,53 @@ def sign_up_blueprint(steps: Steps, sign_up: SignUp, sessions: Sessions, browser
                 full_name=form.text("fullName"),
                 address=request.remote_addr or "",
             )
-        except (ValidationFailed, EmailTaken, TooManyAttempts) as refused:
+        except (ValidationFailed, EmailTaken, TooManyAttempts, TooBusy) as refused:
             return form_page(asked, form, query, refused=refused)
         session = await sessions.begin(user, instead_of=browsers.session_id)
-        answer = go_page(query) if asked is None else await steps.go_on(asked, session)
-        browsers.remember(answer, session)
-        return answer
+        return await steps.signed_in(asked, query, session)
 
     return routes
 
 
-def _text_of(refused: ValidationFailed) -> str:
-    return " ".join(message for finding in refused.findings for message in finding.messages)
+class _Invited:
+    """The same for somebody whose address is known, and who comes from a mail instead of an application."""
+
+    def __init__(self, invitations: Invitations, sessions: Sessions, browsers: Browsers) -> None:
+        self._invitations = invitations
+        self._sessions = sessions
+        self._browsers = browsers
+
+    async def show(
+        self, code: str, form: Form, *, status: int = 200, problem: str = "", refused: DomainError | None = None
+    ) -> Response:
+        invitation = await self._invitations.find(code)
+        return self._browsers.form_page(
+            "accept_invitation.html",
+            "authorize",
+            b"",
+            status=status,
+            asked=None,
+            problem=problem,
+            refused=refused,
+            email=invitation.email,
+            full_name=form.text("fullName"),
+            code=code,
+        )
+
+    async def accept(self, form: Form) -> Response:
+        code = form.text("code")
+        if not self._browsers.showed_form(form.text("csrf")):
+            return await self.show(code, form, status=403, problem=OLD_FORM)
+        try:
+            user = await self._invitations.accept(code, password=form.text("password"), full_name=form.text("fullName"))
+        except (ValidationFailed, EmailTaken, TooBusy) as refused:
+            return await self.show(code, form, refused=refused)
+        session = await self._sessions.begin(user, instead_of=self._browsers.session_id)
+        answer = notice(
+            "Welcome",
+            f"Your account is open. You are signed in as {user.email}.",
+            "You may close this page.",
+            way_on=("/go", "Connect a device"),
+        )
+        self._browsers.remember(answer, session)
+        return answer

@@ -5,7 +5,7 @@ from quart import Blueprint, Response, request
 
 from broker.accounts.grants import Grants, TokenRequest
 from broker.accounts.token_server import Answer
-from broker.errors import DomainError
+from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from protocols.http.answers import json_answer
 from protocols.http.body import read_body
@@ -26,7 +26,10 @@ def token_blueprint(grants: Grants) -> Blueprint:
 
     @routes.errorhandler(DomainError)
     async def refused(error: DomainError) -> Response:
-        return json_answer({"error": "invalid_request", "error_description": str(error)}, error.status)
+        answer = json_answer({"error": "invalid_request", "error_description": str(error)}, error.status)
+        if isinstance(error, TryLater):
+            answer.headers["Retry-After"] = str(error.retry_seconds)
+        return answer
 
     @routes.errorhandler(Exception)
     async def failed(error: Exception) -> Response:

@@ -1,74 +1,149 @@
-"""/devices: the device record and its status (compatibility.md 6.1 and 6.4)."""
+"""/devices: the device record (specification, Devices; compatibility.md 6.1)."""
 
+import msgspec
 from quart import Blueprint, Response
 
 from broker.accounts.permissions import Permission
+from broker.accounts.tokens import Caller
+from broker.device_types.catalog import DeviceType
+from broker.devices.inventory import POLICIES, DeviceChanges, NewDevice, Policy, name_findings
 from broker.devices.registry import Device
-from broker.messages.status import DeviceStatus
+from broker.errors import Finding, PermissionDenied, ValidationFailed
 from broker.services import Services
+from config.limits import FORBIDDEN_IN_NAMES
 from protocols.http.answers import json_answer
-from protocols.http.body import Query
+from protocols.http.body import Query, members, read_body
 from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.rendering import snapshot_object
+from protocols.http.rest.device_records import device_record, record_of
+from protocols.http.rest.named_devices import NamedDevices
+from storage.records import UserRecord
+
+
+class _Put(msgspec.Struct):
+    name: str | None = None
+    manifestVersion: int | None = None  # noqa: N815 - as on the wire
+    manifestVersionPolicy: str | None = None  # noqa: N815
+    connected: bool | None = None
+
+
+class _Post(msgspec.Struct):
+    uid: str | None = None
+    dtid: str | None = None
+    name: str | None = None
+    manifestVersion: int | None = None  # noqa: N815
+    manifestVersionPolicy: str | None = None  # noqa: N815
+    vdid: str | None = None
+    svdid: str | None = None
 
 
 def devices_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("devices", __name__)
+    named, inventory, creation = NamedDevices(services, guard), services.inventory, _Creation(services)
 
-    async def readable(device_id: str) -> Device:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
-        device = await services.devices.find(device_id)
-        await services.permissions.require(caller, device, Permission.READ)
-        return device
+    async def answer(caller: Caller, device: Device, *, with_properties: bool = False) -> Response:
+        share = None if caller.user is None else await services.shares.accepted_by(caller.user, device)
+        record = device_record(device, shared_with_me=None if share is None else share.id)
+        return json_answer({"data": record | ({"properties": {}} if with_properties else {})})
+
+    @routes.post("/devices")
+    async def create() -> Response:
+        caller = await guard.caller(USER, APPLICATION)
+        return await answer(caller, await creation.device(caller, members(await read_body(), _Post)))
 
     @routes.get("/devices/<device_id>")
-    async def record(device_id: str) -> Response:
-        device = await readable(device_id)
+    async def show(device_id: str) -> Response:
+        caller, device = await named.get(device_id, Permission.READ, USER, APPLICATION, DEVICE)
         query = Query.of_request()
         shown = query.boolean("includeProperties", default=False) or query.boolean("properties", default=False)
         query.check()
-        return json_answer({"data": _record(device) | ({"properties": {}} if shown else {})})
+        return await answer(caller, device, with_properties=shown)
 
-    @routes.get("/devices/<device_id>/status")
-    async def status(device_id: str) -> Response:
-        device = await readable(device_id)
-        query = Query.of_request()
-        with_snapshot = query.boolean("includeSnapshot", default=True)
-        with_ts = query.boolean("includeSnapshotTimestamp", default=True)
-        query.check()
-        found = await services.statuses.of(device, with_snapshot=with_snapshot)
-        return json_answer({"did": device.id, "data": _status(found, with_ts=with_ts)})
+    @routes.put("/devices/<device_id>")
+    async def change(device_id: str) -> Response:
+        caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
+        put = members(await read_body(), _Put)
+        findings: list[Finding] = []
+        changes = DeviceChanges(
+            name=put.name,
+            manifest_version=put.manifestVersion,
+            manifest_version_policy=_policy(put.manifestVersionPolicy, findings),
+            enabled=put.connected,
+        )
+        _refuse(findings)
+        await inventory.change(device, changes, application_id=caller.application_id)
+        return await answer(caller, device)
+
+    @routes.delete("/devices/<device_id>")
+    async def delete(device_id: str) -> Response:
+        caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
+        was = await inventory.delete(device, application_id=caller.application_id)
+        return json_answer({"data": record_of(was, device)})
 
     return routes
 
 
-def _record(device: Device) -> dict[str, object]:
-    record = device.record
-    return {
-        "id": record.id,
-        "uid": record.owner_id,
-        "dtid": device.type.id,
-        "name": record.name,
-        "manifestVersion": device.manifest.version,
-        "manifestVersionPolicy": record.manifest_version_policy,
-        "needProviderAuth": False,
-        "cloudAuthorization": "NO_AUTHORIZATION",
-        "eid": None,
-        "certificateSignature": None,
-        "certificateInfo": None,
-        "createdOn": record.created_on,
-        "connected": record.enabled,
-        "sharedWithOthers": False,
-    }
+class _Creation:
+    """From the body of POST /devices to a device."""
+
+    def __init__(self, services: Services) -> None:
+        self._users = services.users
+        self._types = services.device_types
+        self._permissions = services.permissions
+        self._inventory = services.inventory
+        self._approved = services.approved_lists
+
+    async def device(self, caller: Caller, post: _Post) -> Device:
+        """Raises ValidationFailed, UserNotFound, DeviceTypeNotFound, PermissionDenied, Conflict."""
+        dtid, policy = _checked(caller, post)
+        owner = await self._users.find(post.uid or "self", caller)
+        type_ = await self._types.find(dtid)
+        await self._require(caller, owner, type_)
+        is_listed = await self._approved.is_enabled(type_)
+        claim = await self._approved.check(type_, post.vdid, post.svdid)
+        new = NewDevice(
+            owner=owner.key,
+            type=type_,
+            name=post.name,
+            manifest_version=post.manifestVersion,
+            manifest_version_policy=policy,
+            vdid=post.vdid if is_listed else None,
+        )
+        return await self._inventory.create(new, application_id=caller.application_id, check=claim)
+
+    async def _require(self, caller: Caller, owner: UserRecord, type_: DeviceType) -> None:
+        if not (await self._permissions.reach(caller)).allows_type(owner.key, type_.record, Permission.WRITE):
+            missing = f"WRITE on device type {type_.id}" if caller.kind is APPLICATION else "access to this user"
+            raise PermissionDenied(missing)
+        await self._permissions.require_type(caller, type_.record, user=owner.key)
 
 
-def _status(status: DeviceStatus, *, with_ts: bool) -> dict[str, object]:
-    """What never happened is absent."""
-    members = {
-        "lastMessageTs": status.last_message_ts,
-        "lastActionTs": status.last_action_ts,
-        "availability": status.availability,
-        "lastTimeOnline": status.last_time_online,
-        "snapshot": None if status.snapshot is None else snapshot_object(status.snapshot, with_ts=with_ts),
-    }
-    return {name: value for name, value in members.items() if value is not None}
+def _checked(caller: Caller, post: _Post) -> tuple[str, Policy]:
+    """What the body says by itself. Raises ValidationFailed with everything that is wrong."""
+    findings: list[Finding] = []
+    if post.uid is None and caller.kind is APPLICATION:
+        findings.append(Finding("uid", ("Required parameter",)))
+    dtid = post.dtid or ""
+    if not dtid:
+        findings.append(Finding("dtid", ("Required parameter",)))
+    elif not FORBIDDEN_IN_NAMES.isdisjoint(dtid):
+        findings.append(Finding("dtid", ("Invalid value",)))
+    if post.name is not None:
+        findings += name_findings(post.name)
+    policy = _policy(post.manifestVersionPolicy, findings)
+    _refuse(findings)
+    return dtid, policy or POLICIES[0]
+
+
+def _policy(given: str | None, findings: list[Finding]) -> Policy | None:
+    if given is None:
+        return None
+    for policy in POLICIES:
+        if given.upper() == policy:
+            return policy
+    findings.append(Finding("manifestVersionPolicy", ("Invalid value",)))
+    return None
+
+
+def _refuse(findings: list[Finding]) -> None:
+    if findings:
+        raise ValidationFailed(tuple(findings))

@@ -108,6 +108,8 @@ def _request(post: _Post) -> ExportRequest:
     if csv_headers is None:
         findings.append(Finding("csvHeaders", ("Boolean field only",)))
     trial_id = post.trial_id or post.trial_id_as_specified
+    if post.trial_id_as_specified not in {None, trial_id}:
+        findings.append(Finding("trialId", ("Invalid value",)))  # two spellings, two trials
     if not any(map(items, (post.uids, post.sdids, post.sdtids, trial_id))):
         findings.append(Finding("uids", ("Required parameter",)))
     if findings:

@@ -11,8 +11,10 @@ from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import Finding, ValidationFailed
+from broker.limits.meters import Channel
 from broker.services import Services
 from config.limits import MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
+from protocols.http.allowances import charge_to
 from protocols.http.answers import json_answer, page_of, search_answer
 from protocols.http.body import Query, integer, members, read_body
 from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
@@ -27,7 +29,7 @@ def messages_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.post("/messages")
     async def send_message() -> Response:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
+        caller = await guard.caller(USER, APPLICATION, DEVICE, channel=Channel.MESSAGES)
         post = members(await read_body(limit=MAX_MESSAGE_BODY_BYTES), _Post)
         if _kind(post, "message", "action") == "action":
             return await sending.action(caller, post)
@@ -35,7 +37,7 @@ def messages_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.post("/actions")
     async def send_action() -> Response:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
+        caller = await guard.caller(USER, APPLICATION, DEVICE, channel=Channel.MESSAGES)
         post = members(await read_body(limit=MAX_MESSAGE_BODY_BYTES), _Post)
         _kind(post, "action")
         return await sending.action(caller, post)
@@ -89,19 +91,22 @@ class _Sending:
 
     async def message(self, caller: Caller, post: _Post) -> Response:
         sdid = post.sdid or caller.device_id
-        data = _data(post, "sdid", sdid)
+        data = _required(post, "sdid", sdid)
         device = await self._writable(caller, sdid)
+        charge_to(device)
         await self._ingest.wait_room()
-        position = self._ingest.submit(device, data, _ts(post.ts))
+        payload = _payload(data, anything=device.manifest.takes_any_payload)
+        position = self._ingest.submit(device, payload, _ts(post.ts))
         return await self._stored(position)
 
     async def action(self, caller: Caller, post: _Post) -> Response:
         ddid = post.ddid or caller.device_id
-        data = _data(post, "ddid", ddid)
+        data = _payload(_required(post, "ddid", ddid))
         destination = await self._writable(caller, ddid)
         source = destination
         if post.sdid and post.sdid != destination.id:
             source = await self._writable(caller, post.sdid)
+        charge_to(source)
         await self._ingest.wait_room()
         position = self._ingest.submit_action(source, destination, data, _ts(post.ts))
         return await self._stored(position)
@@ -116,33 +121,32 @@ class _Sending:
         return json_answer({"data": {"mid": self._ingest.mid(position)}})
 
 
-def _data(post: _Post, id_name: str, device_id: str | None) -> bytes:
-    """The JSON text of `data`, which may come as an object or as a text that holds one (8.4).
-
-    Raises ValidationFailed, also for what else the call requires and does not have.
-    """
+def _required(post: _Post, id_name: str, device_id: str | None) -> bytes:
+    """`data` as it came. Raises ValidationFailed for whatever of the two there is not."""
     findings = [] if device_id else [Finding(id_name, ("Required parameter",))]
     data = bytes(post.data)
     if data in {b"", b"null"}:
         findings.append(Finding("data", ("Required parameter",)))
-    elif (unwrapped := _object_text(data)) is None:
-        findings.append(Finding("data", ("Invalid value",)))
-    else:
-        data = unwrapped
     if findings:
         raise ValidationFailed(tuple(findings))
     return data
 
 
-def _object_text(data: bytes) -> bytes | None:
+def _payload(data: bytes, *, anything: bool = False) -> bytes:
+    """The JSON text of an object, which may come as one or as a text that holds one (8.4).
+
+    A device whose Manifest has a transform may send `anything`: a text is its bytes, everything else is JSON. Raises
+    ValidationFailed.
+    """
     if data.startswith(b"{"):
         return data
     try:
-        text = msgspec.json.decode(data, type=str)
-        msgspec.json.decode(text, type=dict[str, Raw])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    return text.encode()
+        text = msgspec.json.decode(data, type=str).encode() if data.startswith(b'"') or not anything else data
+        if not anything:
+            msgspec.json.decode(text, type=dict[str, Raw])
+    except (ValueError, RecursionError):
+        raise ValidationFailed.of("data", "Invalid value") from None
+    return text
 
 
 def _ts(given: Raw) -> object:

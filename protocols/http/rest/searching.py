@@ -84,7 +84,7 @@ class Readable:
             return None, None, []
         user = await self._users.find(uid or "self", caller)
         await self._permissions.require_user(caller, user.key)
-        reach = await self._permissions.reach(caller, owner=user.key)
+        reach = await self._permissions.reach(caller)
         devices = await self._devices.owned_by(user.key)
         return user.id, None, [device for device in devices if reach.allows(device, Permission.READ)]
 
@@ -96,8 +96,7 @@ class Readable:
     async def listed(self, caller: Caller, device_ids: list[str]) -> list[Device]:
         """Each once. Raises DeviceNotFound, PermissionDenied."""
         devices = [await self._devices.find(device_id) for device_id in dict.fromkeys(device_ids)]
-        owners = {device.owner for device in devices}
-        reach = await self._permissions.reach(caller, owner=owners.pop() if len(owners) == 1 else None)
+        reach = await self._permissions.reach(caller)
         for device in devices:
             if not reach.allows(device, Permission.READ):
                 raise PermissionDenied(f"READ on device {device.id}")

@@ -88,7 +88,9 @@ class OAuthWorld:
 
     async def allow(self, **query: str) -> str:
         """The address that Ada is sent to after she agreed."""
-        outcome = await self.services.authorize.allow(await self.read(**query), self.ada.key)
+        asked = await self.read(**query)
+        screen = await self.services.authorize.consent_needed(asked)
+        outcome = await self.services.authorize.allow(asked, self.ada.key, agreed=screen)
         assert isinstance(outcome, Redirect)
         return outcome.url
 
@@ -125,7 +127,8 @@ class OAuthWorld:
 
     async def approved_device_code(self) -> str:
         body = (await self.device_code()).body
-        await self.services.device_codes.approve(body["user_code"], self.ada.key, address="192.0.2.1")
+        waiting = await self.services.device_codes.find(body["user_code"], address="192.0.2.1")
+        assert await self.services.device_codes.approve(waiting, self.ada.key, address="192.0.2.1") is None
         return str(body["device_code"])
 
     async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:

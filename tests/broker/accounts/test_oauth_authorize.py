@@ -252,7 +252,8 @@ async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> N
     asked = await oauth.read(client_id=WEB, response_type="code")
     oauth.services.authorize.deny(asked)
     assert await grants_of(oauth, WEB) == set()
-    await oauth.services.authorize.allow(asked, oauth.ada.key)
+    screen = await oauth.services.authorize.consent_needed(asked)
+    await oauth.services.authorize.allow(asked, oauth.ada.key, agreed=screen)
     assert await grants_of(oauth, WEB) == {(None, False, False), (lock.key, True, False)}
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "WRITE"), asks("*", "READ")])
     await oauth.code(WEB)

@@ -58,18 +58,32 @@ async def test_the_next_poll_after_approval_gets_the_token_once(oauth: OAuthWorl
     assert waiting.user_code == body["user_code"]
     fake_clock.advance(5000)
     assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
-    await oauth.services.device_codes.approve(body["user_code"].replace("-", ""), oauth.ada.key, address=HERE)
+    assert await oauth.services.device_codes.find(body["user_code"].replace("-", ""), address=HERE) == waiting
+    assert await oauth.services.device_codes.approve(waiting, oauth.ada.key, address=HERE) is None
     assert await poll(oauth, body["device_code"]) == (200, "")
     assert await poll(oauth, body["device_code"]) == (400, "expired_token")
 
 
+async def test_what_is_kept_is_what_was_shown(oauth: OAuthWorld) -> None:
+    codes = oauth.services.device_codes
+    body = (await oauth.device_code()).body
+    shown = await codes.find(body["user_code"], address=HERE)
+    await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
+    instead = await codes.approve(shown, oauth.ada.key, address=HERE)
+    assert instead is not None
+    assert [asked.name for asked in instead.screen.asked] == ["All device types"]
+    assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
+    assert await codes.approve(instead, oauth.ada.key, address=HERE) is None
+
+
 async def test_a_refusal_is_told_to_every_poll(oauth: OAuthWorld) -> None:
     body = (await oauth.device_code()).body
+    waiting = await oauth.services.device_codes.find(body["user_code"], address=HERE)
     await oauth.services.device_codes.deny(body["user_code"], oauth.ada.key, address=HERE)
     for _ in range(2):
         assert await poll(oauth, body["device_code"]) == (400, "access_denied")
     with pytest.raises(UserCodeNotFound):
-        await oauth.services.device_codes.approve(body["user_code"], oauth.ada.key, address=HERE)
+        await oauth.services.device_codes.approve(waiting, oauth.ada.key, address=HERE)
 
 
 async def test_who_polls_too_soon_has_to_wait_longer(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
@@ -124,10 +138,11 @@ async def test_a_wrong_code_is_not_found(oauth: OAuthWorld, typed: str) -> None:
 async def test_one_address_may_guess_ten_times(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     codes = oauth.services.device_codes
     right = (await oauth.device_code()).body["user_code"]
+    waiting = await codes.find(right, address=HERE)
     for number in range(10):
         with pytest.raises(UserCodeNotFound):
             await codes.find(f"AAAA-AA{ALPHABET[number]}{ALPHABET[number]}", address=HERE)
-    for attempt in (codes.find(right, address=HERE), codes.approve(right, oauth.ada.key, address=HERE)):
+    for attempt in (codes.find(right, address=HERE), codes.approve(waiting, oauth.ada.key, address=HERE)):
         with pytest.raises(TooManyAttempts) as caught:
             await attempt
         assert (caught.value.status, caught.value.retry_seconds) == (429, 900)

@@ -6,8 +6,9 @@ from trio.testing import MockClock
 
 from broker.clock import Clock
 from broker.errors import Unauthorized
+from broker.facts import TokenRevoked
 from broker.routing.connections import CloseReason
-from broker.secrets import Vault
+from broker.secrets import Vault, token_hash
 from broker.services import Services, open_services
 from config.settings import Settings
 from storage.database import Database
@@ -89,12 +90,17 @@ async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
         await build_world(services.database, services.vault)
         await services.tokens.caller(ADA_TOKEN)  # remembered
+        told: list[TokenRevoked] = []
+        services.router.subscribe(TokenRevoked, told.append)
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.tokens.revoke, ADA_TOKEN)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-            runner.commits.set()
+        assert told == []  # it is not durable yet
+        runner.commits.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == [TokenRevoked(token_hash(ADA_TOKEN))]
         with pytest.raises(Unauthorized):
             await services.tokens.caller(ADA_TOKEN)
 

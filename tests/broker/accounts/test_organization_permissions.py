@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.accounts.permissions import ADMINISTRATORS, DEVELOPERS, Permission, Reach, Role
+from broker.accounts.permissions import ADMINISTRATORS, DEVELOPERS, Grants, Permission, Reach, Role
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied
 from broker.services import Services
@@ -17,6 +17,7 @@ class ProtectedDevice:
     """Ada's, of type 7."""
 
     key, id, owner, type_key, type_protected = 1, "1" * 32, 1, 7, True
+    shared_with: tuple[int, ...] = ()
 
     def __init__(self, organization: int) -> None:
         self.type_organization = organization
@@ -27,12 +28,12 @@ class ProtectedDevice:
 def test_applications_of_others_never_reach_a_protected_type(
     organization: int, reached: bool, type_key: int | None
 ) -> None:
-    reach = Reach(application, [GrantRecord(1, 1, type_key, True, True)])
+    reach = Reach(application, Grants([GrantRecord(1, 1, type_key, True, True)]))
     assert reach.allows(ProtectedDevice(organization), Permission.READ) is reached
 
 
 def test_devices_of_types_that_are_not_protected_are_reached_as_ever() -> None:
-    assert Reach(application, [GrantRecord(1, 1, 1, True, True)]).allows(
+    assert Reach(application, Grants([GrantRecord(1, 1, 1, True, True)])).allows(
         make_device(organization=THEIRS), Permission.READ
     )
 

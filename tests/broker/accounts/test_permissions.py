@@ -1,17 +1,38 @@
 """Who may READ and WRITE what (specification, Permissions), as one table."""
 
-import pytest
+from dataclasses import replace
 
-from broker.accounts.permissions import Permission, Reach
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.accounts.permissions import Grants, Permission, Reach
 from broker.accounts.tokens import Caller, TokenKind
+from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import PermissionDenied
-from broker.services import Services
+from broker.facts import GrantsChanged
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
 from storage.records import GrantRecord
-from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, HALL, KITCHEN_TOKEN, World, make_device
+from tests.factories import (
+    ADA_TOKEN,
+    APPLICATION_TOKEN,
+    BOB_TOKEN,
+    HALL,
+    KITCHEN_TOKEN,
+    World,
+    allow,
+    build_world,
+    make_device,
+)
+from tests.fakes import FakeClock, HeldRunner
 
-READ, WRITE = Permission.READ, Permission.WRITE
-ADA, BOB = 1, 2
+READ, WRITE, MANAGE = Permission.READ, Permission.WRITE, Permission.MANAGE
+ADA, BOB, CAROL = 1, 2, 3
 LIGHT, LOCK = 1, 2
 OURS, THEIRS = 1, 2
 DASHBOARD = 1
@@ -20,6 +41,7 @@ device = Caller(kind=TokenKind.DEVICE, token=b"", expires_on=None, device=10)
 ada = Caller(
     kind=TokenKind.USER, token=b"", expires_on=1, user=ADA, application=DASHBOARD, application_organization=OURS
 )
+bob, carol = replace(ada, user=BOB), replace(ada, user=CAROL)
 application = Caller(
     kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=DASHBOARD, application_organization=OURS
 )
@@ -30,6 +52,8 @@ adas_lock = make_device(12, owner=ADA, type_key=LOCK, organization=THEIRS)
 adas_own_brand = make_device(13, owner=ADA, type_key=3, organization=OURS)
 bobs_light = make_device(20, owner=BOB, type_key=LIGHT, organization=THEIRS)
 bobs_own_brand = make_device(21, owner=BOB, type_key=3, organization=OURS)
+shared_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
+shared_light.refresh(replace(shared_light.record, shared_with=frozenset({BOB})), shared_light.type)
 
 
 def grant(type_key: int | None, *, read: bool = True, write: bool = True, user: int = ADA) -> GrantRecord:
@@ -68,13 +92,57 @@ def grant(type_key: int | None, *, read: bool = True, write: bool = True, user: 
 def test_what_a_caller_may_do_with_a_device(
     caller: Caller, grants: list[GrantRecord], target: Device, reads: bool, writes: bool
 ) -> None:
-    reach = Reach(caller, grants)
+    reach = Reach(caller, Grants(grants))
     assert (reach.allows(target, READ), reach.allows(target, WRITE)) == (reads, writes)
+
+
+@pytest.mark.parametrize(
+    ("caller", "grants", "reads", "writes", "manages"),
+    [
+        (device, [], True, True, True),  # its own device: what calls take its token is another question
+        (ada, [], True, True, True),
+        (bob, [], True, True, False),
+        (carol, [], False, False, False),
+        (application, [], False, False, False),
+        (application, [grant(LIGHT)], True, True, True),
+        (application, [grant(LIGHT, write=False)], True, False, False),
+        (application, [grant(LIGHT, read=False)], False, True, True),
+        # What Bob granted covers what is shared with him, and as little as the share itself.
+        (application, [grant(LIGHT, user=BOB)], True, True, False),
+        (application, [grant(LIGHT, user=BOB, write=False)], True, False, False),
+        (application, [grant(LOCK, user=BOB)], False, False, False),
+        (application, [grant(None, user=CAROL)], False, False, False),
+        (application, [grant(LIGHT, write=False), grant(LIGHT, user=BOB)], True, True, False),
+    ],
+)
+def test_what_a_share_gives(
+    caller: Caller, grants: list[GrantRecord], reads: bool, writes: bool, manages: bool
+) -> None:
+    reach = Reach(caller, Grants(grants))
+    assert [reach.allows(shared_light, one) for one in (READ, WRITE, MANAGE)] == [reads, writes, manages]
+
+
+def test_a_reach_follows_the_device() -> None:
+    light, reach = make_device(30, owner=ADA), Reach(bob, Grants())
+    assert not reach.allows(light, READ)
+    light.refresh(replace(light.record, shared_with=frozenset({BOB})), light.type)
+    assert reach.allows(light, READ)
+
+
+def test_what_a_caller_may_do_with_a_type() -> None:
+    light, own = adas_light.type.record, adas_own_brand.type.record
+    protected = replace(light, protected=True)
+    reach = Reach(application, Grants([grant(LIGHT, write=False)]))
+    assert [reach.allows_type(ADA, light, one) for one in (READ, WRITE)] == [True, False]
+    assert [reach.allows_type(user, own, WRITE) for user in (ADA, BOB)] == [True, False]
+    assert not reach.allows_type(ADA, protected, READ)
+    assert [Reach(ada, Grants()).allows_type(user, light, WRITE) for user in (ADA, BOB)] == [True, False]
+    assert not Reach(device, Grants()).allows_type(ADA, light, READ)
 
 
 def test_an_application_without_organization_of_its_own_has_no_own_types() -> None:
     stranger = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=7)
-    assert not Reach(stranger, [grant(LOCK)]).allows(adas_own_brand, READ)
+    assert not Reach(stranger, Grants([grant(LOCK)])).allows(adas_own_brand, READ)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +157,7 @@ def test_an_application_without_organization_of_its_own_has_no_own_types() -> No
     ],
 )
 def test_for_whom_a_caller_acts(caller: Caller, grants: list[GrantRecord], user: int, covered: bool) -> None:
-    assert Reach(caller, grants).covers_user(user) is covered
+    assert Reach(caller, Grants(grants)).covers_user(user) is covered
 
 
 async def test_the_grants_come_from_the_store(services: Services, world: World) -> None:
@@ -113,7 +181,7 @@ async def test_a_grant_is_seen_at_once_and_only_replaced_by_one_for_the_same_typ
     bobs = await services.devices.get(world.bobs)
     for type_key in (None, None, world.light_type, world.light_type):
         record = GrantRecord(world.bob, world.application, type_key, True, False)
-        await services.database.write(lambda tx, g=record: tx.accounts.put_grant(g))  # type: ignore[misc]
+        await allow(services, record)
     assert len(await services.database.read(lambda tx: tx.accounts.grants(world.application, world.bob))) == 2
     assert (await services.permissions.reach(caller)).allows(bobs, READ)
 
@@ -133,3 +201,45 @@ async def test_users_and_devices_reach_their_own(services: Services, world: Worl
     for caller, user in ((ada_caller, world.bob), (light, world.ada)):
         with pytest.raises(PermissionDenied):
             await services.permissions.require_user(caller, user)
+
+
+async def test_a_reach_follows_the_grants(services: Services, world: World) -> None:
+    reach = await services.permissions.reach(await services.tokens.caller(APPLICATION_TOKEN))
+    bobs = await services.devices.get(world.bobs)
+    assert not reach.allows(bobs, READ)
+    await allow(services, GrantRecord(world.bob, world.application, None, read=True, write=False))
+    assert reach.allows(bobs, READ)
+    services.router.publish(GrantsChanged(world.bob, world.application, ()))
+    assert not reach.allows(bobs, READ)
+    assert not reach.covers_user(world.bob)
+
+
+async def test_provisioned_grants_are_in_force_at_once(services: Services, world: World) -> None:
+    reach = await services.permissions.reach(await services.tokens.caller(APPLICATION_TOKEN))
+    entry = {"user": "bob@example.org", "application": "Dashboard", "device_type": "*", "permissions": ["READ"]}
+    await services.provisioning.apply({"grants": [entry]}, dry_run=True)
+    assert not reach.covers_user(world.bob)
+    await services.provisioning.apply({"grants": [entry]})
+    assert reach.covers_user(world.bob)
+
+
+async def test_grants_that_change_while_they_are_read_are_read_again(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        world = await build_world(services.database, services.vault)
+        caller = await services.tokens.caller(APPLICATION_TOKEN)
+        found: list[Reach] = []
+
+        async def look() -> None:
+            found.append(await services.permissions.reach(caller))
+
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()  # the grants were read, and are about to become old
+            await allow(services, GrantRecord(world.bob, world.application, None, read=True, write=True))
+            runner.reads.set()
+        assert found[0].covers_user(world.bob)

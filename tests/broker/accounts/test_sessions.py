@@ -6,17 +6,19 @@ import trio
 from broker.accounts.sessions import FormKeys, Session, WrongPassword
 from broker.errors import TooManyAttempts
 from broker.services import Services
+from config.limits import PASSWORD_ADDRESS_MISSES
 from tests.factories import ADA, World
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 
 DAY_MS = 86_400_000
+HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 
 
 @pytest.fixture
 async def signed_in(services: Services, world: World) -> Session:
     await give_password(services, await services.users.find(ADA))
-    return await services.sessions.sign_in("ada-example", PASSWORD)
+    return await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
 async def stored(services: Services) -> int:
@@ -31,7 +33,7 @@ async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Sess
     assert await services.sessions.find(signed_in.id) is not None
     fake_clock.advance(1)
     assert await services.sessions.find(signed_in.id) is None
-    await services.sessions.sign_in("ada-example", PASSWORD)
+    await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     assert await stored(services) == 1  # the old one is gone
 
 
@@ -50,7 +52,7 @@ async def test_the_id_is_not_stored(services: Services, signed_in: Session) -> N
 
 
 async def test_proofs_belong_to_one_session_and_one_thing(services: Services, signed_in: Session) -> None:
-    other = await services.sessions.sign_in("ada@example.org", PASSWORD)
+    other = await services.sessions.sign_in("ada@example.org", PASSWORD, address=HERE)
     proof = signed_in.proof(b"a", b"bc")
     assert signed_in.proves(proof, b"a", b"bc")
     assert not signed_in.proves(proof, b"ab", b"c")
@@ -71,7 +73,7 @@ async def test_many_guesses_at_once_are_no_way_around(services: Services, signed
 
     async def guess() -> None:
         try:
-            await services.sessions.sign_in("ada-example", "wrong")
+            await services.sessions.sign_in("ada-example", "wrong", address=HERE)
         except (WrongPassword, TooManyAttempts) as refused:
             outcomes.append(type(refused))
 
@@ -86,15 +88,39 @@ async def test_the_right_password_forgives(services: Services, signed_in: Sessio
     for _ in range(3):
         for _ in range(4):
             with pytest.raises(WrongPassword):
-                await services.sessions.sign_in("ada-example", "wrong")
-        await services.sessions.sign_in("ada-example", PASSWORD)
+                await services.sessions.sign_in("ada-example", "wrong", address=HERE)
+        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
 async def test_a_very_long_password(services: Services, signed_in: Session) -> None:
     with pytest.raises(WrongPassword):
-        await services.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000)
+        await services.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000, address=HERE)
 
 
 async def test_another_password_ends_the_sessions(services: Services, signed_in: Session) -> None:
     await give_password(services, signed_in.user, services.passwords.hash("another one"))
     assert await services.sessions.find(signed_in.id) is None
+
+
+async def test_one_address_may_not_try_many_accounts(
+    services: Services, signed_in: Session, fake_clock: FakeClock
+) -> None:
+    for number in range(PASSWORD_ADDRESS_MISSES):
+        with pytest.raises(WrongPassword):
+            await services.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
+    with pytest.raises(TooManyAttempts) as refused:
+        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    assert refused.value.retry_seconds == 900
+    await services.sessions.sign_in("ada-example", PASSWORD, address=ELSEWHERE)
+    fake_clock.advance(900_000)
+    await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+
+
+async def test_the_right_password_does_not_forgive_the_address(services: Services, signed_in: Session) -> None:
+    for number in range(PASSWORD_ADDRESS_MISSES):
+        with pytest.raises(WrongPassword):
+            await services.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
+        if number == PASSWORD_ADDRESS_MISSES // 2:
+            await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    with pytest.raises(TooManyAttempts):
+        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)

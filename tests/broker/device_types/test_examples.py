@@ -6,7 +6,7 @@ from operator import attrgetter
 import pytest
 
 from broker.device_types.examples import ExampleDeviceType, load_examples
-from broker.device_types.manifest import Manifest
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.ids import is_unique_name
 
@@ -86,7 +86,7 @@ def test_record_is_complete(example: ExampleDeviceType) -> None:
     assert example.approved
     assert example.tags
     assert example.description
-    assert Manifest.parse(json.loads(example.manifest_document)) == example.manifest
+    assert parse_manifest(json.loads(example.manifest_document)) == example.manifest
 
 
 def test_flags_of_the_special_boards() -> None:

@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.device_types.manifest import NO_MANIFEST, Action, Field, Manifest, Metadata, ValueClass
+from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
 
 Object = dict[str, object]
@@ -78,7 +81,7 @@ def nested(levels: int) -> Object:
 def findings(document: object) -> list[tuple[str, str]]:
     """What is wrong with a document; nothing when it is accepted."""
     try:
-        Manifest.parse(document)
+        parse_manifest(document)
     except ValidationFailed as refusal:
         return [(finding.field, " and ".join(finding.messages)) for finding in refusal.findings]
     return []
@@ -88,7 +91,7 @@ def findings(document: object) -> list[tuple[str, str]]:
 
 
 def test_the_example_of_the_specification() -> None:
-    manifest = Manifest.parse(DOCUMENT)
+    manifest = parse_manifest(DOCUMENT)
     assert manifest == Manifest(
         fields=(
             Field("state", ValueClass.BOOLEAN, type="STATE", description="on or off"),
@@ -264,7 +267,7 @@ def test_type(place: Place, path: str, type_: object, message: str | None) -> No
 
 
 def test_type_is_custom_by_default() -> None:
-    manifest = Manifest.parse({"fields": [leaf()], "actions": [{"name": "reset"}]})
+    manifest = parse_manifest({"fields": [leaf()], "actions": [{"name": "reset"}]})
     assert (manifest.fields[0].type, manifest.actions[0].type) == ("CUSTOM", "CUSTOM")
 
 
@@ -334,9 +337,9 @@ def test_flags_of_a_field(place: Place, path: str, member: str) -> None:
 
 
 def test_flags_of_a_field_are_kept() -> None:
-    field = Manifest.parse(fields(leaf(isCollection=True, isSensitive=True))).fields[0]
+    field = parse_manifest(fields(leaf(isCollection=True, isSensitive=True))).fields[0]
     assert (field.is_collection, field.is_sensitive) == (True, True)
-    field = Manifest.parse(fields(leaf())).fields[0]
+    field = parse_manifest(fields(leaf())).fields[0]
     assert (field.is_collection, field.is_sensitive) == (False, False)
 
 
@@ -356,7 +359,7 @@ def test_flags_of_a_field_are_kept() -> None:
     ],
 )
 def test_unit(members: Object, text: str | None) -> None:
-    assert Manifest.parse(fields(leaf(**members))).fields[0].unit == text
+    assert parse_manifest(fields(leaf(**members))).fields[0].unit == text
 
 
 @pytest.mark.parametrize(("place", "path"), FIELD_PLACES)
@@ -371,7 +374,7 @@ def test_tags(place: Place, path: str) -> None:
     assert findings(place(leaf(tags=None))) == []
     assert findings(place(leaf(tags="a"))) == [(f"{path}.tags", "Invalid value")]
     assert findings(place(leaf(tags=["a", 1]))) == [(f"{path}.tags.1", "Text field only")]
-    assert Manifest.parse(fields(leaf(tags=["a", "b"]))).fields[0].tags == ("a", "b")
+    assert parse_manifest(fields(leaf(tags=["a", "b"]))).fields[0].tags == ("a", "b")
 
 
 NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
@@ -393,7 +396,7 @@ NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
     ],
 )
 def test_metadata(type_: str, value: object) -> None:
-    manifest = Manifest.parse(fields(leaf(metaData=[{"type": type_, "value": value}])))
+    manifest = parse_manifest(fields(leaf(metaData=[{"type": type_, "value": value}])))
     assert manifest.fields[0].properties() == {
         "type": "Integer",
         "isCollection": False,
@@ -519,7 +522,7 @@ def test_findings_about_noise_are_bounded() -> None:
 
 
 def test_leaf_fields_by_path() -> None:
-    manifest = Manifest.parse(DOCUMENT)
+    manifest = parse_manifest(DOCUMENT)
     assert list(manifest.leaves) == ["state", "intensity", "colorRGB.r", "colorRGB.g", "colorRGB.b"]
     found = manifest.field_at("colorRGB.r")
     assert found is not None
@@ -529,7 +532,7 @@ def test_leaf_fields_by_path() -> None:
 
 
 def test_actions_by_name() -> None:
-    manifest = Manifest.parse(DOCUMENT)
+    manifest = parse_manifest(DOCUMENT)
     assert list(manifest.actions_by_name) == ["setOn", "setIntensity"]
     assert manifest.actions_by_name["setOn"].is_standard
 
@@ -540,7 +543,7 @@ def test_no_manifest_declares_nothing() -> None:
 
 def test_properties() -> None:
     integer = {"type": "Integer", "isCollection": False, "description": ""}
-    properties = Manifest.parse(DOCUMENT).properties()
+    properties = parse_manifest(DOCUMENT).properties()
     assert properties == {
         "fields": {
             "state": {"type": "Boolean", "isCollection": False, "description": "on or off"},
@@ -561,3 +564,93 @@ def test_properties() -> None:
         },
     }
     assert json.loads(json.dumps(properties)) == properties
+
+
+members = st.sampled_from(
+    [
+        "fields",
+        "actions",
+        "name",
+        "type",
+        "valueClass",
+        "children",
+        "isCollection",
+        "unit",
+        "unitSymbol",
+        "description",
+        "isSensitive",
+        "tags",
+        "metaData",
+        "parameters",
+        "isStandard",
+        "value",
+        "messageFormat",
+        "transform",
+        "format",
+        "expression",
+        "columns",
+        "layout",
+        "encoding",
+        "delimiter",
+        "byteOrder",
+        "length",
+        "scale",
+    ]
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10) | members, inner, max_size=6),
+    max_leaves=30,
+)
+
+
+@given(document=json_values | st.dictionaries(members, json_values, max_size=6))
+def test_any_json_is_a_manifest_or_is_refused_by_path(document: object) -> None:
+    try:
+        manifest, findings = parse_manifest(document), None
+    except ValidationFailed as refused:
+        manifest, findings = NO_MANIFEST, refused.findings
+    if findings is None:
+        json.dumps(manifest.properties())
+    else:
+        assert findings
+        assert all(finding.field and finding.messages for finding in findings)
+
+
+def declared(names: st.SearchStrategy[str], depth: int) -> st.SearchStrategy[list[Object]]:
+    leaf_ = st.fixed_dictionaries(
+        {"name": names, "valueClass": st.sampled_from(list(ValueClass))},
+        optional={
+            "isCollection": st.booleans(),
+            "unit": st.sampled_from(["SI.METER", "SI.KILO(SI.METER)", "NONE", "own"]),
+            "description": st.text(max_size=20),
+            "tags": st.lists(st.text(max_size=5), max_size=2),
+            "metaData": st.just([{"type": "SAMPLE_RATE", "value": 5}]),
+        },
+    )
+    entry = leaf_
+    if depth > 1:
+        inner = declared(names, depth - 1)
+        entry = leaf_ | st.fixed_dictionaries({"name": names, "children": inner.filter(bool)})
+    return st.lists(entry, max_size=4, unique_by=lambda one: str(one["name"]))
+
+
+identifiers = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+
+
+def paths(entries: list[Object], prefix: str = "") -> list[str]:
+    found = []
+    for entry in entries:
+        children = entry.get("children")
+        name = f"{prefix}{entry['name']}"
+        found += paths(children, f"{name}.") if isinstance(children, list) else [name]
+    return found
+
+
+@given(entries=declared(identifiers, 4).filter(bool))
+def test_every_field_that_is_declared_is_there_under_its_path(entries: list[Object]) -> None:
+    document = {"fields": entries, "actions": [{"name": "act", "parameters": entries[:2]}]}
+    manifest = parse_manifest(document)
+    assert list(manifest.leaves) == paths(entries)
+    assert parse_manifest(json.loads(json.dumps(document))) == manifest
+    assert list(manifest.actions[0].properties()["parameters"]) == [entry["name"] for entry in entries[:2]]  # type: ignore[call-overload]

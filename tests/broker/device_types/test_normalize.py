@@ -9,12 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.device_types.manifest import NO_MANIFEST, Manifest
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
 from broker.errors import BadRequest
 
 VALUE_CLASSES = ("Boolean", "Double", "Float", "Integer", "Long", "String")
 
-SMART_LIGHT = Manifest.parse(
+SMART_LIGHT = parse_manifest(
     {
         "fields": [
             {"name": "state", "valueClass": "Boolean"},
@@ -35,7 +36,7 @@ SMART_LIGHT = Manifest.parse(
 
 def one_field(value_class: str, *, is_collection: bool = False) -> Normalizer:
     field = {"name": "v", "valueClass": value_class, "isCollection": is_collection}
-    return Normalizer(Manifest.parse({"fields": [field]}))
+    return Normalizer(parse_manifest({"fields": [field]}))
 
 
 def normalized(normalizer: Normalizer, payload: bytes) -> str | None:
@@ -323,13 +324,13 @@ def test_what_is_not_a_json_object(payload: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["class", "None", "__init__", "__class__", "__struct_fields__", "f0", "self", "_"])
 def test_a_field_may_be_called_anything(name: str) -> None:
-    normalizer = Normalizer(Manifest.parse({"fields": [{"name": name, "valueClass": "Long"}]}))
+    normalizer = Normalizer(parse_manifest({"fields": [{"name": name, "valueClass": "Long"}]}))
     assert normalized(normalizer, f'{{"{name}":1}}'.encode()) == f'{{"{name}":1}}'
 
 
 def test_the_largest_manifest() -> None:
     names = [f"f{index}" for index in range(500)]
-    normalizer = Normalizer(Manifest.parse({"fields": [{"name": name, "valueClass": "Long"} for name in names]}))
+    normalizer = Normalizer(parse_manifest({"fields": [{"name": name, "valueClass": "Long"} for name in names]}))
     backwards = json.dumps(dict.fromkeys(reversed(names), 1))
     assert normalized(normalizer, backwards.encode()) == "{" + ",".join(f'"{name}":1' for name in names) + "}"
 
@@ -350,7 +351,7 @@ leaf_entries = st.fixed_dictionaries({"valueClass": st.sampled_from(VALUE_CLASSE
 group_entries = st.fixed_dictionaries(
     {"children": named(leaf_entries, st.fixed_dictionaries({"children": named(leaf_entries)}))}
 )
-manifests = named(leaf_entries, group_entries).map(lambda fields: Manifest.parse({"fields": fields}))
+manifests = named(leaf_entries, group_entries).map(lambda fields: parse_manifest({"fields": fields}))
 
 # JSON texts, so that every way of writing a value comes up.
 boundaries = [bound + step for bound in (0, 2**31, -(2**31), 2**63, -(2**63), 2**64) for step in (-1, 0, 1)]

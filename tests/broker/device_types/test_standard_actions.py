@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.device_types.manifest import Manifest
+from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 
 
@@ -32,7 +32,7 @@ TABLE: list[tuple[str, str, dict[str, object]]] = [
 def test_standard_action(type_: str, name: str, parameters: dict[str, object]) -> None:
     assert STANDARD_ACTIONS[type_].name == name
     action = {"name": name, "type": type_, "isStandard": True}
-    manifest = Manifest.parse({"fields": [], "actions": [action]})
+    manifest = parse_manifest({"fields": [], "actions": [action]})
     assert manifest.actions_by_name[name].properties() == {
         "description": "",
         "isStandard": True,
@@ -50,10 +50,10 @@ def test_no_other_standard_action() -> None:
 )
 def test_manifest_may_override_the_parameters(given: object, names: list[str]) -> None:
     action = {"name": "setLevel", "type": "SET_LEVEL", "isStandard": True, "parameters": given}
-    manifest = Manifest.parse({"fields": [], "actions": [action]})
+    manifest = parse_manifest({"fields": [], "actions": [action]})
     assert [parameter.name for parameter in manifest.actions_by_name["setLevel"].parameters] == names
 
 
 def test_custom_action_gets_no_parameters_from_the_table() -> None:
-    manifest = Manifest.parse({"fields": [], "actions": [{"name": "setLevel", "type": "SET_LEVEL"}]})
+    manifest = parse_manifest({"fields": [], "actions": [{"name": "setLevel", "type": "SET_LEVEL"}]})
     assert manifest.actions_by_name["setLevel"].parameters == ()

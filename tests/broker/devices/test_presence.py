@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.clock import Clock
 from broker.devices.presence import Presence
-from broker.facts import DeviceWentOffline, DeviceWentOnline, MessagesStored
+from broker.facts import AvailabilityChanged, DeviceWentOffline, DeviceWentOnline, MessagesStored
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Settings
@@ -140,7 +140,7 @@ async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_l
         await services.database.write(
             lambda tx: tx.devices.put_presences(
                 [
-                    PresenceRecord(world.kitchen, "online", NOW_MS + 50, "MQTT", NOW_MS + 40),
+                    PresenceRecord(world.kitchen, "online", NOW_MS + 50, "MQTT", NOW_MS + 40, is_connected=True),
                     PresenceRecord(world.hall, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 9),
                     PresenceRecord(world.bobs, "unknown", None, None, NOW_MS + 3),
                 ]
@@ -217,3 +217,115 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
 async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: int) -> None:
     with connected(services, light, "WEBSOCKET"), connected(services, light, "MQTT"):
         assert (await services.presence.of(light)).protocol == "MQTT"
+
+
+# A status that a device is given
+
+
+def told(services: Services) -> list[tuple[int, str, int]]:
+    facts: list[tuple[int, str, int]] = []
+    services.router.subscribe(
+        AvailabilityChanged, lambda fact: facts.append((fact.device, fact.availability, fact.at_ms))
+    )
+    return facts
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_without_a_connection_whatever_happened_last_decides(
+    services: Services, light: int, fake_clock: FakeClock, flush: bool
+) -> None:
+    facts = told(services)
+
+    async def shows(availability: str, last_time_online: int | None) -> None:
+        if flush:
+            await services.presence.flush()
+        found = await services.presence.of(light)
+        assert (found.availability, found.last_time_online) == (availability, last_time_online)
+        fake_clock.advance(10)
+
+    await services.presence.set(light, "offline")
+    await shows("offline", None)
+    await services.presence.set(light, "online")
+    await shows("online", NOW_MS + 10)
+    await shows("online", NOW_MS + 20)  # now, for as long as it is online
+    await services.presence.set(light, "unknown")
+    await shows("unknown", NOW_MS + 30)
+    with connected(services, light):
+        await services.presence.set(light, "unknown")  # it is stored, but the end of the connection comes later
+        await shows("online", NOW_MS + 40)
+    await shows("offline", NOW_MS + 50)
+    await services.presence.set(light, "online")
+    await shows("online", NOW_MS + 60)
+    with connected(services, light):
+        await shows("online", NOW_MS + 70)
+    await shows("offline", NOW_MS + 80)
+    assert facts == [
+        (light, "offline", NOW_MS),
+        (light, "online", NOW_MS + 10),
+        (light, "unknown", NOW_MS + 30),
+        (light, "online", NOW_MS + 40),
+        (light, "offline", NOW_MS + 50),
+        (light, "online", NOW_MS + 60),
+        # Its connection changes nothing that shows; the end of it does.
+        (light, "offline", NOW_MS + 80),
+    ]
+
+
+async def test_the_same_status_again_is_told_to_nobody(services: Services, light: int) -> None:
+    facts = told(services)
+    for availability in ("unknown", "online", "online", "offline", "offline"):
+        await services.presence.set(light, availability)
+    assert [availability for _, availability, _ in facts] == ["online", "offline"]
+
+
+async def test_a_hand_over_is_told_to_nobody(services: Services, light: int) -> None:
+    facts = told(services)
+    with connected(services, light), connected(services, light):
+        pass
+    assert [availability for _, availability, _ in facts] == ["online", "offline"]
+
+
+async def test_a_status_that_was_set_outlives_the_daemon(open_again: OpenServices, fake_clock: FakeClock) -> None:
+    async with open_again() as services:
+        world = await build_world(services.database, services.vault)
+        await services.presence.set(world.kitchen, "online")
+        await services.presence.set(world.hall, "unknown")
+        await services.devices.get(world.bobs)
+        await services.presence.set(world.bobs, "online")
+        with connected(services, world.bobs):
+            await services.presence.flush()
+    fake_clock.advance(9)
+    async with open_again() as services:
+        facts = told(services)
+        found = [(await services.presence.of(key)).availability for key in (world.kitchen, world.hall, world.bobs)]
+        assert found == ["online", "unknown", "offline"]
+        await services.devices.get(world.kitchen)
+        with connected(services, world.kitchen):
+            assert facts == []  # it was online before
+
+
+async def test_a_deleted_device_is_told_of_no_more(services: Services, light: int) -> None:
+    device = await services.devices.get(light)
+    with connected(services, light):
+        facts = told(services)
+        await services.inventory.delete(device)
+    assert facts == []
+    assert services.presence.statistics().online == 0
+
+
+async def test_a_status_is_durable_before_its_answer(services: Services, light: int) -> None:
+    await services.presence.set(light, "online")
+    stored = await services.database.read(lambda tx: tx.devices.presence(light))
+    assert stored is not None
+    assert (stored.availability, stored.is_connected) == ("online", False)
+
+
+async def test_setting_and_connecting_at_once_end_in_what_came_last(services: Services, light: int) -> None:
+    facts = told(services)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(services.presence.set, light, "offline")
+        await trio.lowlevel.checkpoint()
+        with connected(services, light):
+            await wait_all_tasks_blocked()
+            assert (await services.presence.of(light)).availability == "online"
+            assert facts[-1][1] == "online"

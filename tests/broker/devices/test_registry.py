@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.clock import Clock
 from broker.devices import registry
+from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, TokenRevoked
@@ -149,6 +150,27 @@ async def test_a_device_that_is_loaded_while_it_changes_is_not_remembered_as_it_
             await services.devices.reload()
             runner.reads.set()
         assert not found[0].enabled
+
+
+async def test_reading_all_devices_again_does_not_undo_what_changes_meanwhile(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        world = await build_world(services.database, services.vault)
+        kitchen = await services.devices.find(KITCHEN)
+        await services.database.write(change(world, name="Provisioned"))
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.devices.reload)
+            await wait_all_tasks_blocked()  # the record was read, and is about to become old
+            held = runner.reads
+            runner.release_later_reads()
+            await services.inventory.change(kitchen, DeviceChanges(enabled=False))
+            assert not kitchen.enabled
+            held.set()
+        assert (kitchen.record.name, kitchen.enabled) == ("Provisioned", False)
 
 
 # The Manifest that its messages are normalised with

@@ -213,6 +213,27 @@ async def test_actions_and_what_came_later_are_not_exported(services: Services, 
     assert export.record.total_messages == 1
 
 
+@pytest.mark.parametrize(
+    ("deleted", "expected"), [([HALL], {f"{ADA}-{START}.json": [START]}), ([HALL, KITCHEN], {f"{ADA}-0.json": []})]
+)
+async def test_a_device_that_is_deleted_meanwhile_is_left_out(
+    services: Services,
+    ada: Caller,
+    kitchen: Device,
+    hall: Device,
+    deleted: list[str],
+    expected: dict[str, list[int]],
+) -> None:
+    await send(services, (kitchen, START, {"state": True}), (hall, START + 1, {"state": True}))
+    export_id = await services.exports.create(ada, asking(uids=ADA))
+    listed = ", ".join(f"'{id_}'" for id_ in deleted)
+    delete = f"UPDATE device SET deleted_on = 1 WHERE id IN ({listed})"  # noqa: S608 - ours
+    await services.database.write(lambda tx: tx.connection.execute(delete))
+    assert (await finished(services, ada, export_id)).record.total_messages == sum(map(len, expected.values()))
+    _, path = await services.exports.result(ada, export_id)
+    assert stamps(entries(path.read_bytes())) == expected
+
+
 async def test_an_application_exports_what_it_was_granted(services: Services, ada: Caller, kitchen: Device) -> None:
     application = await services.tokens.caller(APPLICATION_TOKEN)
     await send(services, (kitchen, START, {"state": True}))

@@ -1,6 +1,7 @@
 """Aggregates, histogram and presence (compatibility.md 9.5): exact, whatever is folded, flushed or restarted."""
 
 import json
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, YEAR_MS, Interval
 from broker.secrets import Vault
 from broker.services import Services, open_services
-from config.settings import Settings
+from config.settings import Settings, Storage
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from tests.factories import NOW_MS, build_world
@@ -110,6 +111,22 @@ async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services
         )
         assert found.buckets == (Interval.HOUR.start_of(NOW_MS - HOUR_MS),)
         await services.folder.flush()
+
+
+@pytest.mark.parametrize("is_folded", [True, False])
+async def test_presence_of_devices_is_that_of_any_of_them(
+    services: Services, kitchen: Device, hall: Device, is_folded: bool
+) -> None:
+    now = Interval.MINUTE.start_of(NOW_MS)
+    for device, age in ((kitchen, 9), (hall, 9), (hall, 8), (kitchen, 7), (hall, 5), (kitchen, 1), (hall, 0)):
+        await send(services, device, {"state": True}, now - age * MINUTE_MS)
+    if is_folded:
+        await services.folder.flush()
+    for devices, seen in (([kitchen, hall], [9, 8, 7, 5, 1]), ([hall], [9, 8, 5]), ([kitchen], [9, 7, 1]), ([], [])):
+        found = await services.analytics.presence(
+            devices, Interval.MINUTE, field=None, start_ms=now - 20 * MINUTE_MS, end_ms=now + 20 * MINUTE_MS
+        )
+        assert found.buckets == tuple(now - age * MINUTE_MS for age in seen)
 
 
 async def test_numbers_at_the_edge_of_a_double_do_not_stop_the_folds(services: Services, kitchen: Device) -> None:
@@ -210,16 +227,19 @@ class Send:
     data: Mapping[str, Any]
 
 
-ages = st.builds(
-    lambda days, minutes, ms: days * DAY_MS + minutes * MINUTE_MS + ms,
-    st.sampled_from([0, 0, 0, 1, 30, 31, 200]),
-    st.integers(0, 70),
-    st.sampled_from([0, 1, 30_000, 59_999]),
+ages = st.one_of(
+    st.sampled_from([MINUTE_MS, 2 * MINUTE_MS, 3 * MINUTE_MS]),
+    st.builds(
+        lambda days, minutes, ms: days * DAY_MS + minutes * MINUTE_MS + ms,
+        st.sampled_from([0, 0, 0, 1, 2, 30, 31, 200]),
+        st.integers(-1, 70),  # within the grace period of the future, too
+        st.sampled_from([0, 1, 30_000, 59_999]),
+    ),
 )
 numbers = st.builds(
     lambda offset, step, steps: offset + step * steps,
-    st.sampled_from([0, 1e9, -1e12, 2**62]),
-    st.sampled_from([1, 1e-3]),
+    st.sampled_from([0, 1e9, -1e12, 2**53, 2**62]),
+    st.sampled_from([1, 1e-3, 1e-6]),
     st.integers(-9, 9),
 )
 data = st.one_of(
@@ -229,13 +249,13 @@ data = st.one_of(
     st.builds(lambda samples: {"samples": samples}, st.lists(st.integers(0, 3), max_size=2)),
 )
 sends = st.builds(Send, st.integers(0, 1), ages, data)
-steps = st.lists(
-    st.one_of(sends, sends, sends, sends, st.sampled_from(["flush", "restart", "a minute later"])), max_size=25
-)
-queries = st.tuples(st.sampled_from(list(Interval)), ages, st.integers(0, 100))
+events = st.sampled_from(["flush", "restart", "crash", "a minute later", "two days later", "sweep"])
+steps = st.lists(st.one_of(sends, sends, sends, events), max_size=25)
+ends = st.one_of(ages, st.sampled_from([-MINUTE_MS, -HOUR_MS // 2, -HOUR_MS, -32 * DAY_MS]))
+queries = st.tuples(st.sampled_from(list(Interval)), ends, st.sampled_from([1, 10, 50, 100, 100]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps, st.lists(queries, min_size=1, max_size=4))
 def test_it_is_always_what_a_plain_recomputation_gives(
     steps: list[Send | str], queries: list[tuple[Interval, int, int]]
@@ -266,14 +286,16 @@ class Plain:
 async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, int, int]]) -> None:
     clock = FakeClock(NOW_MS)
     plain = [Plain(), Plain()]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         async with AsyncExitStack() as stack:
+            folder = Path(temporary) / "0"
+            folder.mkdir()
 
             async def start() -> Services:
                 await stack.aclose()
-                engine = SqliteEngine(Path(folder) / "store", synchronous="off")
-                database = Database(engine, run_sync=run_inline)
-                opened = open_services(Settings(state_dir=Path(folder)), database, VAULT, Clock(clock))
+                engine = SqliteEngine(folder / "store", synchronous="off")
+                settings = Settings(state_dir=folder, storage=Storage(retention_days=1))
+                opened = open_services(settings, Database(engine, run_sync=run_inline), VAULT, Clock(clock))
                 return await stack.enter_async_context(opened)
 
             services = await start()
@@ -286,10 +308,15 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
                     plain[step.device].rows.append((ts, position, _flat(step.data)))
                 elif step == "flush":
                     await services.folder.flush()
+                elif step == "sweep":
+                    await services.retention.sweep()
                 elif step == "restart":
                     services = await start()
+                elif step == "crash":  # what is on the disk now is all there is: nobody saves where it stands
+                    folder = shutil.copytree(folder, folder.with_name(f"{folder.name}0"))
+                    services = await start()
                 else:
-                    clock.advance(MINUTE_MS)
+                    clock.advance(MINUTE_MS if step == "a minute later" else 2 * DAY_MS)
             devices = [await services.devices.get(key) for key in keys]
             for interval, age, share in queries:
                 end = clock.now - age
@@ -328,10 +355,12 @@ async def _compare(
     if aggregates.aggregate is not None:
         _assert_agrees(aggregates.aggregate, values)
 
-    for path in (None, "temperature", "colorRGB.r", "samples"):
-        presence = await services.analytics.presence(devices, interval, field=path, start_ms=start_ms, end_ms=end_ms)
-        seen = {_start(interval, ts) for one in plain for ts in one.aged(path or "", start, end, now_ms)}
-        assert presence.buckets == tuple(sorted(seen))
+    for path in (None, "temperature", "colorRGB", "colorRGB.r", "samples"):
+        leaf = {None: "", "colorRGB": "colorRGB.r"}.get(path, path) or ""
+        for some, of_some in ((devices, plain), (devices[1:], plain[1:])):
+            presence = await services.analytics.presence(some, interval, field=path, start_ms=start_ms, end_ms=end_ms)
+            seen = {_start(interval, ts) for one in of_some for ts in one.aged(leaf, start, end, now_ms)}
+            assert presence.buckets == tuple(sorted(seen))
 
 
 def _assert_agrees(found: Aggregate, values: Sequence[Any]) -> None:

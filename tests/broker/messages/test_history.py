@@ -23,6 +23,7 @@ from config.limits import CURSOR_MAX_CHARACTERS
 from config.settings import Settings
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
+from storage.records import MessageRow
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock, run_inline
 
@@ -348,6 +349,23 @@ async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitch
     assert [message.position for message in latest] == positions[:0:-1]
     assert [message.sdid for message in latest] == [hall.id, kitchen.id, hall.id]
     assert await services.history.latest([], count=3) == ()
+
+
+async def test_latest_finds_those_who_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
+    rows = [
+        *(MessageRow(position, kitchen.key, 1, position, 1, '{"state":true}') for position in (1, 2)),
+        *(MessageRow(position, hall.key, 1, position, 1, "{}") for position in range(3, 1_503)),
+    ]
+    await services.database.write(lambda tx: tx.messages.append(rows, (), (), head=rows[-1].position))
+
+    async def latest(count: int, field: str | None = None) -> list[int]:
+        found = await services.history.latest([kitchen, hall], count=count, field=field)
+        return [message.position for message in found]
+
+    assert await latest(2) == [1_502, 1_501]
+    assert await latest(1_501) == list(range(1_502, 1, -1))
+    assert await latest(2, "state") == [2, 1]
+    assert await latest(1, "state") == [2]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,14 @@ def test_calendars_have_ends(interval: Interval) -> None:
     assert LAST_MS - interval.start_of(LAST_MS) < 366 * DAY_MS
 
 
+@given(st.integers(0, LAST_MS), st.sampled_from(list(Interval)))
+def test_each_bucket_ends_where_the_next_one_begins(ts: int, interval: Interval) -> None:
+    end = interval.end_of(ts)
+    assert interval.start_of(ts) <= ts < end
+    assert interval.start_of(end - 1) == interval.start_of(ts)
+    assert end > LAST_MS or interval.start_of(end) == end
+
+
 minutes = st.integers(0, 100 * 1440).map(lambda number: number * MINUTE_MS)
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from protocols.cli import main
-from protocols.cli.history import sparkline
+from protocols.cli.sparklines import sparkline
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16

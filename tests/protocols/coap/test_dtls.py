@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from OpenSSL import SSL
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.secrets import token_hash
@@ -101,6 +102,13 @@ class TestCertificates:
             assert client.cipher == cipher
             assert (await client.ask(_post(1))).code == Code.CREATED
 
+    async def test_of_one_kind_are_no_two(
+        self, services: Services, certificates: dict[str, tuple[Path, Path]], tmp_path: Path
+    ) -> None:
+        other = make_certificate(tmp_path, "rsa")
+        with pytest.raises(OSError, match="same kind of key"):
+            await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["rsa"], second=other)
+
     async def test_of_a_client_are_neither_required_nor_verified(
         self, address: Address, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
     ) -> None:
@@ -113,6 +121,26 @@ class TestCertificates:
     async def test_that_cannot_be_read(self, services: Services, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cannot use certificate"):
             await serve_coap_dtls(services, Address("127.0.0.1", 0), tmp_path / "none.pem", tmp_path / "none.key")
+
+
+@pytest.mark.parametrize("order", [("ecdsa", "rsa"), ("rsa", "ecdsa")])
+@pytest.mark.parametrize("cipher", ["ECDHE-ECDSA-AES128-CCM8", "ECDHE-RSA-AES128-GCM-SHA256"])
+async def test_two_certificates_serve_clients_of_either_kind(
+    services: Services,
+    world: World,
+    certificates: dict[str, tuple[Path, Path]],
+    order: tuple[str, str],
+    cipher: str,
+) -> None:
+    first, second = (certificates[kind] for kind in order)
+    serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *first, second=second)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve)
+        with dtls_client(address, client_context(cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(_post(1))).code == Code.CREATED
+        nursery.cancel_scope.cancel()
 
 
 class TestPreSharedKeys:
@@ -213,6 +241,23 @@ class TestSessions:
             while services.connections.is_online(world.kitchen):
                 await trio.lowlevel.checkpoint()
 
+    async def test_that_meet_a_bug_end_and_disturb_nobody(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        await client.handshake()
+        await client.ask(_post(1))
+        with capture_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(listener.endpoint, "receive", fail)
+            await client.send(_post(2))
+            with trio.fail_after(5):
+                while listener.statistics().sessions:
+                    await trio.lowlevel.checkpoint()
+        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
+        await _still_serves(address)
+
     async def test_garbage_is_dropped(self, client: DtlsClient) -> None:
         await client.handshake()
         record = client.encrypt(_post(1))
@@ -228,6 +273,16 @@ class TestSessions:
         await client.receive()
         assert (await client.ask(_post(2))).message_id == 2
         assert services.ingest.statistics().messages == 2
+
+    async def test_share_a_commit_for_what_has_come(self, client: DtlsClient, services: Services) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        commits = services.database.statistics().commits
+        for message_id in range(2, 40):
+            await client.send(_post(message_id))
+        answers = [await client.receive() for _ in range(2, 40)]
+        assert {answer.message_id for answer in answers} == set(range(2, 40))
+        assert services.database.statistics().commits - commits < 38
 
     async def test_records_in_one_datagram_are_separate_messages(self, client: DtlsClient) -> None:
         await client.handshake()

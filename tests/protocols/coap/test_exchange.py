@@ -3,20 +3,17 @@
 import pytest
 
 from protocols.coap.exchange import (
-    ENTRY_BYTES,
-    EXCHANGE_LIFETIME,
-    MAX_REMEMBERED,
-    MAX_RETRANSMIT,
     PIGGYBACK_SECONDS,
     Delivered,
     Exchange,
-    Incoming,
     Rejected,
     RequestReceived,
     ResponseReceived,
     TimedOut,
 )
+from protocols.coap.incoming import ENTRY_BYTES, EXCHANGE_LIFETIME, MAX_REMEMBERED, Incoming
 from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, decode, empty
+from protocols.coap.outgoing import MAX_RETRANSMIT
 
 
 @pytest.fixture
@@ -215,7 +212,7 @@ def test_ignored_request_holds_nothing_back(exchange: Exchange) -> None:
     incoming = _received(exchange, _request(payload=b"x" * 100))
     exchange.ignore(incoming)
     assert (exchange.unanswered, exchange.deadline, exchange.take_output()) == (0, float("inf"), [])
-    exchange.forget(EXCHANGE_LIFETIME)
+    exchange.tick(EXCHANGE_LIFETIME)
     assert exchange.bytes_held == 0
 
 

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocols.coap.exchange import (
-    EXCHANGE_LIFETIME,
     Delivered,
     Event,
     Exchange,
-    Incoming,
     Rejected,
     RequestReceived,
     ResponseReceived,
     TimedOut,
 )
+from protocols.coap.incoming import EXCHANGE_LIFETIME, Incoming
 from protocols.coap.messages import NON, Code, decode, frame
 
 #: A datagram that is older than this is not delivered any more: RFC 7252 section 4.8.2 calls it MAX_LATENCY.
@@ -40,7 +39,7 @@ class BadNetwork(RuleBasedStateMachine):
         self.unreliable: set[bytes] = set()
         self.handled: Counter[bytes] = Counter()
         self.outcomes: dict[bytes, list[Event]] = {}
-        self.non_ids = count(0x8000)
+        self.non_ids = count(int(chance * 0xFFFF) + 0x8000)  # a peer does not use an id twice: far from its others
 
     # --- What may happen ---------------------------------------------------------------------------------------------
 

@@ -115,6 +115,26 @@ def test_malformed(datagram: bytes, rejected: bool) -> None:
     assert caught.value.answer == (bytes.fromhex("70001234") if rejected else None)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(((11, b"v1.1"), (12, b"\x32")), id="no byte like the marker"),
+        pytest.param(((11, b"\xff"), (11, b"\xffa\xff")), id="markers within options"),
+        pytest.param(((11, b"a"), (11, b"")), id="an empty one before the marker"),
+        pytest.param(((11, b"a" * 300),), id="long"),
+        pytest.param(((11 + 269 + 0xFF, b"a"),), id="a marker within an option number"),
+    ],
+)
+def test_options_that_come_again_are_the_same(options: tuple[tuple[int, bytes], ...]) -> None:
+    """They are remembered by their bytes, whatever stands behind them."""
+    for payload in (b"\xff", b"a", b"\xb1a\xffb", b""):
+        message = Message(CON, Code.POST, 7, b"tok", options, payload)
+        assert decode(encode(message)) == message
+    for cut in range(1, 4):
+        with pytest.raises(MalformedMessage):
+            decode(encode(Message(CON, Code.POST, 7, b"tok", ((11, b"v1.1"),)))[:-cut])
+
+
 def test_unknown_numbers_leave_nothing_behind() -> None:
     known = len(OptionNumber._value2member_map_)
     for number in range(3000, 3100):

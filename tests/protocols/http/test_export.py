@@ -195,6 +195,7 @@ async def test_history(api: httpx.AsyncClient, kitchen: Device) -> None:
         ({"sdids": [KITCHEN]}, [("sdids", "Text field only")]),
         ({"order": "up", "format": "xml"}, [("order", "Invalid value"), ("format", "Invalid value")]),
         ({"csvHeaders": "yes"}, [("csvHeaders", "Boolean field only")]),
+        ({"trialID": "ff" * 16, "trialId": "fe" * 16}, [("trialId", "Invalid value")]),
         ({"startDate": "x"}, [("startDate", "Numeric field only")]),
         ({"startDate": -1}, [("startDate", "Invalid value")]),
         ({"startDate": NOW_MS + 1}, [("startDate", "Invalid value")]),

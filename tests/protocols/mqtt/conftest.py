@@ -48,7 +48,9 @@ async def services(
     settings: Settings, disk: BreakableEngine, runner: Runner, fake_clock: FakeClock
 ) -> AsyncIterator[Services]:
     database = Database(disk, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as opened:
+    async with open_services(
+        settings, database, Vault(Vault.new_key()), Clock(fake_clock, fake_clock.steady_ms)
+    ) as opened:
         yield opened
         runner.commits.set()
 

@@ -16,7 +16,8 @@ from broker.errors import (
     Unauthorized,
     ValidationFailed,
 )
-from protocols.mqtt.errors import PublishForbidden, SubscribeForbidden, connack_code, error_message
+from protocols.mqtt.errors import connack_code, error_message
+from protocols.refusals import PublishForbidden, SubscribeForbidden
 from tests.factories import ACME, KITCHEN
 
 

@@ -52,7 +52,9 @@ async def services(
     settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, disk: Disk
 ) -> AsyncIterator[Services]:
     database = Database(engine, run_sync=disk)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as opened:
+    async with open_services(
+        settings, database, Vault(Vault.new_key()), Clock(fake_clock, fake_clock.steady_ms)
+    ) as opened:
         yield opened
         disk.is_broken = False
         disk.release()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,12 +38,23 @@ class Peers:
             self._nursery, stream, "localhost", path, extra_headers=encoded, message_queue_size=10_000
         )
 
-    async def connect_plain(self, path: str, *, lockstep: bool = False) -> "PlainPeer":
-        """A client that reads and answers nothing by itself; in lockstep, nothing waits in the network either."""
-        ours, theirs = trio.testing.lockstep_stream_pair() if lockstep else trio.testing.memory_stream_pair()
+    async def connect_plain(self, path: str, *, lockstep: bool = False, sockets: bool = False) -> "PlainPeer":
+        """A client that reads and answers nothing by itself.
+
+        In lockstep, nothing waits in the network either; over sockets, as much as the operating system takes.
+        """
+        ours: trio.abc.Stream
+        theirs: trio.abc.Stream
+        if sockets:
+            ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
+        elif lockstep:
+            ours, theirs = trio.testing.lockstep_stream_pair()
+        else:
+            ours, theirs = trio.testing.memory_stream_pair()
         self._serve(theirs)
         peer = PlainPeer(ours)
         await peer.shake_hands(path)
+        await trio.testing.wait_all_tasks_blocked()  # until the server has done what comes after its answer, too
         return peer
 
     async def refusal(self, path: str) -> tuple[int, dict[bytes, bytes], Any]:
@@ -107,7 +119,15 @@ class PlainPeer:
         await self.stream.send_all(self._wire.send(event))
 
     async def event(self) -> Event:
-        """The next frame, of whatever kind."""
+        """The next frame, of whatever kind; a message is whole."""
+        event = await self._next()
+        while isinstance(event, Message) and not event.message_finished:
+            following = await self._next()
+            assert isinstance(following, Message)
+            event = replace(following, data=event.data + following.data)
+        return event
+
+    async def _next(self) -> Event:
         while not self._events:
             data = await self.stream.receive_some()
             assert data, "the server hung up without a word"
@@ -121,11 +141,14 @@ class PlainPeer:
             assert isinstance(event, Ping), event
         return json.loads(event.data)
 
-    async def close_code(self) -> int:
-        """What the server closes with, whatever it says before."""
+    async def end(self) -> tuple[int, str]:
+        """Code and reason of the server's close frame, whatever it says before."""
         while not isinstance(event := await self.event(), CloseConnection):
             pass
-        return int(event.code)
+        return int(event.code), event.reason or ""
+
+    async def close_code(self) -> int:
+        return (await self.end())[0]
 
 
 async def say(socket: WebSocketConnection, **frame: object) -> None:

@@ -21,6 +21,14 @@ from broker.errors import (
     Unauthorized,
     ValidationFailed,
 )
+from broker.limits.refusals import (
+    DailyQuotaExceeded,
+    MonthlyQuotaExceeded,
+    PlanLimitsNotSet,
+    RateLimitExceeded,
+    Standing,
+)
+from config.rates import Rate
 from protocols.websocket.errors import (
     DeviceAlreadyRegistered,
     DeviceNotRegistered,
@@ -34,22 +42,7 @@ from protocols.websocket.errors import (
 )
 
 ORGANIZATION = "0f" * 16
-
-
-@dataclass(eq=False)
-class SomeLimitExceeded(DomainError):
-    """A refusal that the device channel has no text of its own for."""
-
-    status = 429
-    template = "{text}"
-    text: str
-
-
-@dataclass(eq=False)
-class PlanNotConfigured(DomainError):
-    status = 400
-    template = "Quota validation error for organization {organization_id}. Reason: Plan limits have not been set"
-    organization_id: str
+STANDING = Standing(limit=Rate(1, 1), remaining=Rate(0, 0), reset_seconds=Rate(1, 1))
 
 
 @dataclass(eq=False)
@@ -71,15 +64,15 @@ SPECIFICATION_TABLE = [
     (PermissionDenied("WRITE on device 1234"), 403, "You do not have the right permission: devices"),
     (WrongCid(), 403, "Wrong cid"),
     (DeviceNotFound("1234"), 404, "Device(s) not found"),
-    (SomeLimitExceeded("DAILY rate limit exceeded"), 429, "DAILY rate limit exceeded"),
-    (SomeLimitExceeded(MONTHLY), 429, MONTHLY),
+    (RateLimitExceeded(60, "DAILY", STANDING), 429, "DAILY rate limit exceeded"),
+    (MonthlyQuotaExceeded(60, ORGANIZATION), 429, MONTHLY),
     (
         PayloadTooLarge(organization_id=ORGANIZATION, device_id="1234"),
         413,
         f"Plan quota exceeded for organization {ORGANIZATION}. Reason: Max payload size limit",
     ),
     (
-        PlanNotConfigured(ORGANIZATION),
+        PlanLimitsNotSet(ORGANIZATION, "1234"),
         400,
         f"Quota validation error for organization {ORGANIZATION}. Reason: Plan limits have not been set",
     ),
@@ -87,6 +80,8 @@ SPECIFICATION_TABLE = [
 ]
 
 COMPATIBILITY_RULES = [
+    (RateLimitExceeded(60, "MINUTE", STANDING), 429, "MINUTE rate limit exceeded"),
+    (DailyQuotaExceeded(60, "1234"), 429, "Plan quota exceeded for device 1234. Reason: Daily message limit."),
     (DeviceAlreadyRegistered(), 409, "Device already registered"),
     (Replaced(), 409, "replaced by a newer connection"),
     (SourceDeviceDisabled(), 403, "Source device is disconnected"),

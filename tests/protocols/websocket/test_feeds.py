@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 from trio_websocket import WebSocketConnection
+from wsproto.events import CloseConnection, Message
 
 from broker.facts import TokenRevoked
 from broker.secrets import token_hash
@@ -28,6 +29,7 @@ from tests.factories import (
     LIGHT_TYPE,
     NOW_MS,
     World,
+    allow,
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import Peers, closing, said
@@ -84,6 +86,10 @@ WATCHED = [
     (ADA_TOKEN, f"uid={ADA}&includeSharedDevices=true", [KITCHEN, HALL]),
     (APPLICATION_TOKEN, f"uid={ADA}", [KITCHEN, HALL]),
     (KITCHEN_TOKEN, f"uid={ADA}", [KITCHEN]),
+    (ADA_TOKEN, f"uid={ADA}&sdtids={LIGHT_TYPE}", [KITCHEN, HALL]),
+    (APPLICATION_TOKEN, f"uid={ADA}&sdids={HALL},{KITCHEN}&includeSharedDevices=1", [KITCHEN, HALL]),
+    # There is no user whose shares it could mean.
+    (APPLICATION_TOKEN, "includeSharedDevices=true", [KITCHEN, HALL]),
     # All at once: each narrows the others, and a message matched by all of them comes once.
     (ADA_TOKEN, f"sdids={HALL}&sdtids={LIGHT_TYPE}&uid={ADA}", [HALL]),
 ]
@@ -178,14 +184,11 @@ async def test_nobody_is_subscribed_after_the_connection(peers: Peers, services:
 # --- What changes while one watches ---
 
 
-async def test_a_grant_made_later_counts_after_30_seconds(
-    peers: Peers, services: Services, world: World, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_grant_made_later_counts_at_once(peers: Peers, services: Services, world: World) -> None:
     socket = await peers.connect(live(APPLICATION_TOKEN))
     await store(services, BOBS)
     grant = GrantRecord(world.bob, world.application, None, read=True, write=False)
-    await services.database.write(lambda tx: tx.accounts.put_grant(grant))
-    await trio.sleep(31)
+    await allow(services, grant)
     (mid,) = await store(services, BOBS)
     assert (await said(socket))["mid"] == mid
 
@@ -244,6 +247,35 @@ async def test_one_who_is_behind_and_reads_on_is_not_slow(
         assert [(await reader.said())["mid"] for _ in waiting] == waiting
         waiting = mids
     assert [(await reader.said())["mid"] for _ in waiting] == waiting
+
+
+async def test_what_the_operating_system_took_does_not_wait(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    reader = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
+    async with reader.stream:
+        for _ in range(10 * (MOST_FRAMES // WEBSOCKET_BACKLOG + 1)):
+            mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG // 10))
+            assert [(await reader.said())["mid"] for _ in mids] == mids
+        await trio.sleep(20)
+        assert services.feeds.statistics().subscribers == 1
+
+
+async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_whole(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    slow = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
+    async with slow.stream:
+        mids: list[str] = []
+        while services.feeds.statistics().subscribers:
+            mids += await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
+            await trio.sleep(PATIENCE_SECONDS / 4)
+        told = []
+        while isinstance(event := await slow.event(), Message):
+            told.append(json.loads(event.data)["mid"])
+        assert isinstance(event, CloseConnection)
+        assert (event.code, event.reason) == (1013, "reads too slowly")
+    assert told == mids[: len(told)]
 
 
 async def test_there_is_a_bound_however_short_the_time(peers: Peers, services: Services) -> None:

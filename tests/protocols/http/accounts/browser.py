@@ -1,5 +1,6 @@
 """A browser without scripts: it keeps cookies, and sends the form of a page as a person would."""
 
+import ssl
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -32,6 +33,7 @@ class Form(HTMLParser):
     action: str = ""
     fields: dict[str, str] = field(default_factory=dict)
     labelled: set[str] = field(default_factory=set)
+    user_name: str = ""  # whose password it is, for the browser that keeps it
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -47,6 +49,8 @@ class Form(HTMLParser):
                 self.action = given["action"]
             case "input":
                 self.fields[given["name"]] = given.get("value", "")
+                if given.get("autocomplete") == "username" and given["type"] in {"text", "email"}:
+                    self.user_name = given.get("value", "")
             case "label":
                 self.labelled.add(given["for"])
             case _:
@@ -54,8 +58,10 @@ class Form(HTMLParser):
 
 
 class Browser:
-    def __init__(self, door: Address) -> None:
-        self.client = httpx.AsyncClient(base_url=f"http://{door}/accounts/")
+    def __init__(self, door: Address, *, own: ssl.SSLContext | None = None) -> None:
+        """`own`: trusts the accounts server's own listener, which is there."""
+        url = f"http://{door}/accounts/" if own is None else f"https://{door}/"
+        self.client = httpx.AsyncClient(base_url=url, verify=own or True)
 
     async def open(self, path: str, **query: str) -> httpx.Response:
         url = self.client.base_url.join(path)
@@ -70,9 +76,10 @@ class Browser:
         return await self.post(form.action, form.fields | changed)
 
     async def post(self, path: str, fields: dict[str, str]) -> httpx.Response:
+        """What comes of it; where the answer is only that another page has it, that page."""
         answer = await self.client.post(self.client.base_url.copy_with(path=path), data=fields)
         check_headers(answer)
-        return answer
+        return await self.open(answer.headers["location"]) if answer.status_code == 303 else answer
 
     async def sign_in(self, shown: httpx.Response, name: str = "ada@example.org", **changed: Any) -> httpx.Response:
         return await self.send(shown, **{"email": name, "password": PASSWORD, **changed})
@@ -83,7 +90,7 @@ def check_headers(answer: httpx.Response) -> None:
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-frame-options"] == "DENY"
-    if answer.status_code == 302:
+    if answer.status_code in {302, 303}:
         assert answer.headers["location"]
         return
     assert answer.headers["content-type"] == "text/html; charset=utf-8"

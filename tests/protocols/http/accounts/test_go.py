@@ -49,6 +49,19 @@ async def test_a_device_is_refused(browser: Browser, oauth: OAuthWorld) -> None:
     assert await poll(oauth, device["device_code"]) == (400, "access_denied")
 
 
+async def test_whoever_is_signed_in_may_be_somebody_else(browser: Browser, oauth: OAuthWorld) -> None:
+    await give_password(oauth.services, oauth.bob)
+    device = (await oauth.device_code()).body
+    entry = await browser.open((await browser.sign_in(await browser.open("go"))).headers["location"])
+    confirm = await browser.send(entry, user_code=device["user_code"])
+    for shown, query in ((entry, ""), (confirm, f"&user_code={device['user_code']}")):
+        way = f"/accounts/go?prompt=login{query}"
+        assert f'<a href="{way.replace("&", "&amp;")}">Use another account</a>' in shown.text
+        back = await browser.sign_in(await browser.open(way), "bob-example")
+        assert back.headers["location"] == f"/accounts/go{query.replace('&', '?')}"
+        assert "bob@example.org" in (await browser.open(back.headers["location"])).text
+
+
 async def test_a_code_sent_before_signing_in_is_kept(browser: Browser, oauth: OAuthWorld) -> None:
     device = (await oauth.device_code()).body
     shown = await browser.post("/accounts/go", {"user_code": device["user_code"], "decision": "allow"})

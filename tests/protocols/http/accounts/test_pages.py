@@ -2,7 +2,8 @@
 
 from http.cookies import SimpleCookie
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import httpx
 import pytest
@@ -10,7 +11,8 @@ import structlog
 
 from broker.services import Services
 from config.settings import Address, Limits, Settings
-from protocols.http.accounts.pages import _source_of
+from protocols.http.accounts.forms import in_address
+from protocols.http.accounts.pages import _schemes_of
 from tests.broker.accounts.oauth_world import (
     CALLBACK,
     MOBILE,
@@ -87,8 +89,26 @@ async def test_implicit(browser: Browser, oauth: OAuthWorld) -> None:
 async def test_whoever_is_signed_in_skips_the_form(browser: Browser) -> None:
     await browser.sign_in(await browser.open("authorize", **ASKED))
     assert (await browser.open("authorize", **ASKED)).headers["location"].startswith(f"{CALLBACK}?code=")
-    head = await browser.client.head(f"authorize?{urlencode(ASKED)}")
-    assert (head.status_code, head.content) == (302, b"")
+
+
+async def test_looking_at_an_address_does_nothing(browser: Browser, oauth: OAuthWorld) -> None:
+    await browser.sign_in(await browser.open("authorize", **ASKED))
+
+    async def codes() -> int:
+        rows = "SELECT count(*) AS n FROM authorization_code"
+        found = await oauth.services.database.read(lambda tx: tx.connection.execute(rows).one())
+        return int(found["n"]) if found else 0
+
+    before = await codes()
+    for path in (f"authorize?{urlencode(ASKED)}", f"signin?{urlencode(ASKED)}", f"logout?redirect_uri={CALLBACK}"):
+        head = await browser.client.head(path)
+        assert head.status_code == (302 if path.startswith("logout") else 200)
+        assert head.content == b""
+        assert "set-cookie" not in head.headers
+    assert await codes() == before
+    assert (await browser.client.get("checkSession")).status_code == 200
+    head = await browser.client.head(f"authorize?{urlencode(ASKED | {'prompt': 'none'})}")
+    assert query_of(head.headers["location"])["error"] == "invalid_request"
 
 
 @pytest.mark.parametrize(("path", "more"), [("authorize", {"prompt": "login"}), ("signin", {})])
@@ -279,7 +299,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     assert shown.status_code == 200
     for text in ("Web", "by Acme", "Their Lock", "see devices and their data", "Your profile", "ada@example.org"):
         assert text in shown.text
-    assert "form-action 'self' https://web.example.org;" in shown.headers["content-security-policy"]
+    assert "form-action 'self' https:;" in shown.headers["content-security-policy"]
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
     assert query_of(back.headers["location"])["state"] == ASKED["state"]
@@ -287,6 +307,37 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     assert application is not None
     grants = await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
     assert [grant.read for grant in grants if grant.device_type is not None] == [True]
+
+
+@pytest.mark.parametrize("more", [{}, {"prompt": "login"}, {"%70rompt": "login"}], ids=str)
+async def test_what_is_agreed_to_has_an_address_of_its_own(
+    browser: Browser, oauth: OAuthWorld, more: dict[str, str]
+) -> None:
+    """Going back to it, or loading it again, sends no form, and asks for no second password."""
+    await ask_for_their_locks(oauth)
+    query = "&".join(f"{name}={value}" for name, value in more.items())
+    shown = await browser.open(f"authorize?{urlencode(ASKED)}" + (f"&{query}" if query else ""))
+    fields = Form(shown.text).fields | {"email": "ada@example.org", "password": PASSWORD}
+    answer = await browser.client.post("login", data=fields)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == f"/accounts/authorize?{urlencode(ASKED)}"
+    for _ in range(2):
+        asked = await browser.open(answer.headers["location"])
+        assert "<h1>Allow access?</h1>" in asked.text
+    back = await browser.send(asked, decision="allow")
+    assert query_of(back.headers["location"])["state"] == ASKED["state"]
+
+
+@pytest.mark.parametrize("state", ["%E4", "%", "%C3%A4+%2B", "a=b", "\u00e4", "a\r\nLocation: b", "#", "\0"])
+def test_a_query_means_the_same_in_an_address(state: str) -> None:
+    query = f"a=1&prompt=login&state={state}"
+    address = in_address(query.encode("latin-1"), but="prompt")
+    assert address.isascii()
+    assert address.isprintable()
+    assert not set(address) & set(' #"<>')
+    assert parse_qsl(address, errors="surrogateescape") == parse_qsl(
+        query.replace("&prompt=login", ""), errors="surrogateescape"
+    )
 
 
 async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
@@ -311,6 +362,31 @@ async def test_consent_is_to_what_was_shown(browser: Browser, oauth: OAuthWorld)
     answer = await browser.send(shown, decision="allow")
     assert answer.status_code == 403
     assert "All device types" in answer.text
+    assert (await browser.send(answer, decision="allow")).status_code == 302
+
+
+async def test_consent_is_asked_for_again_when_it_changed_in_between(
+    browser: Browser, oauth: OAuthWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask_for_their_locks(oauth)
+    shown = await browser.sign_in(await browser.open("authorize", **ASKED))
+    as_it_was = oauth.services.authorize.allow
+
+    async def change_first(*args: Any, **more: Any) -> Any:
+        await oauth.ask_for(WEB, [{"device_type": "*", "permissions": ["READ", "WRITE"]}])
+        return await as_it_was(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            type(oauth.services.authorize), "allow", lambda _self, *args, **more: change_first(*args, **more)
+        )
+        answer = await browser.send(shown, decision="allow")
+    assert answer.status_code == 409
+    assert "asks for something else by now" in answer.text
+    assert "All device types" in answer.text
+    application = await oauth.services.applications.find(WEB)
+    assert application is not None
+    assert await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
     assert (await browser.send(answer, decision="allow")).status_code == 302
 
 
@@ -359,9 +435,8 @@ async def test_fields_have_labels(browser: Browser) -> None:
 @pytest.mark.parametrize(
     ("uri", "source"),
     [
-        ("https://web.example.org/a?b#c", "https://web.example.org"),
-        ("http://127.0.0.1:8080/a", "http://127.0.0.1:8080"),
-        ("http://[::1]:8080/a", "http:"),
+        ("https://web.example.org/a?b#c", "https:"),
+        ("http://127.0.0.1:8080/a", "http: https:"),
         ("https://a;script-src@web/", "https:"),
         ("myapp:///done", "myapp:"),
         ("com.example.app:/done", "com.example.app:"),
@@ -370,7 +445,7 @@ async def test_fields_have_labels(browser: Browser) -> None:
     ],
 )
 def test_where_forms_may_lead(uri: str, source: str) -> None:
-    assert _source_of(uri) == source
+    assert _schemes_of(uri) == source
 
 
 # Sign-out

@@ -114,8 +114,8 @@ async def test_limited_input(door: Address, oauth: OAuthWorld, token_url: str, f
             await client.fetch_token(token_url, **poll)
         with pytest.raises(AuthlibBaseError, match="slow_down"):
             await client.fetch_token(token_url, **poll)
-        await oauth.services.device_codes.find(started["user_code"], address="192.0.2.1")
-        await oauth.services.device_codes.approve(started["user_code"], oauth.ada.key, address="192.0.2.1")
+        waiting = await oauth.services.device_codes.find(started["user_code"], address="192.0.2.1")
+        await oauth.services.device_codes.approve(waiting, oauth.ada.key, address="192.0.2.1")
         await client.fetch_token(token_url, **poll)
         assert await whose(client, door) == ADA
         await client.refresh_token(token_url)

@@ -15,6 +15,11 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         self._stream = stream
 
     @property
+    def rest(self) -> trio.abc.Stream:
+        """The stream itself, as soon as everything was given once more."""
+        return self if self._head else self._stream
+
+    @property
     def is_encrypted(self) -> bool:
         return isinstance(self._stream, trio.SSLStream)
 
@@ -24,6 +29,10 @@ class ReplayedStream(trio.abc.HalfCloseableStream):
         stream: Any = self._stream
         socket: trio.socket.SocketType = (stream.transport_stream if self.is_encrypted else stream).socket
         return socket
+
+    def getpeercert(self) -> object:
+        """What the stream below says (protocols/tls.py)."""
+        return self._stream.getpeercert() if isinstance(self._stream, trio.SSLStream) else None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if not self._head:

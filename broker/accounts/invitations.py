@@ -1,0 +1,67 @@
+"""Accounts for people whom the operator invited, whether others may open one or not.
+
+An invitation is for one e-mail address: who has its code has read that mailbox. It is used once, and says to which
+organization its owner belongs, if to any. Operators make them through the provision file (broker/provisioning).
+"""
+
+from broker.accounts.hashing import Hashing
+from broker.accounts.links import LinkOver
+from broker.accounts.sign_up import add_account, check_account
+from broker.clock import Clock
+from broker.ids import is_id
+from broker.secrets import token_hash
+from storage.database import Database, Transaction
+from storage.records import InvitationRecord, UserRecord
+
+
+class Invitations:
+    def __init__(self, database: Database, clock: Clock, hashing: Hashing) -> None:
+        self._database = database
+        self._clock = clock
+        self._hashing = hashing
+
+    async def find(self, code: str) -> InvitationRecord:
+        """Raises LinkOver."""
+        now_ms = self._clock.now_ms()
+        return await self._database.read(lambda tx: _found(tx, code, now_ms))
+
+    async def accept(self, code: str, *, password: str, full_name: str) -> UserRecord:
+        """A new user, with the address that was invited.
+
+        Raises:
+            LinkOver: the code is not, or no longer, good for it.
+            ValidationFailed: with every finding, by form field.
+            EmailTaken: there is an account for this address meanwhile.
+            TooBusy: too many passwords are hashed in this moment.
+        """
+        email, full_name = (await self.find(code)).email, full_name.strip()
+        check_account(email=email, password=password, full_name=full_name)
+        hashed, now_ms = await self._hashing.hash(password), self._clock.now_ms()
+
+        def work(tx: Transaction) -> UserRecord:
+            invitation = _found(tx, code, now_ms)
+            user = add_account(tx, invitation.email, full_name=full_name, password_hash=hashed, now_ms=now_ms)
+            use_invitation(tx, invitation, user)
+            return user
+
+        return await self._database.write(work)
+
+
+def waiting_invitation(tx: Transaction, email: str, *, now_ms: int) -> InvitationRecord | None:
+    """The invitation of an address. To be used by nobody who has not proven that it is theirs."""
+    found = tx.codes.invitation_of(email)
+    return found if found is not None and found.expires_on > now_ms else None
+
+
+def use_invitation(tx: Transaction, invitation: InvitationRecord, user: UserRecord) -> None:
+    """The new user is what the invitation says. It is used then."""
+    if invitation.organization is not None:
+        tx.accounts.set_role(invitation.organization, user.key, invitation.role or "developer")
+    tx.codes.remove_invitation(invitation.email)
+
+
+def _found(tx: Transaction, code: str, now_ms: int) -> InvitationRecord:
+    found = tx.codes.invitation(token_hash(code), now_ms=now_ms) if is_id(code) else None
+    if found is None:
+        raise LinkOver
+    return found

@@ -1,0 +1,173 @@
+"""Actions to devices of connectors go to the action hook, and from there to the third party.
+
+They are taken from the log as they become durable. Where that stands is kept, so that what a stop or a crash leaves
+unsent is sent after the restart, unless it is too old to be wanted; so an Action may arrive twice, but it is not lost.
+Without a link there is nobody to send it to, and it is not kept for later (compatibility.md 9.1).
+"""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.connectors.calls import CALL_FAILURES, Calls
+from broker.connectors.catalog import Catalog, Connector
+from broker.connectors.intake import Intake
+from broker.connectors.lanes import Lanes
+from broker.connectors.links import Link, Links
+from broker.connectors.plugin import ActionDefinition, Phase
+from broker.devices.registry import Devices
+from broker.errors import DeviceNotFound
+from broker.facts import ActionStored, Router
+from broker.limits.quotas import Quotas
+from config.limits import CONNECTOR_WAITING
+from storage.database import Database
+from storage.sql import StoreError
+
+_CONSUMER: Final = "connector actions"
+_SAVE_SECONDS: Final = 5.0
+_WANTED_MS: Final = 600_000  # what was left unsent for longer is not sent any more
+_log = structlog.get_logger(__name__)
+
+
+class _Call(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Data(msgspec.Struct):
+    actions: list[_Call]
+
+
+_decode = msgspec.json.Decoder(_Data).decode
+
+
+class Actions:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        router: Router,
+        devices: Devices,
+        catalog: Catalog,
+        links: Links,
+        calls: Calls,
+        intake: Intake,
+        lanes: Lanes,
+        quotas: Quotas | None,
+    ) -> None:
+        """`quotas`: who charges deliveries; None charges nobody."""
+        self._database = database
+        self._clock = clock
+        self._devices = devices
+        self._catalog = catalog
+        self._links = links
+        self._calls = calls
+        self._intake = intake
+        self._lanes = lanes
+        self._quotas = quotas
+        self._unsent: OrderedDict[int, None] = OrderedDict()
+        self._last = self._saved = 0
+        self._has_resumed = False
+        self.sent = self.failed = 0
+        router.subscribe(ActionStored, self._stored)
+
+    def _stored(self, fact: ActionStored) -> None:
+        connector = self._catalog.by_id(fact.action.ddtid)
+        if connector is None:
+            return
+        self._last = max(self._last, fact.action.position)
+        if fact.action.position not in self._intake.echoes and self._may_go(fact):
+            self._offer(connector, fact.action.position, fact.destination, fact.action.data)
+
+    def _may_go(self, fact: ActionStored) -> bool:
+        device = self._devices.get_nowait(fact.destination)
+        if device is None or self._quotas is None:
+            return True
+        if device.record.cloud_authorization != "AUTHORIZED" or not self._quotas.admits(device, fact.action):
+            return False
+        self._quotas.delivered(device, fact.action)
+        return True
+
+    def _offer(self, connector: Connector, position: int, device: int, data: str) -> None:
+        self._unsent[position] = None
+        if not self._lanes.offer(connector.type.key, device, lambda: self._send(connector, position, device, data)):
+            del self._unsent[position]
+            self.failed += 1
+            _log.warning("connector_action_dropped", device=device, position=position)
+
+    async def _send(self, connector: Connector, position: int, device: int, data: str) -> None:
+        try:
+            await self._tell(connector, device, data)
+        except (*CALL_FAILURES, StoreError) as error:
+            self.failed += 1
+            _log.warning("connector_action_failed", device=device, position=position, reason=str(error))
+        except Exception:  # noqa: BLE001 - a bug of ours must not keep everything after it from counting as sent
+            self.failed += 1
+            _log.exception("connector_action_failed", device=device, position=position)
+        # Whoever is cancelled does not get here: it is still unsent, and is sent after the restart.
+        del self._unsent[position]
+
+    async def _tell(self, connector: Connector, device: int, data: str) -> None:
+        link, sub_device = await self._link_for(device)
+        if link is None:
+            return
+        for call in _decode(data).actions:
+            definition = ActionDefinition(call.name, call.parameters)
+            for request in await connector.hooks.action(link.device(sub_device), definition):
+                response = await self._calls.send(connector, link, request, Phase.ACTION, sub_device)
+                if response.ok:
+                    self.sent += 1
+                else:
+                    self.failed += 1
+                    _log.info("connector_action_refused", device=device, status=response.status)
+
+    async def _link_for(self, device: int) -> tuple[Link | None, str | None]:
+        """The link that speaks for a device, and the name that the third party has for it if it is a sub-device."""
+        if (link := await self._links.of_device(device)) is not None:
+            return link, None
+        holder = await self._database.read(lambda tx: tx.connectors.holder_of(device))
+        if holder is None:
+            return None, None
+        try:
+            eid = (await self._devices.get(device)).record.eid
+        except DeviceNotFound:
+            return None, None
+        return await self._links.of_device(holder), eid
+
+    async def resume(self) -> None:
+        """Take up again what the last run left unsent. The lanes must be running."""
+        since_ms = self._clock.now_ms() - _WANTED_MS
+        self._last = self._saved = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
+        unsent = await self._database.read(
+            lambda tx: tx.connectors.unsent_actions(after=self._saved, since_ms=since_ms, limit=CONNECTOR_WAITING)
+        )
+        for position, key, data in unsent:
+            try:
+                device = await self._devices.get(key)
+            except DeviceNotFound:
+                continue
+            self._last = max(self._last, position)
+            if (connector := self._catalog.find(device.type_key)) is not None and position not in self._unsent:
+                self._offer(connector, position, key, data)
+        self._has_resumed = True
+
+    async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self.resume()
+        task_status.started()
+        while True:
+            await trio.sleep(_SAVE_SECONDS)
+            try:
+                await self.save()
+            except StoreError as error:
+                _log.warning("connector_actions_not_saved", reason=str(error))
+
+    async def save(self) -> None:
+        """Keep where the first unsent Action stands. Raises StoreError."""
+        position = min(self._unsent) - 1 if self._unsent else self._last
+        if self._has_resumed and position > self._saved:
+            await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
+            self._saved = position

@@ -1,0 +1,118 @@
+"""Requests to third parties: counted, signed, and with a token that is renewed when it has to be."""
+
+import msgspec
+import structlog
+
+from broker.clock import Clock
+from broker.connectors.budget import CallBudget
+from broker.connectors.catalog import Connector
+from broker.connectors.hooks import PluginFailedError
+from broker.connectors.links import Link, Links
+from broker.connectors.oauth import AuthorizationRefusedError, TokenRevokedError
+from broker.connectors.plugin import AccessToken, Phase, Request, Response
+from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
+from broker.devices.registry import Devices
+from broker.errors import DeviceNotFound, TryLater
+from broker.limits.quotas import Quotas
+
+_EARLY_MS = 30_000  # a token that expires on its way is as good as expired
+_CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # specification, Message quotas: data pulls and Action sends
+_log = structlog.get_logger(__name__)
+
+#: Why nothing came of a call that is no fault of ours. Whoever started it logs it and goes on.
+CALL_FAILURES = (
+    ThirdPartyUnreachableError,
+    TryLater,
+    DeviceNotFound,
+    AuthorizationRefusedError,
+    TokenRevokedError,
+    PluginFailedError,
+)
+
+
+class Calls:
+    def __init__(
+        self,
+        links: Links,
+        devices: Devices,
+        budget: CallBudget,
+        quotas: Quotas | None,
+        clock: Clock,
+        third_party: ThirdParty | None,
+    ) -> None:
+        """`quotas`: who charges devices on a plan; None charges nobody. Without a `third_party` nothing is sent."""
+        self._links = links
+        self._devices = devices
+        self._budget = budget
+        self._quotas = quotas
+        self._clock = clock
+        self._third_party = third_party
+        self.sent = self.failed = 0
+
+    async def plain(self, connector: Connector, user: int, request: Request) -> Response:
+        """Send a request that needs no link, counted for the user.
+
+        Raises RateLimitExceeded, ThirdPartyUnreachableError.
+        """
+        self._budget.take(user, connector.type.key, connector.terms.own_rate)
+        if self._third_party is None:
+            raise ThirdPartyUnreachableError("there is no way out")
+        try:
+            response = await self._third_party.send(request)
+        except ThirdPartyUnreachableError:
+            self.failed += 1
+            raise
+        self.sent += 1
+        return response
+
+    async def send(
+        self, connector: Connector, link: Link, request: Request, phase: Phase, sub_device: str | None = None
+    ) -> Response:
+        """Send a plug-in's request for a linked device.
+
+        A token that has expired, or that the third party refuses with 401, is renewed first, once. When only the user
+        can renew it, the link has ended: TokenRevokedError.
+
+        Raises one of CALL_FAILURES.
+        """
+        try:
+            token = link.contents.token
+            if token.expires_on is not None and token.expires_on <= self._clock.now_ms() + _EARLY_MS:
+                await self._renew(connector, link, token)
+            response = await self._once(connector, link, request, phase, sub_device)
+            if response.status != 401:
+                return response
+            await self._renew(connector, link, link.contents.token)
+            response = await self._once(connector, link, request, phase, sub_device)
+            if response.status == 401:
+                raise TokenRevokedError
+        except TokenRevokedError:
+            if await self._links.end(link.record):
+                _log.info("connector_link_revoked", device=link.record.device_id)
+            raise
+        return response
+
+    async def _once(
+        self, connector: Connector, link: Link, request: Request, phase: Phase, sub_device: str | None
+    ) -> Response:
+        if self._quotas is not None and phase in _CHARGED:
+            self._quotas.charge_connector_request(await self._devices.get(link.record.device))
+        prepared = await connector.hooks.prepared(request, link.device(sub_device), phase)
+        if prepared is None:
+            prepared = connector.oauth.sign(request, link.contents.token)
+        return await self.plain(connector, link.record.owner, prepared)
+
+    async def _renew(self, connector: Connector, link: Link, used: AccessToken) -> None:
+        async with self._links.lock(link.record.device):
+            current = await self._links.of_device(link.record.device)
+            if current is None or current.record.linked_on != link.record.linked_on:
+                raise TokenRevokedError
+            link.contents = current.contents
+            if current.contents.token != used:  # somebody else has renewed it meanwhile
+                return
+            request = connector.oauth.refresh(used)
+            if request is None:
+                raise TokenRevokedError
+            response = await self.plain(connector, link.record.owner, request)
+            token = connector.oauth.refreshed(response, used, now_ms=self._clock.now_ms())
+            await self._links.replace(link, msgspec.structs.replace(current.contents, token=token))

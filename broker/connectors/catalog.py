@@ -1,0 +1,125 @@
+"""The connectors that are installed and bound to device types, as they run now."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from broker.connectors.generic import GenericConnector
+from broker.connectors.hooks import Hooks, PluginFailedError, guarded
+from broker.connectors.oauth import OAuthClient, oauth_client
+from broker.connectors.plugin import ConnectorPlugin, Setting
+from broker.connectors.terms import ConnectorTerms
+from broker.device_types.catalog import DeviceType, DeviceTypes
+from broker.errors import Conflict, DomainError
+from broker.secrets import Vault
+from config.limits import CONNECTOR_HOOK_SECONDS
+from storage.database import Database
+from storage.records import ConnectorRecord
+
+PLUGIN_GROUP: Final = "trunkline.connectors"
+GENERIC: Final = "generic"
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class ConnectorUnavailable(DomainError):
+    """The type has a connector, but its plug-in cannot be used: the log says why."""
+
+    status = 503
+    template = "Service Unavailable"
+
+
+class Connector:
+    """One device type's connector."""
+
+    def __init__(self, type_: DeviceType, terms: ConnectorTerms, oauth: OAuthClient, hooks: Hooks) -> None:
+        self.type = type_
+        self.terms = terms
+        self.oauth = oauth
+        self.hooks = hooks
+
+
+def load_plugin(name: str) -> type[ConnectorPlugin]:
+    """The installed plug-in of this name. It runs foreign code: call it beside the loop.
+
+    Raises PluginFailedError.
+    """
+    if name == GENERIC:
+        return GenericConnector
+    found = list(entry_points(group=PLUGIN_GROUP, name=name))
+    if not found:
+        raise PluginFailedError(f"no plug-in {name!r} is installed")
+    kind = guarded(found[0].load, name)
+    if not (isinstance(kind, type) and issubclass(kind, ConnectorPlugin)):
+        raise PluginFailedError(f"{found[0].value} is no ConnectorPlugin")
+    return kind
+
+
+def make_plugin(terms: ConnectorTerms, setting: Setting) -> ConnectorPlugin:
+    """A plug-in with the operator's parameters. Beside the loop. Raises PluginFailedError."""
+    kind = load_plugin(terms.plugin)
+    return guarded(lambda: kind(setting), terms.plugin)
+
+
+class Catalog:
+    """Finds the connector of a device type."""
+
+    def __init__(
+        self, database: Database, vault: Vault, device_types: DeviceTypes, base_url: Callable[[], str]
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._types = device_types
+        self._base_url = base_url
+        self._by_key: dict[int, Connector] = {}
+        self._by_id: dict[str, Connector] = {}
+
+    async def reload(self) -> None:
+        """Read what is bound to which type. A plug-in that cannot be used is logged; its type has none then."""
+        found: dict[int, Connector] = {}
+        for record in await self._database.read(lambda tx: tx.connectors.connectors()):
+            try:
+                found[record.device_type] = await self._connector(record)
+            except PluginFailedError as error:
+                _log.error("connector_unusable", device_type=record.device_type, reason=str(error))
+        self._by_key = found
+        self._by_id = {connector.type.id: connector for connector in found.values()}
+
+    async def _connector(self, record: ConnectorRecord) -> Connector:
+        type_ = await self._types.get(record.device_type)
+        terms = msgspec.json.decode(self._vault.open(record.terms), type=ConnectorTerms)
+        setting = Setting(type_.id, terms.parameters, lambda: f"{self.address(type_.id)}/thirdpartynotifications")
+        with trio.move_on_after(CONNECTOR_HOOK_SECONDS):
+            plugin = await trio.to_thread.run_sync(lambda: make_plugin(terms, setting), abandon_on_cancel=True)
+            return Connector(type_, terms, oauth_client(terms), Hooks(plugin))
+        raise PluginFailedError(f"{terms.plugin}: not ready after {CONNECTOR_HOOK_SECONDS} s")
+
+    def address(self, device_type_id: str) -> str:
+        """Under which third parties and browsers reach the connector of this type."""
+        return f"{self._base_url()}/cloudconnectors/{device_type_id}"
+
+    def of_type(self, type_: DeviceType) -> Connector:
+        """Raises Conflict when the type has no connector, ConnectorUnavailable when its plug-in cannot be used."""
+        if (found := self._by_key.get(type_.key)) is not None:
+            return found
+        self.check(type_)
+        raise ConnectorUnavailable
+
+    def check(self, type_: DeviceType) -> None:
+        """Raises Conflict when the type has no connector, be it usable or not."""
+        if not type_.record.has_cloud_connector:
+            raise Conflict("Device type has no cloud connector.")
+
+    def find(self, device_type: int) -> Connector | None:
+        return self._by_key.get(device_type)
+
+    def by_id(self, device_type_id: str) -> Connector | None:
+        return self._by_id.get(device_type_id)
+
+    def all(self) -> Iterable[Connector]:
+        return tuple(self._by_key.values())

@@ -1,0 +1,84 @@
+"""Jobs that wait for third parties: one at a time for each device, in order; a few at once for each device type.
+
+Each kind of job has lanes of its own, so that nobody waits for a lamp because of a slow fetch.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+import trio
+
+from config.limits import CONNECTOR_WAITING
+
+Job = Callable[[], Awaitable[None]]
+_AT_ONCE: Final = 8  # a third party that is slow holds up only its own type
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Type:
+    """`devices` has a queue for each device that has a task."""
+
+    limiter: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_AT_ONCE))
+    devices: dict[int, deque[Job]] = field(default_factory=dict)
+    waiting: int = 0
+
+
+class Lanes:
+    def __init__(self) -> None:
+        self._types: dict[int, _Type] = {}
+        self._nursery: trio.Nursery | None = None
+        self.dropped = 0
+
+    def room(self, device_type: int) -> int:
+        """How many more jobs could begin at once."""
+        known = self._types.get(device_type)
+        return _AT_ONCE if known is None else max(0, _AT_ONCE - len(known.devices))
+
+    @property
+    def waiting(self) -> int:
+        return sum(lane.waiting for lane in self._types.values())
+
+    def offer(self, device_type: int, device: int, job: Job) -> bool:
+        """Take the job, or say at once that there is no room for it."""
+        lane = self._types.setdefault(device_type, _Type())
+        if self._nursery is None or lane.waiting >= CONNECTOR_WAITING:
+            self.dropped += 1
+            return False
+        lane.waiting += 1
+        if (queue := lane.devices.get(device)) is not None:
+            queue.append(job)
+        else:
+            lane.devices[device] = deque([job])
+            self._nursery.start_soon(self._work_off, lane, device)
+        return True
+
+    async def _work_off(self, lane: _Type, device: int) -> None:
+        queue = lane.devices[device]
+        try:
+            while queue:
+                async with lane.limiter:
+                    await _isolated(queue[0])
+                queue.popleft()
+                lane.waiting -= 1
+        finally:
+            del lane.devices[device]
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+
+async def _isolated(job: Job) -> None:
+    try:
+        await job()
+    except Exception:  # noqa: BLE001 - one job that finds a bug of ours must not hold up the others
+        _log.exception("connector_job_failed")

@@ -1,0 +1,167 @@
+"""Links: a device and its user's authorization at the third party, sealed in the store."""
+
+from collections.abc import Mapping
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+import trio
+from cryptography.fernet import InvalidToken
+
+from broker.connectors.hooks import Outcome
+from broker.connectors.plugin import AccessToken, LinkedDevice
+from broker.devices.registry import Devices
+from broker.secrets import Vault, token_hash
+from storage.database import Database, Transaction
+from storage.records import ConnectorLinkRecord, DeviceRecord
+
+_AUTHORIZED: Final = "AUTHORIZED"
+_UNAUTHORIZED: Final = "UNAUTHORIZED"
+_REMEMBERED = 20
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sealed in a link."""
+
+    token: AccessToken
+    account: str | None = None
+    remembered: Mapping[str, str] = {}
+
+
+class Link:
+    """One device's link as we last saw it."""
+
+    __slots__ = ("contents", "record")
+
+    def __init__(self, record: ConnectorLinkRecord, contents: Contents) -> None:
+        self.record = record
+        self.contents = contents
+
+    def device(self, sub_device: str | None = None) -> LinkedDevice:
+        """As plug-ins see it."""
+        contents = self.contents
+        return LinkedDevice(
+            self.record.device_id, contents.token, contents.account, dict(contents.remembered), sub_device
+        )
+
+
+class Links:
+    def __init__(self, database: Database, vault: Vault, devices: Devices) -> None:
+        self._database = database
+        self._vault = vault
+        self._devices = devices
+        self._locks: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
+
+    def lock(self, device: int) -> trio.Lock:
+        """Held while a link is read and changed."""
+        if (known := self._locks.get(device)) is not None:
+            return known
+        lock = self._locks[device] = trio.Lock()
+        return lock
+
+    async def of_device(self, device: int) -> Link | None:
+        record = await self._database.read(lambda tx: tx.connectors.link(device))
+        return None if record is None else self.opened(record)
+
+    async def of_account(self, device_type: int, account: str, *, limit: int) -> list[Link]:
+        """At most `limit` of them, oldest device first."""
+        hashed = token_hash(account)
+        records = await self._database.read(lambda tx: tx.connectors.links_of_account(device_type, hashed, limit=limit))
+        return [link for record in records if (link := self.opened(record)) is not None]
+
+    def opened(self, record: ConnectorLinkRecord) -> Link | None:
+        """None when it cannot be read any more: the key is another one."""
+        try:
+            return Link(record, msgspec.json.decode(self._vault.open(record.sealed), type=Contents))
+        except (InvalidToken, msgspec.DecodeError):
+            return None
+
+    async def make(
+        self, device: int, device_type: int, contents: Contents, *, now_ms: int, next_fetch_on: int
+    ) -> Link | None:
+        """Link the device; a former link is replaced. It does not count as authorized yet. None: it was deleted."""
+
+        def work(tx: Transaction) -> ConnectorLinkRecord | None:
+            former = tx.connectors.link(device)
+            tx.connectors.put_link(
+                device,
+                device_type=device_type,
+                account=self._hash_of(contents),
+                sealed=self._sealed(contents),
+                # It tells links apart, also when the clock was set back.
+                linked_on=now_ms if former is None else max(now_ms, former.linked_on + 1),
+                next_fetch_on=next_fetch_on,
+            )
+            return tx.connectors.link(device)
+
+        async with self.lock(device):
+            record = await self._database.write(work)
+        return None if record is None else Link(record, contents)
+
+    async def note(self, link: Link, outcome: Outcome) -> None:
+        """Keep what a hook asked to remember."""
+        if not outcome.remembered and outcome.account is None:
+            return
+        async with self.lock(link.record.device):
+            current = await self.of_device(link.record.device)
+            if current is None or current.record.linked_on != link.record.linked_on:
+                return
+            remembered = dict(current.contents.remembered)
+            for one in outcome.remembered:
+                remembered.pop(one.name, None)
+                if one.value:
+                    remembered[one.name] = one.value
+            newest = dict(list(remembered.items())[-_REMEMBERED:])
+            account = current.contents.account if outcome.account is None else outcome.account
+            await self.replace(link, msgspec.structs.replace(current.contents, remembered=newest, account=account))
+
+    async def replace(self, link: Link, contents: Contents) -> None:
+        """Change what is in the link, if it still is this one. The caller holds its lock."""
+        record = link.record
+        account, sealed = self._hash_of(contents), self._sealed(contents)
+        await self._database.write(
+            lambda tx: tx.connectors.update_link(
+                record.device, linked_on=record.linked_on, account=account, sealed=sealed
+            )
+        )
+        link.contents = contents
+
+    async def confirm(self, link: Link) -> bool:
+        """The device and its sub-devices are authorized now. False when the link is gone."""
+        device, linked_on = link.record.device, link.record.linked_on
+
+        def work(tx: Transaction) -> list[DeviceRecord] | None:
+            current = tx.connectors.link(device)
+            if current is None or current.linked_on != linked_on:
+                return None
+            return _set_authorization(tx, device, _AUTHORIZED)
+
+        return await self._database.write(work, announce=self._announce) is not None
+
+    async def end(self, record: ConnectorLinkRecord) -> bool:
+        """The device and its sub-devices need a new authorization. False when the link had ended already."""
+        device, linked_on = record.device, record.linked_on
+
+        def work(tx: Transaction) -> list[DeviceRecord] | None:
+            if not tx.connectors.remove_link(device, linked_on=linked_on):
+                return None
+            return _set_authorization(tx, device, _UNAUTHORIZED)
+
+        return await self._database.write(work, announce=self._announce) is not None
+
+    def _announce(self, changed: list[DeviceRecord] | None) -> None:
+        for record in changed or ():
+            self._devices.note_changed(record)
+
+    def _sealed(self, contents: Contents) -> bytes:
+        return self._vault.seal(msgspec.json.encode(contents).decode())
+
+    @staticmethod
+    def _hash_of(contents: Contents) -> bytes | None:
+        return None if contents.account is None else token_hash(contents.account)
+
+
+def _set_authorization(tx: Transaction, holder: int, state: str) -> list[DeviceRecord]:
+    """The records that changed; a deleted device has none."""
+    records = map(tx.devices.device, tx.connectors.set_authorization(holder, state))
+    return [record for record in records if record is not None]

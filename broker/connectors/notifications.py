@@ -1,0 +1,84 @@
+"""Third parties call in: the plug-in says what it means and whom it is about (compatibility.md 23)."""
+
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from broker.connectors.catalog import Catalog, Connector, ConnectorUnavailable
+from broker.connectors.fetches import Fetches
+from broker.connectors.hooks import Heard, NotifiedDevices, PluginFailedError
+from broker.connectors.links import Link, Links
+from broker.connectors.plugin import IncomingRequest
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.registry import Devices
+from broker.errors import DeviceNotFound
+from config.limits import IDS_MAX
+
+_AT_ONCE: Final = 16  # of one type
+_log = structlog.get_logger(__name__)
+
+
+class Notifications:
+    def __init__(
+        self, device_types: DeviceTypes, devices: Devices, catalog: Catalog, links: Links, fetches: Fetches
+    ) -> None:
+        self._types = device_types
+        self._devices = devices
+        self._catalog = catalog
+        self._links = links
+        self._fetches = fetches
+        self._busy: Counter[int] = Counter()
+        self.heard = self.failed = 0
+
+    async def hear(self, device_type: str, request: IncomingRequest) -> Heard:
+        """What a third party told us is durable on return; the answer to it is in the result.
+
+        Raises:
+            DeviceTypeNotFound, Conflict: there is no such type, or it has no connector.
+            ConnectorUnavailable: the plug-in failed, or too much is under way: the third party may try again.
+            StorageUnavailable.
+        """
+        connector = self._catalog.by_id(device_type)
+        if connector is None:
+            connector = self._catalog.of_type(await self._types.find(device_type))
+        key = connector.type.key
+        if self._busy[key] >= _AT_ONCE:
+            raise ConnectorUnavailable
+        self._busy[key] += 1
+        try:
+            return await self._hear(connector, request)
+        finally:
+            self._busy[key] -= 1
+
+    async def _hear(self, connector: Connector, request: IncomingRequest) -> Heard:
+        try:
+            heard = await connector.hooks.notification(request)
+        except PluginFailedError as error:
+            self.failed += 1
+            _log.warning("connector_notification_failed", device_type=connector.type.id, reason=str(error))
+            raise ConnectorUnavailable from error
+        for notified in heard.devices:
+            for link in await self._links_of(connector, notified):
+                await self._take(connector, link, notified)
+        self.heard += 1
+        return heard
+
+    async def _links_of(self, connector: Connector, notified: NotifiedDevices) -> list[Link]:
+        """Those of this connector's devices that the notification names: nobody reaches another type's."""
+        if notified.account is not None:
+            return await self._links.of_account(connector.type.key, notified.account, limit=IDS_MAX)
+        try:
+            device = await self._devices.find(notified.device or "")
+        except DeviceNotFound:
+            return []
+        link = await self._links.of_device(device.key) if device.type_key == connector.type.key else None
+        return [] if link is None else [link]
+
+    async def _take(self, connector: Connector, link: Link, notified: NotifiedDevices) -> None:
+        await self._fetches.keep(link, notified.outcome)
+        device = link.record.device
+        taken = not notified.requests or self._fetches.offer(connector, device, notified.requests)
+        taken = (not notified.fetch or self._fetches.offer(connector, device)) and taken
+        if not taken:
+            raise ConnectorUnavailable

@@ -1,0 +1,257 @@
+"""Linking a device with its user's account at the third party, and undoing that (compatibility.md 23)."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+import trio
+
+from broker.accounts.redirects import with_parameters
+from broker.accounts.tokens import Caller
+from broker.clock import Clock
+from broker.connectors.calls import CALL_FAILURES, Calls
+from broker.connectors.catalog import Catalog, Connector
+from broker.connectors.links import Contents, Link, Links
+from broker.connectors.oauth import AuthorizationRefusedError, Granted
+from broker.connectors.plugin import Phase
+from broker.connectors.port import ThirdPartyUnreachableError
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound, DomainError, TryLater, ValidationFailed
+from broker.facts import ProviderAuthRemoved, Router
+from broker.secrets import Vault, token_hash
+from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
+from storage.database import Database, Transaction
+from storage.records import ConnectorLinkRecord, ConnectorStateRecord
+
+_REFERER_CHARACTERS: Final = 2_000
+_CLEANED_AT_ONCE: Final = 100
+#: What RFC 6749, 4.1.2.1 calls the ways to say no. The browser is told in these words and in no others.
+_ERRORS: Final = frozenset(
+    {
+        "access_denied",
+        "invalid_request",
+        "invalid_scope",
+        "server_error",
+        "temporarily_unavailable",
+        "unauthorized_client",
+        "unsupported_response_type",
+    }
+)
+_log = structlog.get_logger(__name__)
+
+
+class ThirdPartyFailed(DomainError):
+    """The third party cannot be asked now. The reason is in the log."""
+
+    status = 502
+    template = "Bad Gateway"
+
+
+class ProviderAuth:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        clock: Clock,
+        router: Router,
+        devices: Devices,
+        catalog: Catalog,
+        links: Links,
+        calls: Calls,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._clock = clock
+        self._router = router
+        self._devices = devices
+        self._catalog = catalog
+        self._links = links
+        self._calls = calls
+
+    async def holder(self, device: Device) -> Device:
+        """The device whose link speaks for this one: itself, or the one whose sub-device it is."""
+        key = await self._database.read(lambda tx: tx.connectors.holder_of(device.key))
+        return device if key is None else await self._devices.get(key)
+
+    # Beginning
+
+    async def begin(self, caller: Caller, device: Device, *, referer: str, mobile: bool) -> str:
+        """Begin an authorization; the answer is where to send the browser.
+
+        Args:
+            caller: with the right to write to the device already checked.
+            device: the one to link; the holder, when it is a sub-device.
+            referer: where the browser comes back to at the end of it.
+            mobile: prefer the third party's page for small screens.
+
+        Raises:
+            Conflict: the type has no connector.
+            ValidationFailed: `Referer` is not an address of the caller's application.
+            RateLimitExceeded, ThirdPartyFailed, ConnectorUnavailable.
+        """
+        connector = self._catalog.of_type(device.type)
+        if not await self._database.read(lambda tx: _is_of_application(tx, caller, referer)):
+            raise ValidationFailed.of("Referer", "Invalid value")
+        state = secrets.token_urlsafe(32)
+        redirect_uri = self._redirect_uri(connector)
+        try:
+            first = connector.oauth.first_request(with_parameters(redirect_uri, [("state", state)]))
+            response = None if first is None else await self._calls.plain(connector, device.owner, first)
+            started = connector.oauth.start(redirect_uri=redirect_uri, state=state, mobile=mobile, response=response)
+        except TryLater:  # the caller can read that
+            raise
+        except CALL_FAILURES as error:
+            _log.warning("connector_authorization_failed", device=device.id, reason=str(error))
+            raise ThirdPartyFailed from error
+        now_ms = self._clock.now_ms()
+        record = ConnectorStateRecord(
+            hash=token_hash(state),
+            device=device.key,
+            user=device.owner,
+            referer=referer,
+            sealed=self._vault.seal(started.secret),
+            expires_on=now_ms + CONNECTOR_STATE_SECONDS * 1000,
+        )
+        await self._database.write(lambda tx: tx.connectors.add_state(record, now_ms=now_ms, at_most=CONNECTOR_STATES))
+        return started.url
+
+    def _redirect_uri(self, connector: Connector) -> str:
+        return f"{self._catalog.address(connector.type.id)}/auth"
+
+    # Coming back
+
+    async def finish(self, device_type: str, parameters: Mapping[str, str]) -> str:
+        """The browser comes back from the third party; the answer is where to send it.
+
+        That is the Referer it began with: with `error` in its query when the device could not be linked.
+
+        Raises ValidationFailed: the state is unknown, used, expired, or another type's.
+        """
+        state = await self._taken_state(parameters.get("state", ""))
+        device = await self._device_of(state, device_type)
+        connector = self._catalog.of_type(device.type)
+        if (error := parameters.get("error")) is not None:
+            error = error if error in _ERRORS else "server_error"
+            _log.info("connector_authorization_refused", device=device.id, error=error)
+            return with_parameters(state.referer, [("error", error)])
+        try:
+            granted = await self._granted(connector, device, state, parameters)
+            await self._link(connector, device, granted)
+        except CALL_FAILURES as failure:
+            _log.warning("connector_authorization_failed", device=device.id, reason=str(failure))
+            return with_parameters(state.referer, [("error", _error_of(failure))])
+        _log.info("connector_linked", device=device.id)
+        return state.referer
+
+    async def _taken_state(self, state: str) -> ConnectorStateRecord:
+        hashed = token_hash(state)
+        taken = await self._database.write(lambda tx: tx.connectors.take_state(hashed)) if state else None
+        if taken is None or taken.expires_on <= self._clock.now_ms():
+            raise ValidationFailed.of("state", "Invalid value")
+        return taken
+
+    async def _device_of(self, state: ConnectorStateRecord, device_type: str) -> Device:
+        try:
+            device = await self._devices.get(state.device)
+        except DeviceNotFound as error:
+            raise ValidationFailed.of("state", "Invalid value") from error
+        type_ = device.type.record
+        if device.owner != state.user or device_type not in {type_.id, type_.unique_name}:
+            raise ValidationFailed.of("state", "Invalid value")
+        return device
+
+    async def _granted(
+        self, connector: Connector, device: Device, state: ConnectorStateRecord, parameters: Mapping[str, str]
+    ) -> Granted:
+        request = connector.oauth.exchange(
+            redirect_uri=self._redirect_uri(connector), parameters=parameters, secret=self._vault.open(state.sealed)
+        )
+        response = await self._calls.plain(connector, device.owner, request)
+        return connector.oauth.granted(response, now_ms=self._clock.now_ms())
+
+    async def _link(self, connector: Connector, device: Device, granted: Granted) -> None:
+        """Store the credentials, subscribe, and only then call it authorized."""
+        now_ms = self._clock.now_ms()
+        link = await self._links.make(
+            device.key,
+            connector.type.key,
+            Contents(token=granted.token, account=granted.account),
+            now_ms=now_ms,
+            next_fetch_on=now_ms,
+        )
+        if link is None:
+            raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
+        try:
+            await self._subscribe(connector, link)
+        except CALL_FAILURES:
+            await self._links.end(link.record)
+            raise
+        if not await self._links.confirm(link):
+            raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
+
+    async def _subscribe(self, connector: Connector, link: Link) -> None:
+        for request in await connector.hooks.subscribe(link.device()):
+            response = await self._calls.send(connector, link, request, Phase.SUBSCRIBE)
+            await self._links.note(link, await connector.hooks.subscribed(link.device(), request, response))
+
+    # Ending
+
+    async def revoke(self, device: Device) -> None:
+        """Unsubscribe and forget the credentials, whatever the third party says to that, and before long.
+
+        Raises Conflict: the type has no connector.
+        """
+        self._catalog.check(device.type)
+        await self._database.write(lambda tx: tx.connectors.forget_states(device.key))
+        record = await self._database.read(lambda tx: tx.connectors.link(device.key))
+        if record is not None:
+            await self._end(record)
+        self._router.publish(ProviderAuthRemoved(device.key))
+
+    async def clean_up(self) -> None:
+        """End the links of deleted devices."""
+        orphans = await self._database.read(lambda tx: tx.connectors.orphans(limit=_CLEANED_AT_ONCE))
+        for record in orphans:
+            await self._end(record)
+
+    async def _end(self, record: ConnectorLinkRecord) -> None:
+        connector, link = self._catalog.find(record.device_type), self._links.opened(record)
+        if connector is not None and link is not None:
+            await self._unsubscribe(connector, link)
+        await self._links.end(record)
+
+    async def _unsubscribe(self, connector: Connector, link: Link) -> None:
+        with trio.move_on_after(CONNECTOR_SECONDS):
+            try:
+                for request in await connector.hooks.unsubscribe(link.device()):
+                    response = await self._calls.send(connector, link, request, Phase.UNSUBSCRIBE)
+                    await connector.hooks.unsubscribed(link.device(), request, response)
+            except CALL_FAILURES as error:
+                _log.warning("connector_unsubscribe_failed", device=link.record.device_id, reason=str(error))
+
+
+def _is_of_application(tx: Transaction, caller: Caller, referer: str) -> bool:
+    """The Referer has scheme and host of a redirect URI of the application that the caller's token is of."""
+    key = caller.application
+    if key is None and (token := tx.devices.token_by_hash(caller.token)) is not None:
+        key = token.application
+    application = tx.accounts.application(key) if key is not None else None
+    if application is None or not referer or len(referer) > _REFERER_CHARACTERS or not referer.isprintable():
+        return False
+    return _site(referer) in {_site(uri) for uri in application.redirect_uris} - {None}
+
+
+def _site(uri: str) -> tuple[str, str] | None:
+    try:
+        parts = urlsplit(uri)
+        return (parts.scheme, parts.hostname) if parts.scheme and parts.hostname else None
+    except ValueError:
+        return None
+
+
+def _error_of(failure: Exception) -> str:
+    if isinstance(failure, TryLater | ThirdPartyUnreachableError):
+        return "temporarily_unavailable"
+    return failure.error if isinstance(failure, AuthorizationRefusedError) else "server_error"

@@ -1,0 +1,166 @@
+"""The cloud connectors as the rest of the daemon sees them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from broker.accounts.tokens import Caller
+from broker.clock import Clock
+from broker.connectors.actions import Actions
+from broker.connectors.budget import CallBudget
+from broker.connectors.calls import Calls
+from broker.connectors.catalog import Catalog
+from broker.connectors.fetches import Fetches
+from broker.connectors.hooks import Heard
+from broker.connectors.intake import Intake
+from broker.connectors.lanes import Lanes
+from broker.connectors.links import Links
+from broker.connectors.notifications import Notifications
+from broker.connectors.plugin import IncomingRequest
+from broker.connectors.port import ThirdParty
+from broker.connectors.provider_auth import ProviderAuth
+from broker.connectors.sub_devices import SubDevices
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.inventory import Inventory
+from broker.devices.registry import Device, Devices
+from broker.facts import DeviceDeleted, Router
+from broker.limits.meters import Meters
+from broker.limits.quotas import Quotas
+from broker.messages.ingest import Ingest
+from broker.secrets import Vault
+from storage.database import Database
+from storage.sql import StoreError
+
+_CLEAN_SECONDS: Final = 60.0
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorStatistics:
+    """Counted since the start, except for `waiting`."""
+
+    calls: int
+    failed_calls: int
+    failed_fetches: int
+    notifications: int
+    failed_notifications: int
+    stored: int
+    refused: int
+    actions_sent: int
+    actions_failed: int
+    waiting: int
+    dropped: int
+
+
+class Connectors:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        clock: Clock,
+        router: Router,
+        device_types: DeviceTypes,
+        devices: Devices,
+        inventory: Inventory,
+        ingest: Ingest,
+        meters: Meters,
+        quotas: Quotas | None,
+        third_party: ThirdParty | None,
+        *,
+        base_url: Callable[[], str],
+        pull_minutes: int,
+    ) -> None:
+        self.catalog = Catalog(database, vault, device_types, base_url)
+        self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
+        links = Links(database, vault, devices)
+        self._calls = Calls(links, devices, CallBudget(meters), quotas, clock, third_party)
+        self._intake = Intake(devices, SubDevices(database, devices, inventory), ingest)
+        self.fetches = Fetches(
+            database,
+            clock,
+            devices,
+            self.catalog,
+            links,
+            self._calls,
+            self._intake,
+            self._fetch_lanes,
+            pull_minutes=pull_minutes,
+        )
+        self._notifications = Notifications(device_types, devices, self.catalog, links, self.fetches)
+        self._actions = Actions(
+            database, clock, router, devices, self.catalog, links, self._calls, self._intake, self._action_lanes, quotas
+        )
+        self._provider_auth = ProviderAuth(database, vault, clock, router, devices, self.catalog, links, self._calls)
+        self._orphaned = trio.Event()
+        router.subscribe(DeviceDeleted, self._device_deleted)
+
+    async def holder(self, device: Device) -> Device:
+        """The device whose authorization counts for this one. See `ProviderAuth.holder`."""
+        return await self._provider_auth.holder(device)
+
+    async def authorize(self, caller: Caller, device: Device, *, referer: str, mobile: bool) -> str:
+        """Where to send the browser to. See `ProviderAuth.begin`."""
+        return await self._provider_auth.begin(caller, device, referer=referer, mobile=mobile)
+
+    async def authorized(self, device_type: str, parameters: Mapping[str, str]) -> str:
+        """The browser is back; where to send it to. See `ProviderAuth.finish`."""
+        back = await self._provider_auth.finish(device_type, parameters)
+        self.fetches.wake()
+        return back
+
+    async def revoke(self, device: Device) -> None:
+        """See `ProviderAuth.revoke`."""
+        await self._provider_auth.revoke(device)
+
+    async def notified(self, device_type: str, request: IncomingRequest) -> Heard:
+        """See `Notifications.hear`."""
+        return await self._notifications.hear(device_type, request)
+
+    def _device_deleted(self, _fact: DeviceDeleted) -> None:
+        self._orphaned.set()
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Everything that connectors do by themselves."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._fetch_lanes.run_forever)
+            await nursery.start(self._action_lanes.run_forever)
+            await nursery.start(self._actions.save_forever)
+            await nursery.start(self.fetches.pull_forever)
+            nursery.start_soon(self._clean_forever)
+            task_status.started()
+
+    async def _clean_forever(self) -> None:
+        while True:
+            self._orphaned = trio.Event()
+            try:
+                await self.clean_up()
+            except StoreError as error:
+                _log.warning("connector_links_not_cleaned", reason=str(error))
+            with trio.move_on_after(_CLEAN_SECONDS):
+                await self._orphaned.wait()
+
+    async def clean_up(self) -> None:
+        """End the links of deleted devices. Raises StoreError."""
+        await self._provider_auth.clean_up()
+
+    async def save(self) -> None:
+        """Keep where Actions stand. Raises StoreError."""
+        await self._actions.save()
+
+    def statistics(self) -> ConnectorStatistics:
+        return ConnectorStatistics(
+            calls=self._calls.sent,
+            failed_calls=self._calls.failed,
+            failed_fetches=self.fetches.failed,
+            notifications=self._notifications.heard,
+            failed_notifications=self._notifications.failed,
+            stored=self._intake.stored,
+            refused=self._intake.refused,
+            actions_sent=self._actions.sent,
+            actions_failed=self._actions.failed,
+            waiting=self._fetch_lanes.waiting + self._action_lanes.waiting,
+            dropped=self._fetch_lanes.dropped + self._action_lanes.dropped,
+        )

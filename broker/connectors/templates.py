@@ -1,0 +1,64 @@
+"""Texts of the operator's with places for values: `{did}`, `{parameters.level}`. Nothing is evaluated."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+_PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)\}")
+
+
+def check_template(template: Any, names: frozenset[str]) -> None:
+    """Raises ValueError when a place, in this text or anywhere inside, is for none of the names."""
+    match template:
+        case str():
+            for place in _PLACE.findall(template):
+                if place.partition(".")[0] not in names:
+                    raise ValueError(f"{{{place}}} (allowed: {', '.join(sorted(names))})")
+        case dict():
+            for value in template.values():
+                check_template(value, names)
+        case list():
+            for value in template:
+                check_template(value, names)
+
+
+def filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with values in its places. A text that is nothing but one place becomes the value itself.
+
+    Raises ValueError when there is no value for a place.
+    """
+    match template:
+        case str():
+            if (whole := _PLACE.fullmatch(template)) is not None:
+                return _value(whole[1], values)
+            return _PLACE.sub(_substitute(values, str), template)
+        case dict():
+            return {name: filled(value, values) for name, value in template.items()}
+        case list():
+            return [filled(value, values) for value in template]
+    return template
+
+
+def filled_url(template: str, values: Mapping[str, Any]) -> str:
+    """The same for an address: what is put in cannot leave its place. Raises ValueError."""
+    return _PLACE.sub(_substitute(values, lambda text: quote(text, safe="")), template)
+
+
+def _substitute(values: Mapping[str, Any], form: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
+    def text(place: re.Match[str]) -> str:
+        value = _value(place[1], values)
+        return form(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+    return text
+
+
+def _value(place: str, values: Mapping[str, Any]) -> Any:
+    found: Any = values
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None:
+        raise ValueError(f"there is no {place}")
+    return found

@@ -1,0 +1,197 @@
+"""Uploaded documents to Manifests, by the rules of compatibility.md section 8.2.
+
+The parser goes on after a problem, so that an author sees every one of them at once.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from broker.device_types.manifest import CUSTOM, NO_MANIFEST, Action, Field, Manifest, ValueClass
+from broker.device_types.metadata_parser import read_metadata
+from broker.device_types.reading import INVALID, REQUIRED, JsonObject, Reader
+from broker.device_types.standard_actions import STANDARD_ACTIONS
+from broker.device_types.transform_parser import read_transform
+from broker.device_types.units import unit_text
+
+MAX_DOCUMENT_BYTES: Final = 256 * 1024
+MAX_FIELDS: Final = 500
+MAX_ACTIONS: Final = 100
+MAX_PARAMETERS: Final = 50
+MAX_LEVELS: Final = 5
+MAX_NAME: Final = 64
+MAX_FIELD_DESCRIPTION: Final = 1_500
+MAX_ACTION_DESCRIPTION: Final = 128
+
+_DOCUMENT = "manifest"  # where a finding points that concerns the document as a whole
+_NOT_A_MANIFEST = "manifest content invalid or empty"
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
+_VALUE_CLASSES = frozenset(ValueClass)
+
+
+def parse_manifest(document: object) -> Manifest:
+    """Read a decoded JSON document; raises ValidationFailed with every problem it has."""
+    parser = _Parser()
+    manifest = parser.manifest(document)
+    parser.check()
+    return manifest
+
+
+class _Parser(Reader):
+    """What it builds from a document that it refuses is thrown away."""
+
+    # The document and its Actions
+
+    def manifest(self, document: object) -> Manifest:
+        if not isinstance(document, Mapping) or not (document.get("fields") or document.get("actions")):
+            self.refuse(_DOCUMENT, _NOT_A_MANIFEST)
+            return NO_MANIFEST
+        if not self._fits(document):
+            return NO_MANIFEST
+        if self.text(document, "messageFormat", "messageFormat", default="json") not in ("json", None):
+            self.refuse("messageFormat", INVALID)
+        if document.get("fields") is None:
+            self.refuse("fields", REQUIRED)
+        return Manifest(
+            fields=self.fields(document.get("fields"), "fields", limit=MAX_FIELDS),
+            actions=self.actions(document.get("actions")),
+            transform=read_transform(self, document.get("transform"), "transform"),
+        )
+
+    def _fits(self, document: JsonObject) -> bool:
+        try:
+            size = len(msgspec.json.encode(document))
+        except (TypeError, ValueError, OverflowError, RecursionError):  # nothing a JSON document can be
+            self.refuse(_DOCUMENT, _NOT_A_MANIFEST)
+            return False
+        if size > MAX_DOCUMENT_BYTES:
+            self.refuse(_DOCUMENT, f"Maximum length {MAX_DOCUMENT_BYTES}")
+        return size <= MAX_DOCUMENT_BYTES
+
+    def actions(self, value: object) -> tuple[Action, ...]:
+        entries = self.array(value, "actions")
+        if len(entries) > MAX_ACTIONS:
+            self.refuse("actions", f"Maximum length {MAX_ACTIONS}")
+            return ()
+        taken: set[str] = set()
+        return tuple(self.action(entry, path, taken) for path, entry in self.objects(entries, "actions"))
+
+    def action(self, source: JsonObject, path: str, taken: set[str]) -> Action:
+        name = self.name(source, path, taken)
+        type_ = self.type(source, path)
+        is_standard = self.flag(source, f"{path}.isStandard", "isStandard")
+        parameters = source.get("parameters")
+        if is_standard and source.get("type") is None:
+            self.refuse(f"{path}.type", REQUIRED)
+        elif is_standard and type_ is not None:
+            if (standard := STANDARD_ACTIONS.get(type_)) is None:
+                self.refuse(f"{path}.type", INVALID)
+            elif parameters is None:
+                parameters = standard.parameters
+        return Action(
+            name=name,
+            type=type_ or CUSTOM,
+            is_standard=is_standard,
+            description=self.description(source, path, maximum=MAX_ACTION_DESCRIPTION),
+            parameters=self.fields(parameters, f"{path}.parameters", limit=MAX_PARAMETERS),
+        )
+
+    # Fields and parameters
+
+    def fields(self, value: object, path: str, *, limit: int) -> tuple[Field, ...]:
+        """A whole tree of fields; the limit counts groups and what is in them."""
+        if _count(value) > limit:
+            self.refuse(path, f"Maximum length {limit}")
+            return ()
+        return self.siblings(value, path, level=1)
+
+    def siblings(self, value: object, path: str, *, level: int) -> tuple[Field, ...]:
+        taken: set[str] = set()
+        entries = self.objects(self.array(value, path), path)
+        return tuple(self.field(entry, at, taken, level) for at, entry in entries)
+
+    def field(self, source: JsonObject, path: str, taken: set[str], level: int) -> Field:
+        children = source.get("children")
+        is_group = not (children is None or (isinstance(children, list | tuple) and not children))
+        is_collection = self.flag(source, f"{path}.isCollection", "isCollection")
+        if is_group and is_collection:
+            self.refuse(f"{path}.isCollection", INVALID)
+        return Field(
+            name=self.name(source, path, taken),
+            value_class=self.value_class(source, path, is_group=is_group),
+            type=self.type(source, path) or CUSTOM,
+            children=self.children(children, f"{path}.children", level) if is_group else (),
+            is_collection=is_collection,
+            unit=self.unit(source, path),
+            description=self.description(source, path, maximum=MAX_FIELD_DESCRIPTION),
+            is_sensitive=self.flag(source, f"{path}.isSensitive", "isSensitive"),
+            tags=self.tags(source.get("tags"), f"{path}.tags"),
+            metadata=read_metadata(self, source.get("metaData"), f"{path}.metaData"),
+        )
+
+    def children(self, value: object, path: str, level: int) -> tuple[Field, ...]:
+        if level == MAX_LEVELS:
+            self.refuse(path, INVALID)
+            return ()
+        return self.siblings(value, path, level=level + 1)
+
+    def value_class(self, source: JsonObject, path: str, *, is_group: bool) -> ValueClass | None:
+        text, path = source.get("valueClass"), f"{path}.valueClass"
+        if text is None or is_group:
+            if is_group != (text is None):
+                self.refuse(path, INVALID if is_group else REQUIRED)
+            return None
+        if not self.is_text(text, path):
+            return None
+        if text not in _VALUE_CLASSES:
+            self.refuse(path, INVALID)
+            return None
+        return ValueClass(text)
+
+    def unit(self, source: JsonObject, path: str) -> str | None:
+        """`unitSymbol` is the text form already, so it wins over `unit`."""
+        unit = self.text(source, f"{path}.unit", "unit")
+        symbol = self.text(source, f"{path}.unitSymbol", "unitSymbol")
+        return symbol or (unit_text(unit) if unit else None)
+
+    def tags(self, value: object, path: str) -> tuple[str, ...]:
+        return tuple(tag for index, tag in enumerate(self.array(value, path)) if self.is_text(tag, f"{path}.{index}"))
+
+    # Members of fields and Actions alike
+
+    def name(self, source: JsonObject, path: str, taken: set[str]) -> str:
+        path = f"{path}.name"
+        if source.get("name") is None:
+            self.refuse(path, REQUIRED)
+            return ""
+        name = self.text(source, path, "name", maximum=MAX_NAME)
+        if name is None:
+            return ""
+        if not name:
+            self.refuse(path, "Minimum length 1")
+        elif name in taken or _NAME.fullmatch(name) is None:
+            self.refuse(path, INVALID)
+        taken.add(name)
+        return name
+
+    def type(self, source: JsonObject, path: str) -> str | None:
+        type_ = self.text(source, f"{path}.type", "type", default=CUSTOM)
+        if type_ is not None and _TYPE.fullmatch(type_) is None:
+            self.refuse(f"{path}.type", INVALID)
+            return None
+        return type_
+
+    def description(self, source: JsonObject, path: str, *, maximum: int) -> str:
+        return self.text(source, f"{path}.description", "description", maximum=maximum) or ""
+
+
+def _count(entries: object, level: int = 1) -> int:
+    if level > MAX_LEVELS or not isinstance(entries, list | tuple):
+        return 0
+    return len(entries) + sum(
+        _count(entry.get("children"), level + 1) for entry in entries if isinstance(entry, Mapping)
+    )

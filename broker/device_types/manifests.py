@@ -1,0 +1,159 @@
+"""The versions of a type's Manifest: uploaded, approved, and what could not be understood with them.
+
+Each change is a new version. A simple Manifest is approved at once. An Advanced one runs an expression of its
+author's for every message, so it waits for an operator's approval, and until then the version before it is used.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceTypes
+from broker.device_types.manifest_parser import parse_manifest
+from broker.errors import DeviceTypeNotFound, NotFound
+from storage.database import Database, Transaction
+from storage.device_types import TypeSearch
+from storage.records import DeviceTypeRecord, ManifestRecord
+
+FAILURES_MAX: Final = 1_000
+_TYPES_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedManifest:
+    """What became of an upload. `is_new` is false for the document that is the newest version already."""
+
+    device_type: str
+    version: int
+    approved: bool
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOverview:
+    """A type as operators list it. `waiting` are the versions that nobody approved."""
+
+    id: str
+    unique_name: str
+    published: bool
+    latest_version: int
+    waiting: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message of which nothing remained, and why. A payload that is no text stands there as `hex:…`."""
+
+    device: str
+    received_on: int
+    reason: str
+    payload: str
+
+
+class Manifests:
+    def __init__(self, database: Database, clock: Clock, device_types: DeviceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = device_types
+
+    async def overview(self) -> list[TypeOverview]:
+        """Every device type, by name."""
+
+        def work(tx: Transaction) -> list[TypeOverview]:
+            return [_overview(record, tx) for record in tx.device_types.page(TypeSearch(), count=_TYPES_MAX, offset=0)]
+
+        return await self._database.read(work)
+
+    async def upload(self, id_or_name: str, document: Mapping[str, Any], *, approve: bool = False) -> UploadedManifest:
+        """Make a document the newest version; `approve` also an Advanced one.
+
+        Raises DeviceTypeNotFound, and ValidationFailed with every problem of the document.
+        """
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> UploadedManifest:
+            found = _type(id_or_name, tx)
+            record, is_new = put_manifest(tx, found.key, document, approve=approve, now_ms=now_ms)
+            return UploadedManifest(found.id, record.version, record.approved, is_new)
+
+        return await self._change(work)
+
+    async def approve(self, id_or_name: str, version: int) -> UploadedManifest:
+        """Let devices use a version that waits. Raises DeviceTypeNotFound, NotFound."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> UploadedManifest:
+            found = _type(id_or_name, tx)
+            waiting = {one.version: one.approved for one in tx.device_types.manifests(found.key)}
+            if version not in waiting:
+                raise NotFound
+            if not waiting[version]:
+                tx.device_types.approve_manifest(found.key, version, now_ms=now_ms)
+            return UploadedManifest(found.id, version, approved=True, is_new=not waiting[version])
+
+        return await self._change(work)
+
+    async def _change(self, work: Callable[[Transaction], UploadedManifest]) -> UploadedManifest:
+        with trio.CancelScope(shield=True):  # what is durable is known to whoever holds the type
+            uploaded = await self._database.write(work)
+            await self._types.reload()
+        return uploaded
+
+    async def failures(self, device_or_type: str, *, limit: int) -> list[FailedMessage]:
+        """The last messages of a device, or of all devices of a type, that failed; newest first.
+
+        Raises NotFound when it is neither.
+        """
+
+        def work(tx: Transaction) -> list[FailedMessage]:
+            device = tx.devices.by_id(device_or_type)
+            type_ = tx.device_types.by_id_or_name(device_or_type) if device is None else None
+            if device is None and type_ is None:
+                raise NotFound
+            found = tx.device_types.failed_messages(
+                device=device.key if device else None,
+                device_type=type_.key if type_ else None,
+                limit=min(limit, FAILURES_MAX),
+            )
+            return [FailedMessage(id_, row.cts, row.reason, row.payload) for id_, row in found]
+
+        return await self._database.read(work)
+
+
+def put_manifest(
+    tx: Transaction, device_type: int, document: Mapping[str, Any], *, approve: bool, now_ms: int
+) -> tuple[ManifestRecord, bool]:
+    """The newest version, which is this document, and whether anything changed for it. Raises ValidationFailed."""
+    text = msgspec.json.encode(document)
+    manifest = parse_manifest(msgspec.json.decode(text))
+    is_approved = approve or manifest.transform is None
+    newest = max(tx.device_types.manifests(device_type), key=lambda known: known.version, default=None)
+    if newest is not None and _canonical(newest.document) == _canonical(text):
+        if newest.approved or not is_approved:
+            return newest, False
+        tx.device_types.approve_manifest(device_type, newest.version, now_ms=now_ms)
+        return replace(newest, approved=True), True
+    version = newest.version + 1 if newest else 1
+    record = ManifestRecord(device_type, version, text.decode(), is_approved, now_ms)
+    tx.device_types.add_manifest(record)
+    return record, True
+
+
+def _canonical(document: str | bytes) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(document), order="sorted")
+
+
+def _overview(record: DeviceTypeRecord, tx: Transaction) -> TypeOverview:
+    waiting = tuple(one.version for one in tx.device_types.manifests(record.key) if not one.approved)
+    return TypeOverview(record.id, record.unique_name, record.published, record.latest_version, waiting)
+
+
+def _type(id_or_name: str, tx: Transaction) -> DeviceTypeRecord:
+    found = tx.device_types.by_id_or_name(id_or_name)
+    if found is None:
+        raise DeviceTypeNotFound
+    return found

@@ -1,0 +1,78 @@
+"""The member `metaData` of fields and parameters: compatibility.md section 8.2."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from broker.device_types.manifest import Metadata, MetadataScalar, MetadataValue
+from broker.device_types.reading import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, JsonObject, Reader
+
+
+def _is_text(value: MetadataScalar) -> bool:
+    return isinstance(value, str)
+
+
+def _is_boolean(value: MetadataScalar) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: MetadataScalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
+
+
+def _is_text_or_number(value: MetadataScalar) -> bool:
+    return _is_text(value) or _is_number(value)
+
+
+_NUMERIC = (_is_number, NUMERIC_ONLY)
+_BOOLEAN = (_is_boolean, BOOLEAN_ONLY)
+_NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
+
+# What a value must be and what is said otherwise; for VALUES_ it holds for each item.
+_METADATA_TYPES: Mapping[str, tuple[Callable[[MetadataScalar], bool], str]] = {
+    "SAMPLE_RATE": (_is_text_or_number, INVALID),
+    "ENCODING": (_is_text_or_number, INVALID),
+    "BYTE_ORDER": (_is_text_or_number, INVALID),
+    **{f"{bound}_VALUE_{name}": _NUMERIC for bound in ("MIN", "MAX") for name in _NUMERIC_CLASSES},
+    "MIN_VALUE_STRICT": _BOOLEAN,
+    "MAX_VALUE_STRICT": _BOOLEAN,
+    "VALUES_BOOLEAN": _BOOLEAN,
+    **{f"VALUES_{name}": _NUMERIC for name in _NUMERIC_CLASSES},
+    "VALUES_STRING": (_is_text, TEXT_ONLY),
+}
+
+
+def read_metadata(reader: Reader, value: object, path: str) -> tuple[Metadata, ...]:
+    taken: set[str] = set()
+    entries = reader.objects(reader.array(value, path), path)
+    return tuple(found for at, entry in entries if (found := _metadatum(reader, entry, at, taken)) is not None)
+
+
+def _metadatum(reader: Reader, source: JsonObject, path: str, taken: set[str]) -> Metadata | None:
+    value = source.get("value")
+    if value is None:
+        reader.refuse(f"{path}.value", REQUIRED)
+    if source.get("type") is None:
+        reader.refuse(f"{path}.type", REQUIRED)
+    type_ = reader.text(source, f"{path}.type", "type")
+    if type_ is None:
+        return None
+    if type_ in taken or type_ not in _METADATA_TYPES:  # the answers list metadata by type
+        reader.refuse(f"{path}.type", INVALID)
+        return None
+    taken.add(type_)
+    return None if value is None else Metadata(type_, _value(reader, type_, value, f"{path}.value"))
+
+
+def _value(reader: Reader, type_: str, value: object, path: str) -> MetadataValue:
+    if type_.startswith("VALUES_"):
+        items = enumerate(reader.array(value, path))
+        return tuple(_scalar(reader, type_, item, f"{path}.{index}") for index, item in items)
+    return _scalar(reader, type_, value, path)
+
+
+def _scalar(reader: Reader, type_: str, value: object, path: str) -> MetadataScalar:
+    is_right, otherwise = _METADATA_TYPES[type_]
+    if isinstance(value, bool | int | float | str) and is_right(value):
+        return value
+    reader.refuse(path, otherwise)
+    return ""

@@ -1,0 +1,72 @@
+"""Reading uploaded documents: every member by its path, and every problem before anything is refused."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeGuard
+
+from broker.errors import Finding, ValidationFailed
+
+_MAX_FINDINGS: Final = 1_000  # an upload of noise is not answered with megabytes of findings
+
+REQUIRED: Final = "Required parameter"
+INVALID: Final = "Invalid value"
+TEXT_ONLY: Final = "Text field only"
+BOOLEAN_ONLY: Final = "Boolean field only"
+NUMERIC_ONLY: Final = "Numeric field only"
+
+JsonObject = Mapping[str, object]
+
+
+class Reader:
+    """Collects what is wrong with a document while it is read. `null` counts as absent everywhere."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+
+    def refuse(self, path: str, message: str) -> None:
+        if len(self._findings) < _MAX_FINDINGS:
+            self._findings.append(Finding(path, (message,)))
+
+    def check(self) -> None:
+        """Raises ValidationFailed with everything found so far."""
+        if self._findings:
+            raise ValidationFailed(tuple(self._findings))
+
+    def text(
+        self, source: JsonObject, path: str, member: str, *, default: str | None = None, maximum: int | None = None
+    ) -> str | None:
+        """The text of a member, its default when it is absent, None when it was refused."""
+        value = source.get(member)
+        if value is None:
+            return default
+        if not self.is_text(value, path):
+            return None
+        if maximum is not None and len(value) > maximum:
+            self.refuse(path, f"Maximum length {maximum}")
+            return None
+        return value
+
+    def flag(self, source: JsonObject, path: str, member: str) -> bool:
+        value = source.get(member)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(path, BOOLEAN_ONLY)
+        return value is True
+
+    def array(self, value: object, path: str) -> Sequence[object]:
+        if isinstance(value, list | tuple):
+            return value
+        if value is not None:
+            self.refuse(path, INVALID)
+        return ()
+
+    def objects(self, entries: Sequence[object], path: str) -> Iterator[tuple[str, JsonObject]]:
+        for index, entry in enumerate(entries):
+            if isinstance(entry, Mapping):
+                yield f"{path}.{index}", entry
+            else:
+                self.refuse(f"{path}.{index}", INVALID)
+
+    def is_text(self, value: object, path: str) -> TypeGuard[str]:
+        if not isinstance(value, str):
+            self.refuse(path, TEXT_ONLY)
+            return False
+        return True

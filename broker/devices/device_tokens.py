@@ -1,0 +1,103 @@
+"""The one token of a device (specification, Device token; compatibility.md 6.2)."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound, NotFound
+from broker.facts import Router, TokenRevoked
+from broker.ids import new_id
+from broker.secrets import Vault, token_hash
+from storage.database import Database, Transaction
+from storage.records import DeviceRecord, DeviceTokenRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceToken:
+    """A token in the clear, and the id of the application that made it; None: an operator did."""
+
+    token: str = field(repr=False)
+    application_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChange:
+    """What a transaction did to a device's token; `DeviceTokens.tell` tells everyone once it is durable."""
+
+    device: DeviceRecord
+    ended: bytes | None  # SHA-256 of the former token
+
+
+class DeviceTokens:
+    """Rights are the caller's business."""
+
+    def __init__(self, database: Database, router: Router, clock: Clock, vault: Vault, devices: Devices) -> None:
+        self._database = database
+        self._router = router
+        self._clock = clock
+        self._vault = vault
+        self._devices = devices
+
+    async def of(self, device: Device) -> DeviceToken:
+        """Raises NotFound: it has none."""
+        return self._opened(await self._database.read(partial(_kept, device.key)))
+
+    async def renew(self, device: Device, *, application: int | None) -> DeviceToken:
+        """A new token; the former one ends, and so do the connections that came with it. Raises DeviceNotFound."""
+        token = new_id()
+
+        def work(tx: Transaction) -> tuple[TokenChange, str | None]:
+            change = self.put(tx, device.key, token, application=application)
+            return change, _application_id(tx, application)
+
+        _change, application_id = await self._database.write(work, announce=lambda done: self.tell(done[0]))
+        return DeviceToken(token, application_id)
+
+    def put(self, tx: Transaction, device: int, token: str, *, application: int | None) -> TokenChange:
+        """Give a device this token in a transaction of somebody's own, who hands the answer to `tell` afterwards.
+
+        Raises DeviceNotFound.
+        """
+        record = tx.devices.device(device)
+        if record is None:
+            raise DeviceNotFound
+        former = tx.devices.token_of(device)
+        tx.devices.put_token(
+            DeviceTokenRecord(device, token_hash(token), self._vault.seal(token), application, self._clock.now_ms())
+        )
+        return TokenChange(record, None if former is None else former.hash)
+
+    async def remove(self, device: Device) -> DeviceToken:
+        """End the token; the device has none from now on. Returns what it was. Raises NotFound: it has none."""
+
+        def work(tx: Transaction) -> tuple[TokenChange, tuple[DeviceTokenRecord, str | None]]:
+            kept, record = _kept(device.key, tx), tx.devices.device(device.key)
+            if record is None:
+                raise NotFound
+            tx.devices.remove_token(device.key)
+            return TokenChange(record, kept[0].hash), kept
+
+        _change, kept = await self._database.write(work, announce=lambda done: self.tell(done[0]))
+        return self._opened(kept)
+
+    def tell(self, change: TokenChange) -> None:
+        if change.ended is not None:
+            self._router.publish(TokenRevoked(change.ended))
+        self._devices.note_changed(change.device)
+
+    def _opened(self, kept: tuple[DeviceTokenRecord, str | None]) -> DeviceToken:
+        record, application_id = kept
+        return DeviceToken(self._vault.open(record.sealed), application_id)
+
+
+def _kept(device: int, tx: Transaction) -> tuple[DeviceTokenRecord, str | None]:
+    record = tx.devices.token_of(device)
+    if record is None:
+        raise NotFound
+    return record, _application_id(tx, record.application)
+
+
+def _application_id(tx: Transaction, application: int | None) -> str | None:
+    record = None if application is None else tx.accounts.application(application)
+    return None if record is None else record.id

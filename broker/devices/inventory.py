@@ -1,0 +1,302 @@
+"""The inventory: devices are created, changed and deleted here, and everyone hears of it in the order of the commits.
+
+A deleted device is invisible at once and kept for 30 days (removal.py); its token is gone for good.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeVar
+
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device, Devices
+from broker.errors import Conflict, DeviceNotFound, Finding, ValidationFailed
+from broker.facts import (
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceFact,
+    DeviceUpdated,
+    Fact,
+    Router,
+    TokenRevoked,
+)
+from broker.ids import new_id
+from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from storage.database import Database, Transaction
+from storage.records import DeviceRecord, DeviceTypeRecord
+
+Policy = Literal["LATEST", "DEVICE"]
+CloudAuthorization = Literal["NO_AUTHORIZATION", "AUTHORIZED", "UNAUTHORIZED"]
+POLICIES: Final[tuple[Policy, ...]] = ("LATEST", "DEVICE")
+
+F = TypeVar("F", bound=DeviceFact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewDevice:
+    """A device to be. What is None gets its default (compatibility.md 6.1)."""
+
+    owner: int
+    type: DeviceType
+    name: str | None = None
+    manifest_version: int | None = None
+    manifest_version_policy: Policy = "LATEST"
+    eid: str | None = None
+    vdid: str | None = None
+    cloud_authorization: CloudAuthorization | None = None
+    certificate: bytes | None = None  # DER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChanges:
+    """What is None stays as it is."""
+
+    name: str | None = None
+    manifest_version: int | None = None
+    manifest_version_policy: Policy | None = None
+    enabled: bool | None = None
+
+
+class Inventory:
+    """Rights are the caller's business. `application_id` is that of the token that causes a change, for the events."""
+
+    def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices) -> None:
+        self._database = database
+        self._router = router
+        self._clock = clock
+        self._devices = devices
+
+    async def create(
+        self,
+        new: NewDevice,
+        *,
+        application_id: str | None = None,
+        check: Callable[[Transaction], None] | None = None,
+        beside: Callable[[Transaction, DeviceRecord], None] | None = None,
+    ) -> Device:
+        """Create a device, enabled and without a token.
+
+        Args:
+            new: what it will be.
+            application_id: of the token that causes it.
+            check: what must be so before it is there; when it raises, there will be no device.
+            beside: what else must be written with it; when it raises, there is no device either.
+
+        Raises:
+            ValidationFailed: the name or the Manifest version does not fit.
+            Conflict: another device of the type has this `vdid`, or of the owner and the type this `eid`.
+        """
+        _check(new.type, new.name, new.manifest_version)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> DeviceRecord:
+            if check is not None:
+                check(tx)
+            record = _add(tx, new, now_ms)
+            if beside is not None:
+                beside(tx, record)
+            return record
+
+        def tell(record: DeviceRecord) -> None:
+            about = (record, new.type.record, application_id, now_ms)
+            self._router.publish_all((device_fact(DeviceCreated, *about), device_fact(DeviceEnabled, *about)))
+
+        record = await self._database.write(work, announce=tell)
+        return await self._devices.get(record.key)
+
+    async def change(self, device: Device, changes: DeviceChanges, *, application_id: str | None = None) -> None:
+        """Change what is given; a device that is switched off loses its connections.
+
+        Raises:
+            ValidationFailed: the name or the Manifest version does not fit.
+            DeviceNotFound: it was deleted meanwhile.
+        """
+        _check(device.type, changes.name, changes.manifest_version)
+        now_ms, type_ = self._clock.now_ms(), device.type
+
+        def work(tx: Transaction) -> tuple[DeviceRecord, DeviceRecord]:
+            known = _known(tx, device)
+            wanted = _changed(known, changes, latest=type_.latest.version)
+            if wanted != known:
+                _put(tx, wanted)
+            return known, wanted
+
+        def tell(done: tuple[DeviceRecord, DeviceRecord]) -> None:
+            known, wanted = done
+            if wanted == known:
+                return
+            self._devices.note_changed(wanted)
+            about = (wanted, type_.record, application_id, now_ms)
+            if wanted != replace(known, enabled=wanted.enabled):
+                self._router.publish(device_fact(DeviceUpdated, *about))
+            if wanted.enabled is not known.enabled:
+                self._router.publish(device_fact(DeviceEnabled if wanted.enabled else DeviceDisabled, *about))
+
+        await self._database.write(work, announce=tell)
+
+    async def delete(self, device: Device, *, application_id: str | None = None) -> DeviceRecord:
+        """Take a device out of every query; its token ends, its connections close. Returns what it was.
+
+        Raises DeviceNotFound: it was deleted meanwhile.
+        """
+        now_ms, type_ = self._clock.now_ms(), device.type
+
+        def work(tx: Transaction) -> tuple[DeviceRecord, list[Fact]]:
+            known = _known(tx, device)
+            token = tx.devices.token_of(known.key)
+            tx.devices.remove_token(known.key)
+            tx.devices.set_deleted(known.key, now_ms)
+            return known, [] if token is None else [TokenRevoked(token.hash)]
+
+        def tell(done: tuple[DeviceRecord, list[Fact]]) -> None:
+            known, ended = done
+            about = (known, type_.record, application_id, now_ms)
+            self._router.publish(device_fact(DeviceDisabled, *about))
+            self._router.publish_all(ended)
+            self._devices.note_deleted(known)
+            self._router.publish(device_fact(DeviceDeleted, *about))
+
+        known, _ended = await self._database.write(work, announce=tell)
+        return known
+
+    async def set_cloud_authorization(self, device: Device, value: CloudAuthorization) -> None:
+        """How the device stands with its third-party cloud. Raises DeviceNotFound."""
+        await self._change_origin(device, lambda known: replace(known, cloud_authorization=value))
+
+    async def set_certificate(self, device: Device, certificate: bytes | None, *, vdid: str | None = None) -> None:
+        """The client certificate (DER) that a device registered with, and its vendor's id; or neither any more.
+
+        Raises:
+            DeviceNotFound: it was deleted meanwhile.
+            Conflict: another device of the type has this `vdid`.
+        """
+        await self._change_origin(device, lambda known: replace(known, certificate=certificate, vdid=vdid))
+
+    async def _change_origin(self, device: Device, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
+        def work(tx: Transaction) -> DeviceRecord:
+            known = _known(tx, device)
+            wanted = change(known)
+            put_origin(tx, wanted)
+            return wanted
+
+        await self._database.write(work, announce=self._devices.note_changed)
+
+
+def device_fact(
+    kind: type[F], record: DeviceRecord, type_: DeviceTypeRecord, application_id: str | None, at_ms: int
+) -> F:
+    return kind(
+        device=record.key,
+        device_id=record.id,
+        device_type=type_.key,
+        device_type_id=type_.id,
+        type_organization=type_.organization,
+        type_protected=type_.protected,
+        owner=record.owner,
+        owner_id=record.owner_id,
+        application_id=application_id,
+        at_ms=at_ms,
+    )
+
+
+def put_origin(tx: Transaction, record: DeviceRecord) -> None:
+    """Keep the record's `eid`, `vdid`, `cloud_authorization` and `certificate`. Raises Conflict: an id is taken."""
+    if record.vdid is not None:
+        namesake = tx.devices.by_vdid(record.device_type, record.vdid)
+        if namesake is not None and namesake.key != record.key:
+            raise Conflict("Vendor device id already registered for this device type")
+    if record.eid is not None:
+        namesake = tx.devices.by_eid(record.owner, record.device_type, record.eid)
+        if namesake is not None and namesake.key != record.key:
+            raise Conflict("External device id already in use")
+    tx.devices.put_origin(
+        record.key,
+        eid=record.eid,
+        vdid=record.vdid,
+        cloud_authorization=record.cloud_authorization,
+        certificate=record.certificate,
+    )
+
+
+def name_findings(name: str) -> list[Finding]:
+    """What is wrong with a device's name (specification, Limits)."""
+    if not name:
+        return [Finding("name", ("Minimum length 1",))]
+    if len(name) > NAME_MAX_CHARACTERS:
+        return [Finding("name", (f"Maximum length {NAME_MAX_CHARACTERS}",))]
+    if not FORBIDDEN_IN_NAMES.isdisjoint(name) or not name.isprintable():
+        return [Finding("name", ("Invalid value",))]
+    return []
+
+
+def _check(type_: DeviceType, name: str | None, manifest_version: int | None) -> None:
+    findings = [] if name is None else name_findings(name)
+    if manifest_version is not None and manifest_version < 1:
+        findings.append(Finding("manifestVersion", ("Minimum value 1",)))
+    elif manifest_version is not None and type_.version(manifest_version) is None:
+        findings.append(Finding("manifestVersion", ("Invalid value",)))
+    if findings:
+        raise ValidationFailed(tuple(findings))
+
+
+def _known(tx: Transaction, device: Device) -> DeviceRecord:
+    known = tx.devices.device(device.key)
+    if known is None:
+        raise DeviceNotFound(device.id)
+    return known
+
+
+def _add(tx: Transaction, new: NewDevice, now_ms: int) -> DeviceRecord:
+    type_ = new.type.record
+    key = tx.devices.put_device(
+        new_id(),
+        owner=new.owner,
+        device_type=type_.key,
+        name=type_.id if new.name is None else new.name,
+        manifest_version=new.manifest_version or new.type.latest.version,
+        manifest_version_policy=new.manifest_version_policy,
+        enabled=True,
+        now_ms=now_ms,
+    )
+    unauthorized = "UNAUTHORIZED" if type_.has_cloud_connector else "NO_AUTHORIZATION"
+    added = tx.devices.device(key)
+    assert added is not None  # noqa: S101 - it was added just now
+    wanted = replace(
+        added,
+        eid=new.eid,
+        vdid=new.vdid,
+        cloud_authorization=new.cloud_authorization or unauthorized,
+        certificate=new.certificate,
+    )
+    if wanted != added:
+        put_origin(tx, wanted)
+    return wanted
+
+
+def _changed(known: DeviceRecord, changes: DeviceChanges, *, latest: int) -> DeviceRecord:
+    policy = changes.manifest_version_policy or known.manifest_version_policy
+    # With LATEST the record shows the latest version, so that is what one who says only "stay" wants to stay on.
+    shown = latest if known.manifest_version_policy == "LATEST" else known.manifest_version
+    stays = known.manifest_version if policy == known.manifest_version_policy else shown
+    return replace(
+        known,
+        name=known.name if changes.name is None else changes.name,
+        manifest_version=stays if changes.manifest_version is None else changes.manifest_version,
+        manifest_version_policy=policy,
+        enabled=known.enabled if changes.enabled is None else changes.enabled,
+    )
+
+
+def _put(tx: Transaction, record: DeviceRecord) -> None:
+    tx.devices.put_device(
+        record.id,
+        owner=record.owner,
+        device_type=record.device_type,
+        name=record.name,
+        manifest_version=record.manifest_version,
+        manifest_version_policy=record.manifest_version_policy,
+        enabled=record.enabled,
+        now_ms=record.created_on,
+    )

@@ -1,0 +1,70 @@
+"""Deleted devices are removed for good after 30 days, a small step at a time (compatibility.md 6.1).
+
+Until then an operator can restore one: provision it again with its id.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from config.limits import DELETED_DEVICE_DAYS
+from storage.database import Database, Transaction
+from storage.sql import StoreError
+
+SWEEP_SECONDS: Final = 3600.0
+_KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
+_DEVICES_AT_ONCE: Final = 100
+_STEP_ROWS: Final = 1_000
+_PAUSE_SECONDS: Final = 0.01
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalStatistics:
+    removed_devices: int
+
+
+class Removal:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._removed = 0
+
+    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            try:
+                await self.sweep()
+            except StoreError as error:  # it goes on where it stood
+                _log.warning("deleted_devices_not_removed", reason=str(error))
+            await trio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> None:
+        """Remove every device whose time is over, with all that is left of it."""
+        before_ms, removed = self._clock.now_ms() - _KEPT_MS, self._removed
+        while devices := await self._database.read(
+            lambda tx: tx.removal.deleted_before(before_ms, limit=_DEVICES_AT_ONCE)
+        ):
+            for device in devices:
+                await self._remove(device, before_ms)
+        if self._removed > removed:
+            _log.info("deleted_devices_removed", devices=self._removed - removed)
+
+    async def _remove(self, device: int, before_ms: int) -> None:
+        while True:
+            if await self._database.write(partial(_remove_some, device, before_ms)):
+                self._removed += 1
+                return
+            await trio.sleep(_PAUSE_SECONDS)  # others' writes come first
+
+    def statistics(self) -> RemovalStatistics:
+        return RemovalStatistics(self._removed)
+
+
+def _remove_some(device: int, before_ms: int, tx: Transaction) -> bool:
+    return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

@@ -1,0 +1,249 @@
+"""Sharing a device by invitation (compatibility.md 6.3): offered, then accepted or refused, then left or revoked.
+
+What a share gives is decided in accounts/permissions.py; who accepted stands in the shared `Device`.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, PermissionDenied, UserNotFound, ValidationFailed
+from broker.facts import Router, SharesChanged
+from broker.ids import new_id
+from broker.mail import DeviceShareInvitation, Mails, TooManyMails
+from broker.secrets import token_hash
+from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
+from config.mail import mail_address
+from storage.database import Database, Transaction
+from storage.records import DeviceRecord, ShareRecord, UserRecord
+from storage.shares import OfferRow
+
+
+class ShareStatus(StrEnum):
+    PENDING = "PENDING"
+    ACCEPTED = "ACCEPTED"
+    REJECTED = "REJECTED"
+
+
+#: What the one who was invited may make of a share. The same answer twice is one answer.
+ANSWERS: Final[Mapping[ShareStatus, frozenset[ShareStatus]]] = {
+    ShareStatus.PENDING: frozenset({ShareStatus.ACCEPTED, ShareStatus.REJECTED}),
+    ShareStatus.ACCEPTED: frozenset({ShareStatus.ACCEPTED}),
+    ShareStatus.REJECTED: frozenset({ShareStatus.REJECTED}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What the page behind the link of an invitation shows before it asks."""
+
+    share: ShareRecord
+    device_name: str
+    owner_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A share as it is now, and the device's record when that changed with it."""
+
+    share: ShareRecord
+    device: DeviceRecord | None = None
+
+
+class Shares:
+    """That only the owner offers and lists is the caller's business; who may answer and remove is decided here."""
+
+    def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices, mails: Mails) -> None:
+        self._database = database
+        self._router = router
+        self._clock = clock
+        self._devices = devices
+        self._mails = mails
+
+    async def offer(self, device: Device, *, email: str | None = None, uid: str | None = None) -> ShareRecord:
+        """Invite somebody, by mail; the share exists if and only if the mail is queued.
+
+        Args:
+            device: what is shared.
+            email: the address; nobody needs to have it yet.
+            uid: the id of a user instead, or again an address.
+
+        Raises:
+            ValidationFailed: neither of the two, or no address.
+            UserNotFound: nobody has the id.
+            Conflict: it is the owner's own address, or was offered there already, or to too many.
+            TooManyMails: the owner or the recipient has had too many of these.
+        """
+        owner, invitee, address = await self._invited(device, email, uid)
+        code = new_id()
+        mail = DeviceShareInvitation(device=device.record.name, owner=owner.full_name, code=code)
+        letter = self._mails.compose(address, mail, cause=owner.id)
+        invitee_key = None if invitee is None else invitee.key
+        share = ShareRecord(
+            id=new_id(),
+            device=device.key,
+            email=address,
+            user=invitee_key,
+            status=ShareStatus.PENDING,
+            shared_on=self._clock.now_ms(),
+            code_hash=token_hash(code),
+        )
+
+        def work(tx: Transaction) -> ShareRecord:
+            if tx.devices.device(device.key) is None:
+                raise DeviceNotFound(device.id)
+            if tx.shares.standing(device.key, address, invitee_key) is not None:
+                raise Conflict("Device already shared with this address")
+            if tx.shares.count_standing(device.key) >= DEVICE_SHARES_MAX:
+                raise Conflict(f"Device already shared {DEVICE_SHARES_MAX} times")
+            if not self._mails.add(tx, letter):
+                raise TooManyMails
+            tx.shares.put(share)
+            return share
+
+        return await self._database.write(work)
+
+    async def _invited(
+        self, device: Device, email: str | None, uid: str | None
+    ) -> tuple[UserRecord, UserRecord | None, str]:
+        """The owner, whoever is invited if that is a user, and the address."""
+        member, text = ("email", email) if email is not None else ("uid", uid)
+        if text is None:
+            raise ValidationFailed.of("email", "Required parameter")
+        address = _address(member, text) if member == "email" or "@" in text else None
+
+        def work(tx: Transaction) -> tuple[UserRecord | None, UserRecord | None]:
+            found = tx.accounts.user_by_id(text) if address is None else tx.accounts.user_by_email(address)
+            return tx.accounts.user(device.owner), found
+
+        owner, invitee = await self._database.read(work)
+        if address is None:
+            address = None if invitee is None else invitee.email
+        elif invitee is not None and invitee.email_verified_on is None and invitee.key != device.owner:
+            invitee = None  # somebody says that the address is theirs
+        if owner is None or address is None:
+            raise UserNotFound
+        if invitee is not None and invitee.key == owner.key:
+            raise Conflict("Device cannot be shared with its owner")
+        return owner, invitee, address
+
+    async def of_device(self, device: Device, *, offset: int, count: int) -> tuple[list[ShareRecord], int]:
+        """A page, and how many there are in all."""
+        return await self._database.read(lambda tx: tx.shares.page_of(device.key, offset=offset, limit=count))
+
+    async def offered_to(
+        self, user: UserRecord, statuses: Collection[ShareStatus], *, offset: int, count: int
+    ) -> tuple[list[OfferRow], int]:
+        """What others offered to this user: a page, and how much there is in all."""
+        # An address that nobody has proved to be theirs shows nothing of what was offered to it.
+        address = user.email if user.email_verified_on is not None else ""
+        return await self._database.read(
+            lambda tx: tx.shares.offered_to(user.key, address, statuses, offset=offset, limit=count)
+        )
+
+    async def accepted_by(self, user: int, device: Device) -> ShareRecord | None:
+        """The share by which a device is shared with this user, if it is."""
+        if user not in device.shared_with:
+            return None
+        return await self._database.read(lambda tx: tx.shares.accepted_by(user, device.key))
+
+    async def find(self, device: Device, share_id: str) -> ShareRecord:
+        """Raises NotFound."""
+        return await self._database.read(lambda tx: _of_device(tx, device.key, share_id))
+
+    async def is_for(self, user: int | None, share: ShareRecord, *, code: str = "") -> bool:
+        """The share was offered to this user. `code` is that of the mail: it proves that the address is theirs."""
+        return user is not None and await self._database.read(lambda tx: _is_for(tx, share, user, code))
+
+    async def invitation(self, code: str) -> Invitation:
+        """What an invitation is about. Raises Gone: it was answered or taken back, or never was."""
+        return await self._database.read(lambda tx: _invitation(tx, code))
+
+    async def answer(self, share_id: str, user: int, status: ShareStatus, *, code: str = "") -> ShareRecord:
+        """Accept or refuse; from then on the share is this user's, whatever their address will be.
+
+        Raises:
+            NotFound: the share is gone.
+            PermissionDenied: it was offered to somebody else.
+            Conflict: it was answered otherwise.
+        """
+
+        def work(tx: Transaction) -> _Change:
+            share = tx.shares.by_id(share_id)
+            if share is None:
+                raise NotFound
+            if not _is_for(tx, share, user, code):
+                raise PermissionDenied(f"the invitation of share {share.id}")
+            if status not in ANSWERS[ShareStatus(share.status)]:
+                raise Conflict(f"Share is {share.status}")
+            if status == share.status:
+                return _Change(share)
+            if _is_code_of(share, code):
+                tx.accounts.verify_email(user, now_ms=self._clock.now_ms())
+            answered = replace(share, user=user, status=status, code_hash=None)
+            tx.shares.put(answered)
+            accepted = status is ShareStatus.ACCEPTED
+            return _Change(answered, tx.devices.device(share.device) if accepted else None)
+
+        return (await self._database.write(work, announce=self._tell)).share
+
+    async def remove(self, share_id: str) -> ShareRecord:
+        """The owner revokes, or the other one leaves. Returns what it was. Raises NotFound: it is gone already."""
+
+        def work(tx: Transaction) -> _Change:
+            share = tx.shares.by_id(share_id)
+            if share is None:
+                raise NotFound
+            tx.shares.remove(share_id)
+            ended = share.status == ShareStatus.ACCEPTED
+            return _Change(share, tx.devices.device(share.device) if ended else None)
+
+        return (await self._database.write(work, announce=self._tell)).share
+
+    def _tell(self, change: _Change) -> None:
+        if change.device is not None:
+            self._devices.note_changed(change.device)
+            self._router.publish(SharesChanged(change.device.key))
+
+
+def _address(member: str, text: str) -> str:
+    """Raises ValidationFailed."""
+    try:
+        if len(text) <= EMAIL_MAX_CHARACTERS:
+            return mail_address(text)
+    except ValueError:
+        pass
+    raise ValidationFailed.of(member, "Invalid email")
+
+
+def _of_device(tx: Transaction, device: int, share_id: str) -> ShareRecord:
+    share = tx.shares.by_id(share_id)
+    if share is None or share.device != device:
+        raise NotFound
+    return share
+
+
+def _is_for(tx: Transaction, share: ShareRecord, user: int, code: str) -> bool:
+    """By the account that is known, or else by the address that the account has now, and is known to be theirs."""
+    if share.user is not None:
+        return share.user == user
+    holder = tx.accounts.user_by_email(share.email)
+    if holder is None or holder.key != user:
+        return False
+    return holder.email_verified_on is not None or _is_code_of(share, code)
+
+
+def _is_code_of(share: ShareRecord, code: str) -> bool:
+    return share.code_hash is not None and token_hash(code) == share.code_hash
+
+
+def _invitation(tx: Transaction, code: str) -> Invitation:
+    share = tx.shares.by_code(token_hash(code))
+    device = None if share is None else tx.devices.device(share.device)
+    owner = None if device is None else tx.accounts.user(device.owner)
+    if share is None or device is None or owner is None:
+        raise Gone
+    return Invitation(share, device.name, owner.full_name)

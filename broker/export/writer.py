@@ -1,0 +1,129 @@
+"""One archive, written an entry for each step; what is saved after a step is where the next one goes on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.export.archive import Archive
+from broker.export.formats import csv_entry, json_entry
+from broker.export.merging import MergedRows, Place
+from broker.export.requests import ExportRequest, Plan
+from broker.messages.mids import Mids
+from config.limits import EXPORT_ENTRY_MESSAGES
+from storage.database import Transaction
+from storage.records import ExportRecord, MessageRow
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What is on the disk: the archive's size, and the place in the plan behind it."""
+
+    size: int = 0
+    group: int = 0
+    place: Place | None = None
+    last_name: str = ""
+    repeated: int = 0
+
+
+class ArchiveWriter:
+    """Writes one archive, an entry for each step. `record` says how far it has got."""
+
+    def __init__(
+        self,
+        path: Path,
+        record: ExportRecord,
+        request: ExportRequest,
+        plan: Plan,
+        devices: dict[int, Device],
+        mids: Mids,
+        clock: Clock,
+    ) -> None:
+        self._written = msgspec.json.decode(record.written, type=Written) if record.written else Written()
+        self._path = path
+        self._archive: Archive | None = None
+        self.record = record
+        self.is_done = False
+        self._request = request
+        self._plan = plan
+        self._devices = devices
+        self._mid = mids.mid
+        self._clock = clock
+        self._rows: MergedRows | None = None
+
+    def step(self, tx: Transaction) -> None:
+        """Add the next entry, or the end. Runs in a thread; raises OSError."""
+        archive = self._opened()
+        written = self._written
+        while written.group < len(self._plan.groups):
+            id_, devices = self._plan.groups[written.group]
+            if self._rows is None:
+                self._rows = self._merged(devices, written.place)
+            if rows := self._taken(tx, self._rows):
+                self._add(archive, id_, rows)
+                return
+            self._rows = None
+            self._written = written = msgspec.structs.replace(written, group=written.group + 1, place=None)
+        if not self.record.total_messages:
+            self._add(archive, self._plan.groups[0][0], [])
+        archive.finish()
+        self.record = replace(self.record, md5=archive.md5, file_size=archive.size)
+        self.is_done = True
+
+    def _opened(self) -> Archive:
+        """The archive as far as it is good; without its beginning it begins again."""
+        if self._archive is None:
+            self._archive = Archive(self._path, size=self._written.size)
+            if self._archive.size != self._written.size:
+                self._archive.close()
+                self._archive, self._written = Archive(self._path), Written()
+                self.record = replace(self.record, total_messages=0)
+        return self._archive
+
+    def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:
+        """The next rows. Those of a device that is deleted meanwhile leave the export as they leave every query."""
+        while taken := rows.take(tx, EXPORT_ENTRY_MESSAGES):
+            sources = {row.device for row in taken} & self._devices.keys()
+            there = {key for key in sources if tx.devices.device(key) is not None}
+            if found := [row for row in taken if row.device in there]:
+                return found
+        return []
+
+    def _merged(self, devices: Sequence[int], place: Place | None) -> MergedRows:
+        return MergedRows(
+            devices,
+            start_ms=self._request.start_ms,
+            end_ms=self._request.end_ms,
+            head=self.record.head,
+            descending=self._request.order == "desc",
+            place=place,
+        )
+
+    def _add(self, archive: Archive, id_: str, rows: Sequence[MessageRow]) -> None:
+        written = self._written
+        name = f"{id_}-{rows[0].ts if rows else 0}"
+        # More than a whole entry of one moment: the next entry must not hide the one before.
+        repeated = written.repeated + 1 if name == written.last_name else 0
+        json = self._request.format == "json"
+        file_name = f"{name}{f'-{repeated}' if repeated else ''}.{'json' if json else 'csv'}"
+        content = (
+            json_entry(rows, self._devices, self._mid)
+            if json
+            else csv_entry(rows, self._devices, self._mid, headers=self._request.csv_headers)
+        )
+        archive.add(file_name, content, now_ms=self._clock.now_ms())
+        place = (rows[-1].ts, rows[-1].position) if rows else None
+        self._written = Written(archive.size, written.group, place, name, repeated)
+        self.record = replace(
+            self.record,
+            written=_encode(self._written).decode(),
+            total_messages=self.record.total_messages + len(rows),
+        )
+
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive.close()

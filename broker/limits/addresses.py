@@ -1,0 +1,47 @@
+"""Requests that no token is counted for, by address: so many a minute, in memory (compatibility.md 21.1)."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from broker.accounts.throttle import address_key
+from broker.clock import Clock
+from broker.limits.refusals import TooManyRequests
+from broker.limits.window import WINDOW_MS, Window
+
+_REMEMBERED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class AddressStatistics:
+    remembered: int
+    refused: int
+
+
+class AddressLimit:
+    """Who has been silent for longest is forgotten first."""
+
+    def __init__(self, limit: int | None, clock: Clock) -> None:
+        """`limit` is in requests a minute; None lets everyone in."""
+        self._limit = limit
+        self._clock = clock
+        self._windows: OrderedDict[str, Window] = OrderedDict()
+        self._refused = 0
+
+    def count(self, address: str) -> None:
+        """Raises TooManyRequests, and then the request is not counted."""
+        if self._limit is None:
+            return
+        now_ms, key = self._clock.steady_ms(), address_key(address)
+        window = self._windows.setdefault(key, Window())
+        self._windows.move_to_end(key)
+        if len(self._windows) > _REMEMBERED:
+            self._windows.popitem(last=False)
+        if not window.has_room(self._limit, now_ms):
+            self._refused += 1
+            wait_ms = (window.oldest(now_ms) or 0) + WINDOW_MS - now_ms
+            raise TooManyRequests(-(-wait_ms // 1000))
+        window.add(now_ms)
+
+    def statistics(self) -> AddressStatistics:
+        return AddressStatistics(len(self._windows), self._refused)

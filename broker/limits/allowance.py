@@ -1,0 +1,68 @@
+"""What an organization may use in a month, and a device on a day (specification, Message quotas)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from broker.limits.ledger import Batch, Ledger
+from broker.limits.periods import Period, Tally
+
+UNLIMITED: Final = -1  # compatibility.md 21.2
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of `limit` (-1: as much as one likes) was used between two times, in ms since the epoch."""
+
+    used: int
+    limit: int
+    since_ms: int
+    until_ms: int
+
+
+class Allowance:
+    """A limit, and what was used of it. Changes of the limit keep what was used."""
+
+    __slots__ = ("_is_noted", "_ledger", "_tally", "limit")
+
+    def __init__(self, name: str, period: Period, limit: int, ledger: Ledger, now_ms: int) -> None:
+        self.limit = limit
+        self._ledger = ledger
+        self._tally = Tally(name, period, ledger.kept(name), now_ms)
+        self._is_noted = False
+
+    def take(self, units: int, now_ms: int) -> bool:
+        """Use so much, if there is room for it."""
+        if not self.has_room(units, now_ms):
+            return False
+        self.use(units)
+        return True
+
+    def has_room(self, units: int, now_ms: int) -> bool:
+        """Ask before every `use`."""
+        tally = self._tally
+        if not tally.since_ms <= now_ms < tally.until_ms:
+            tally.turn(now_ms)
+        return self.limit == UNLIMITED or tally.used + units <= self.limit
+
+    def use(self, units: int) -> None:
+        self._tally.used += units
+        if not self._is_noted:
+            self._is_noted = True
+            self._ledger.note(self)
+
+    def rest(self) -> None:
+        """Let another of the same name go on from here."""
+        self._ledger.remember(self._tally.record())
+
+    def wait_seconds(self, now_ms: int) -> int:
+        """Until it begins anew."""
+        return -(-(self._tally.until_ms - now_ms) // 1000)
+
+    def usage(self, now_ms: int) -> Usage:
+        self.has_room(0, now_ms)
+        tally = self._tally
+        return Usage(tally.used, self.limit, tally.since_ms, tally.until_ms)
+
+    def save_into(self, batch: Batch) -> None:
+        batch.tallies[self._tally.name] = self._tally.record()
+        self._is_noted = False

@@ -1,0 +1,215 @@
+"""Rate limits: so many calls in any 60 seconds and on a UTC day (specification, Rate limits; compatibility.md 21.1).
+
+A meter counts for one caller on one channel. Front ends take it once, for a connection or a call, and tell it of every
+call; that is synchronous and costs about a microsecond. The minute is measured by the steady clock, which nobody can
+set; the day is the calendar's.
+
+A meter lives while somebody holds it or while its minute is not empty; of one that rests, the ledger knows the day.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+from weakref import WeakValueDictionary
+
+from broker.accounts.tokens import Caller, TokenKind
+from broker.clock import Clock
+from broker.limits.ledger import Batch, Ledger
+from broker.limits.periods import Tally, utc_day
+from broker.limits.refusals import RateLimitExceeded, Standing
+from broker.limits.window import WINDOW_MS, Window
+from config.rates import Rate
+from config.settings import Limits
+from storage.records import CallsRecord
+
+_RESTED_AT_ONCE = 2
+
+
+class Channel(Enum):
+    """A row of the specification's table. They do not share counters."""
+
+    REST = "rest"
+    MESSAGES = "messages"  # POST /messages and /actions
+    WEBSOCKET = "websocket"
+    MQTT = "mqtt"
+    COAP = "coap"
+
+
+Rates = Mapping[tuple[Channel, TokenKind], Rate]
+
+
+def rates_of(limits: Limits) -> Rates:
+    """The table as the settings have it. MQTT and CoAP know devices only."""
+    rows = {
+        Channel.REST: (limits.rest_user, limits.rest_device, limits.rest_application),
+        Channel.MESSAGES: (limits.messages_user, limits.messages_device, limits.messages_application),
+        Channel.WEBSOCKET: (limits.websocket_user, limits.websocket_device, limits.websocket_application),
+        Channel.MQTT: (None, limits.mqtt_device, None),
+        Channel.COAP: (None, limits.coap_device, None),
+    }
+    kinds = (TokenKind.USER, TokenKind.DEVICE, TokenKind.APPLICATION)
+    return {
+        (channel, kind): Rate.parse(text)
+        for channel, texts in rows.items()
+        for kind, text in zip(kinds, texts, strict=True)
+        if text is not None
+    }
+
+
+class Meter:
+    """The calls of one caller on one channel."""
+
+    __slots__ = ("__weakref__", "_day", "_host", "_is_noted", "_now_ms", "_rate", "_steady_ms", "_unsaved", "_window")
+
+    def __init__(self, rate: Rate, day: Tally, window: Window, clock: Clock, host: "Meters") -> None:
+        self._rate = rate
+        self._day = day
+        self._window = window
+        self._now_ms = clock.now_ms
+        self._steady_ms = clock.steady_ms
+        self._host = host
+        self._is_noted = False
+        self._unsaved = 0
+
+    @property
+    def name(self) -> str:
+        return self._day.name
+
+    def count(self) -> None:
+        """A call is made, be it valid or not. Raises RateLimitExceeded, and then it is not counted."""
+        # All of it stands here, because it is on the way of every message; `_require_room` says it at leisure.
+        now_ms, steady_ms = self._now_ms(), self._steady_ms()
+        day, window, rate = self._day, self._window, self._rate
+        if (
+            len(window.times) - window.first >= rate.minute
+            or day.used >= rate.day
+            or not day.since_ms <= now_ms < day.until_ms
+        ):
+            self._require_room(now_ms, steady_ms)
+        window.times.append(steady_ms)
+        day.used += 1
+        self._unsaved += 1
+        if not self._is_noted:
+            self._is_noted = True
+            self._host.note(self)
+
+    def check(self) -> None:
+        """Raises RateLimitExceeded when the next call would be refused. Nothing is counted."""
+        self._require_room(self._now_ms(), self._steady_ms())
+
+    def _require_room(self, now_ms: int, steady_ms: int) -> None:
+        day, rate = self._day, self._rate
+        if not day.since_ms <= now_ms < day.until_ms:
+            day.turn(now_ms)
+        if day.used >= rate.day:  # first, because then a minute's wait does not help
+            raise self._refusal("DAILY", day.until_ms - now_ms)
+        if not self._window.has_room(rate.minute, steady_ms):
+            oldest_ms = self._window.oldest(steady_ms) or 0
+            raise self._refusal("MINUTE", oldest_ms + WINDOW_MS - steady_ms)
+
+    def _refusal(self, window: Literal["MINUTE", "DAILY"], wait_ms: int) -> RateLimitExceeded:
+        self._host.refused += 1
+        return RateLimitExceeded(_seconds(wait_ms), window, self.standing())
+
+    def standing(self) -> Standing:
+        """Where the caller stands now."""
+        now_ms, steady_ms = self._now_ms(), self._steady_ms()
+        day, rate = self._day, self._rate
+        if not day.since_ms <= now_ms < day.until_ms:
+            day.turn(now_ms)
+        oldest_ms = self._window.oldest(steady_ms)
+        reset_ms = now_ms if oldest_ms is None else now_ms + oldest_ms + WINDOW_MS - steady_ms
+        return Standing(
+            limit=rate,
+            remaining=Rate(max(0, rate.minute - self._window.calls(steady_ms)), max(0, rate.day - day.used)),
+            reset_seconds=Rate(_seconds(reset_ms), day.until_ms // 1000),
+        )
+
+    def save_into(self, batch: Batch) -> None:
+        batch.tallies[self.name] = self._day.record()
+        batch.calls.append(CallsRecord(self.name, batch.at_ms, self._unsaved))
+        self._host.counted += self._unsaved
+        self._unsaved = 0
+        self._is_noted = False
+
+    def is_resting(self, steady_ms: int) -> bool:
+        """Everything about it is written, and its minute is empty."""
+        return not self._is_noted and not self._window.calls(steady_ms)
+
+
+def _seconds(milliseconds: int) -> int:
+    """Rounded up: whoever waits as long is not too early."""
+    return -(-milliseconds // 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class MeterStatistics:
+    """`busy` made a call within the last minute; `counted` is what was saved since the start."""
+
+    busy: int
+    counted: int
+    refused: int
+
+
+class Meters:
+    """One meter for each caller and channel."""
+
+    def __init__(self, rates: Rates | None, ledger: Ledger, clock: Clock) -> None:
+        """`rates`: None counts nobody."""
+        self._rates = rates
+        self._ledger = ledger
+        self._clock = clock
+        self._live: WeakValueDictionary[str, Meter] = WeakValueDictionary()
+        self._busy: OrderedDict[str, Meter] = OrderedDict()  # by when they last had something to write
+        self.counted = self.refused = 0
+
+    @property
+    def are_on(self) -> bool:
+        return self._rates is not None
+
+    def of(self, channel: Channel, caller: Caller) -> Meter | None:
+        """The caller's meter: of the device, of the application, or of the user in the application.
+
+        None when nothing is counted.
+        """
+        if self._rates is None:
+            return None
+        match caller.kind:
+            case TokenKind.DEVICE:
+                actor = f"device {caller.device}"
+            case TokenKind.APPLICATION:
+                actor = f"application {caller.application}"
+            case TokenKind.USER:
+                actor = f"user {caller.application} {caller.user}"
+        return self.named(f"{channel.value} {actor}", self._rates[channel, caller.kind])
+
+    def named(self, name: str, rate: Rate) -> Meter:
+        """The one meter of this name."""
+        meter = self._live.get(name)
+        if meter is None:
+            day = Tally(name, utc_day, self._ledger.kept(name), self._clock.now_ms())
+            window = Window()
+            for moment_ms, calls in self._ledger.take_recent(name):
+                window.add(moment_ms, calls)
+            meter = self._live[name] = Meter(rate, day, window, self._clock, self)
+            if window.calls(self._clock.steady_ms()):
+                self._busy[name] = meter
+        return meter
+
+    def note(self, meter: Meter) -> None:
+        """It has something to write."""
+        self._ledger.note(meter)
+        self._busy[meter.name] = meter
+        self._busy.move_to_end(meter.name)
+        # More go than come, so nobody has to look through all of them.
+        steady_ms = self._clock.steady_ms()
+        for _ in range(_RESTED_AT_ONCE):
+            first = next(iter(self._busy.values()))
+            if not first.is_resting(steady_ms):
+                break
+            del self._busy[first.name]
+
+    def statistics(self) -> MeterStatistics:
+        return MeterStatistics(len(self._busy), self.counted, self.refused)

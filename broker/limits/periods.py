@@ -1,0 +1,54 @@
+"""What was used up in the current day or month of the UTC calendar.
+
+The machine's clock may be wrong and be set. One that is set back keeps the count, so that nobody can use a day twice;
+one that is set forward into another period begins anew, and the next period does so anyway. Nobody is locked out for
+longer than the period that the clock shows.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from storage.records import TallyRecord
+
+_DAY_MS: Final = 86_400_000
+
+#: From a time to the beginning of its period and to the beginning of the next one; all in ms since the epoch.
+Period = Callable[[int], tuple[int, int]]
+
+
+def utc_day(now_ms: int) -> tuple[int, int]:
+    since_ms = now_ms - now_ms % _DAY_MS
+    return since_ms, since_ms + _DAY_MS
+
+
+def utc_month(now_ms: int) -> tuple[int, int]:
+    now = datetime.fromtimestamp(now_ms // 1000, UTC)
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (first + timedelta(days=31)).replace(day=1)
+    return int(first.timestamp()) * 1000, int(following.timestamp()) * 1000
+
+
+class Tally:
+    """How much was used since `since_ms`. Whoever reads or adds to `used` calls `turn` first when the period is over.
+
+    `since_ms <= now_ms < until_ms` is asked where it is needed: this is on the way of every message.
+    """
+
+    __slots__ = ("_period", "name", "since_ms", "until_ms", "used")
+
+    def __init__(self, name: str, period: Period, kept: TallyRecord | None, now_ms: int) -> None:
+        """`kept` is how it stood when it was last saved."""
+        self.name = name
+        self._period = period
+        self.since_ms, self.until_ms = period(now_ms)
+        self.used = kept.used if kept is not None and now_ms < kept.until_ms else 0
+
+    def turn(self, now_ms: int) -> None:
+        """Be of the period that it is now."""
+        if now_ms >= self.until_ms:
+            self.used = 0
+        self.since_ms, self.until_ms = self._period(now_ms)
+
+    def record(self) -> TallyRecord:
+        return TallyRecord(self.name, self.since_ms, self.until_ms, self.used)

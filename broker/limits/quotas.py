@@ -1,0 +1,251 @@
+"""Message quotas: units by month for organizations, messages by day for devices on a plan (compatibility.md 21.2).
+
+A unit is every started 1,024 bytes of `data`. What devices and applications send is charged to the organization of the
+source's type, what is delivered to a device on its own channel to that of the destination's. Only what enters the
+pipeline is charged, so `Ingest` asks last of all. An Action needs room for its delivery, too, when its destination is
+connected; a delivery for which there is no room any more is dropped.
+
+Monetization says which devices are on a plan: `set_device_limit`. For those of cloud connectors, what is asked of the
+external cloud counts instead of messages and deliveries: `charge_connector_request`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.envelope import Action
+from broker.errors import ValidationFailed
+from broker.limits.allowance import UNLIMITED, Allowance, Usage
+from broker.limits.ledger import Ledger
+from broker.limits.periods import utc_day, utc_month
+from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet
+from broker.mail import DeviceQuotaUsedUp, Mails
+from storage.database import Database
+from storage.sql import StoreError
+
+UNIT_BYTES: Final = 1024
+_RETRY_SECONDS: Final = 5
+_log = structlog.get_logger(__name__)
+
+
+def units_of(size: int) -> int:
+    return -(-size // UNIT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStanding:
+    """Where a device's quotas stand. `device` is None unless it is on a plan."""
+
+    organization: Usage
+    device: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStatistics:
+    """All but the first two count since the start."""
+
+    organizations: int
+    devices_on_a_plan: int
+    units: int
+    refused: int
+    deliveries_dropped: int
+
+
+class Quotas:
+    """Charges what is sent and what is delivered. Nothing waits: what is counted is in memory, and in the ledger."""
+
+    def __init__(
+        self, database: Database, clock: Clock, ledger: Ledger, mails: Mails, is_online: Callable[[int], bool]
+    ) -> None:
+        """`is_online` tells of a device, by its key, whether Actions can be delivered to it now."""
+        self._database = database
+        self._clock = clock
+        self._ledger = ledger
+        self._mails = mails
+        self._is_online = is_online
+        self._organizations: dict[int, Allowance] = {}
+        self._devices: dict[int, Allowance] = {}
+        self._has_unknown = False  # organizations that came after the last reload; they are counted, not yet limited
+        self._used_up: dict[int, Device] = {}  # whose owners are to be told
+        self._told: dict[int, int] = {}  # by device: the end of the day for which its owner was told
+        self._wanted = trio.Event()
+        self._units = self._refused = self._dropped = 0
+
+    # --- Limits ---
+
+    async def reload(self) -> None:
+        """Read the limit of every organization: some may be new, others have changed. Raises StoreError."""
+        limits = await self._database.read(lambda tx: tx.limits.monthly())
+        now_ms = self._clock.now_ms()
+        for organization, limit in limits.items():
+            self._organization(organization, now_ms).limit = limit
+        self._has_unknown = False
+
+    def set_device_limit(self, device: int, limit: int | None) -> None:
+        """Put a device on a plan, or take it off. Its count of the day stays, whatever becomes of its plan.
+
+        Args:
+            device: its key.
+            limit: messages a day; -1 is unlimited, None is no plan.
+        """
+        known = self._devices.get(device)
+        if limit is None:
+            if known is not None:
+                known.rest()
+                del self._devices[device]
+        elif known is not None:
+            known.limit = limit
+        else:
+            name = f"quota device {device}"
+            self._devices[device] = Allowance(name, utc_day, limit, self._ledger, self._clock.now_ms())
+
+    def _organization(self, key: int, now_ms: int) -> Allowance:
+        found = self._organizations.get(key)
+        if found is None:
+            found = self._organizations[key] = Allowance(
+                f"quota organization {key}", utc_month, UNLIMITED, self._ledger, now_ms
+            )
+            self._has_unknown = True
+            self._wanted.set()
+        return found
+
+    def _messages_of(self, device: Device) -> Allowance | None:
+        """What its messages and deliveries are charged to by day."""
+        found = self._devices.get(device.record.key)
+        return None if found is None or device.type.record.has_cloud_connector else found
+
+    # --- Charging ---
+
+    def charge_message(self, device: Device, size: int, now_ms: int) -> None:
+        """A data message enters the pipeline. `size` is in bytes.
+
+        Raises DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet; then nothing is charged.
+        """
+        daily = self._messages_of(device) if self._devices else None
+        if daily is not None:
+            self._require_day(device, daily, now_ms)
+        payer = device.type.record.organization
+        organization = self._organizations.get(payer) or self._organization(payer, now_ms)
+        units = -(-size // UNIT_BYTES)
+        if not organization.take(units, now_ms):
+            raise self._refusal(device, organization, now_ms)
+        self._units += units
+        if daily is not None:
+            self._use_day(device, daily, now_ms)
+
+    def charge_action(self, source: Device, destination: Device, size: int, now_ms: int) -> None:
+        """An Action enters the pipeline. As for `charge_message`."""
+        daily = self._messages_of(destination)
+        if daily is not None:
+            self._require_day(destination, daily, now_ms)
+        units = units_of(size)
+        delivery = units if self._is_online(destination.key) else 0
+        inbound = self._organization(source.type_organization, now_ms)
+        outbound = self._organization(destination.type_organization, now_ms)
+        if not inbound.has_room(units + delivery if outbound is inbound else units, now_ms):
+            raise self._refusal(source, inbound, now_ms)
+        if delivery and not outbound.has_room(delivery, now_ms):
+            raise self._refusal(destination, outbound, now_ms)
+        inbound.use(units)
+        self._units += units
+
+    def admits(self, device: Device, action: Action) -> bool:
+        """Whether there is room to deliver this Action now."""
+        now_ms = self._clock.now_ms()
+        daily = self._messages_of(device)
+        has_room = self._organization(device.type_organization, now_ms).has_room(
+            units_of(len(action.data)), now_ms
+        ) and (daily is None or daily.has_room(1, now_ms))
+        if not has_room:
+            self._dropped += 1
+        return has_room
+
+    def delivered(self, device: Device, action: Action) -> None:
+        """It was handed to the device, after it was admitted."""
+        now_ms, units = self._clock.now_ms(), units_of(len(action.data))
+        self._organization(device.type_organization, now_ms).use(units)
+        self._units += units
+        if (daily := self._messages_of(device)) is not None:
+            self._use_day(device, daily, now_ms)
+
+    def charge_connector_request(self, device: Device) -> None:
+        """Something is asked of the external cloud for this device. Raises DailyQuotaExceeded."""
+        daily, now_ms = self._devices.get(device.key), self._clock.now_ms()
+        if daily is not None:
+            self._require_day(device, daily, now_ms)
+            self._use_day(device, daily, now_ms)
+
+    def _refusal(self, device: Device, organization: Allowance, now_ms: int) -> MonthlyQuotaExceeded | PlanLimitsNotSet:
+        self._refused += 1
+        organization_id = device.type.record.organization_id
+        if organization.limit < UNLIMITED:
+            return PlanLimitsNotSet(organization_id, device.id)
+        return MonthlyQuotaExceeded(organization.wait_seconds(now_ms), organization_id)
+
+    def _require_day(self, device: Device, daily: Allowance, now_ms: int) -> None:
+        if not daily.has_room(1, now_ms):
+            self._refused += 1
+            self._tell_owner(device, daily, now_ms)
+            raise DailyQuotaExceeded(daily.wait_seconds(now_ms), device.id)
+
+    def _use_day(self, device: Device, daily: Allowance, now_ms: int) -> None:
+        daily.use(1)
+        if not daily.has_room(1, now_ms):
+            self._tell_owner(device, daily, now_ms)
+
+    def standing(self, device: Device) -> QuotaStanding:
+        now_ms = self._clock.now_ms()
+        daily = self._devices.get(device.key)
+        return QuotaStanding(
+            self._organization(device.type_organization, now_ms).usage(now_ms),
+            None if daily is None else daily.usage(now_ms),
+        )
+
+    # --- Telling owners ---
+
+    def _tell_owner(self, device: Device, daily: Allowance, now_ms: int) -> None:
+        until_ms = daily.usage(now_ms).until_ms
+        if self._told.get(device.key) != until_ms:
+            self._told[device.key] = until_ms
+            self._used_up[device.key] = device
+            self._wanted.set()
+
+    async def attend_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Do what needs the store: look up organizations that nobody knew, and tell owners."""
+        task_status.started()
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            try:
+                if self._has_unknown:
+                    await self.reload()
+                while self._used_up:
+                    key, device = next(iter(self._used_up.items()))
+                    await self._send_mail(device)
+                    del self._used_up[key]
+            except StoreError as error:
+                _log.warning("quotas_not_attended", reason=str(error))
+                await trio.sleep(_RETRY_SECONDS)
+                self._wanted.set()
+
+    async def _send_mail(self, device: Device) -> None:
+        """Once a day for each device: the mail's own rate sees to it, over restarts, too."""
+        daily = self.standing(device).device
+        owner = await self._database.read(lambda tx: tx.accounts.user(device.owner))
+        if daily is None or owner is None:  # it is on no plan any more, or gone
+            return
+        mail = DeviceQuotaUsedUp(
+            device=device.record.name, device_id=device.id, limit=daily.limit, reset_on=daily.until_ms
+        )
+        try:
+            await self._mails.send(owner.email, mail, cause=device.id)
+        except ValidationFailed as error:
+            _log.warning("quota_mail_not_sent", device=device.id, reason=str(error))
+
+    def statistics(self) -> QuotaStatistics:
+        return QuotaStatistics(len(self._organizations), len(self._devices), self._units, self._refused, self._dropped)

@@ -1,0 +1,58 @@
+"""What is said to those who have used up what they may."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.errors import DomainError, TryLater
+from config.rates import Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a caller stands with its rate limits, each for the minute and for the day.
+
+    `reset_seconds` is in epoch seconds: when the oldest call leaves the minute, and the next 00:00 UTC
+    (compatibility.md 21.1).
+    """
+
+    limit: Rate
+    remaining: Rate
+    reset_seconds: Rate
+
+
+@dataclass(eq=False)
+class RateLimitExceeded(TryLater):
+    """One call too many in a minute or on a day. It was not counted."""
+
+    template = "{window} rate limit exceeded"
+    window: Literal["MINUTE", "DAILY"]
+    standing: Standing
+
+
+@dataclass(eq=False)
+class TooManyRequests(TryLater):
+    """Too many requests from one address, on paths that no token is counted for."""
+
+    template = "MINUTE rate limit exceeded"
+
+
+@dataclass(eq=False)
+class MonthlyQuotaExceeded(TryLater):
+    template = "Plan quota exceeded for organization {organization_id}. Reason: Monthly message limit"
+    organization_id: str
+
+
+@dataclass(eq=False)
+class DailyQuotaExceeded(TryLater):
+    template = "Plan quota exceeded for device {device_id}. Reason: Daily message limit."
+    device_id: str
+
+
+@dataclass(eq=False)
+class PlanLimitsNotSet(DomainError):
+    """The organization's plan is none that anybody knows the limits of."""
+
+    status = 400
+    template = "Quota validation error for organization {organization_id}. Reason: Plan limits have not been set"
+    organization_id: str
+    device_id: str

@@ -1,0 +1,96 @@
+"""One mail, checked, rendered and sealed; and the message that it becomes when it goes out."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from typing import Final
+
+import msgspec
+from cryptography.fernet import InvalidToken
+
+from broker.clock import Clock
+from broker.errors import ValidationFailed
+from broker.ids import new_id
+from broker.mail.kinds import Links, Mail, ends_a_line
+from broker.mail.transport import MailRejected, OutgoingMail
+from broker.secrets import Vault
+from config.mail import Sender, mail_address
+from config.rates import Rate
+from storage.records import MailRecord
+
+SUBJECT_CHARACTERS: Final = 500
+TEXT_CHARACTERS: Final = 65_536
+
+# Seven bits on the wire, so that a server without 8BITMIME does not mangle it.
+_POLICY = SMTP.clone(cte_type="7bit")
+_decode_content = msgspec.json.Decoder(tuple[str, str]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A composed mail, not yet queued."""
+
+    record: MailRecord
+    per_recipient: Rate
+    per_cause: Rate
+
+
+class Letters:
+    def __init__(self, vault: Vault, clock: Clock, sender: Sender, links: Links) -> None:
+        self._vault = vault
+        self._clock = clock
+        self._sender = sender
+        self._links = links
+
+    def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
+        """Check, render and seal a mail.
+
+        Args:
+            to: one plain address.
+            mail: what it says.
+            cause: who or what makes us send it (a user's id, a device's id, a caller's address), for the rates.
+
+        Raises:
+            ValidationFailed: `to` is no address, or subject or text do not fit into a mail.
+        """
+        try:
+            recipient = mail_address(to)
+        except ValueError:
+            raise ValidationFailed.of("to", "Invalid email") from None
+        subject, text = mail.render(self._links)
+        if ends_a_line(subject):
+            raise ValidationFailed.of("subject", "Text field only")
+        if len(subject) > SUBJECT_CHARACTERS:
+            raise ValidationFailed.of("subject", f"Maximum length {SUBJECT_CHARACTERS}")
+        if len(text) > TEXT_CHARACTERS:
+            raise ValidationFailed.of("body", f"Maximum length {TEXT_CHARACTERS}")
+        now_ms = self._clock.now_ms()
+        record = MailRecord(
+            message_id=f"{new_id()}@{self._sender.domain}",
+            kind=mail.kind,
+            recipient=recipient,
+            cause=cause,
+            content=self._vault.seal(msgspec.json.encode((subject, text)).decode()),
+            created_on=now_ms,
+            next_on=now_ms,
+        )
+        return Letter(record, mail.per_recipient, mail.per_cause)
+
+    def outgoing(self, mail: MailRecord) -> OutgoingMail:
+        """The message of a queued mail. Raises MailRejected when its content cannot be read."""
+        try:
+            subject, text = _decode_content(self._vault.open(mail.content or b""))
+        except InvalidToken:
+            raise MailRejected("its content was sealed with another key") from None
+        message = EmailMessage(_POLICY if mail.recipient.isascii() else _POLICY.clone(utf8=True))  # RFC 6532
+        message["From"] = self._sender.header
+        local_part, _, domain = mail.recipient.rpartition("@")
+        message["To"] = Address("", local_part, domain)
+        message["Subject"] = subject
+        message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
+        message["Message-ID"] = f"<{mail.message_id}>"
+        message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no holiday notes, please
+        message.set_content(text)
+        return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)

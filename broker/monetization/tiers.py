@@ -1,0 +1,140 @@
+"""Tiers: which one a device is on, and with it how many messages a day it may send (compatibility.md 13 and 21.2)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed
+from broker.facts import DeviceCreated, DeviceDeleted, PlanApproved, Router
+from broker.limits.quotas import Quotas
+from storage.database import Database, Transaction
+from storage.records import TierRecord
+from storage.sql import StoreError
+
+_RETRY_SECONDS = 5
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTier:
+    record: TierRecord
+    active: bool
+
+
+class Tiers:
+    """Keeps the daily quotas in step with what devices are on. Rights are the caller's business."""
+
+    def __init__(self, database: Database, clock: Clock, router: Router, quotas: Quotas) -> None:
+        self._database = database
+        self._clock = clock
+        self._quotas = quotas
+        self._types_to_read: set[int] = set()
+        self._devices_to_read: set[int] = set()
+        self._wanted = trio.Event()
+        self._changes = 0
+        router.subscribe(PlanApproved, self._plan_approved)
+        router.subscribe(DeviceCreated, self._device_created)
+        router.subscribe(DeviceDeleted, self._device_deleted)
+
+    async def resume(self) -> None:
+        """Tell the quotas of every device that is on a plan."""
+        await self._apply(partial(_limits, None))
+
+    async def _apply(self, work: Callable[[Transaction], Mapping[int, int]]) -> None:
+        while True:
+            changes = self._changes
+            limits = await self._database.read(work)
+            if changes == self._changes:  # otherwise they may be of before the change
+                break
+        for device, limit in limits.items():
+            self._quotas.set_device_limit(device, limit)
+
+    def _change(self, device: int, limit: int | None) -> None:
+        self._changes += 1
+        self._quotas.set_device_limit(device, limit)
+
+    def _plan_approved(self, fact: PlanApproved) -> None:
+        self._types_to_read.add(fact.device_type)
+        self._wanted.set()
+
+    def _device_created(self, fact: DeviceCreated) -> None:
+        self._devices_to_read.add(fact.device)
+        self._wanted.set()
+
+    def _device_deleted(self, fact: DeviceDeleted) -> None:
+        self._change(fact.device, None)
+
+    async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look up the limits of devices that are new, or whose type has a plan now."""
+        task_status.started()
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            try:
+                await self._follow()
+            except StoreError as error:
+                _log.warning("tiers_not_followed", reason=str(error))
+                await trio.sleep(_RETRY_SECONDS)
+                self._wanted.set()
+
+    async def _follow(self) -> None:
+        while self._types_to_read:
+            type_key = next(iter(self._types_to_read))
+            await self._apply(partial(_limits, type_key))
+            self._types_to_read.discard(type_key)
+        while self._devices_to_read:
+            device = next(iter(self._devices_to_read))
+            await self._apply(partial(_limit_of, device))
+            self._devices_to_read.discard(device)
+
+    async def of_device(self, device: Device) -> list[DeviceTier]:
+        """The tiers of the plan that the device is on; none when it is on none."""
+        return await self._database.read(lambda tx: tiers_of(tx, device.key))
+
+    async def select(self, device: Device, tier_id: str) -> DeviceTier:
+        """Put the device on another tier of its plan.
+
+        Raises:
+            ValidationFailed: it is no tier of the device's plan.
+            PermissionDenied: the tier is not paid for.
+            DeviceNotFound: it was deleted meanwhile.
+        """
+
+        def work(tx: Transaction) -> TierRecord:
+            if tx.devices.device(device.key) is None:
+                raise DeviceNotFound(device.id)
+            wanted = next((one.record for one in tiers_of(tx, device.key) if one.record.id == tier_id), None)
+            if wanted is None:
+                raise ValidationFailed.of("ptid", "Invalid value")
+            if wanted.type == "paid" and not tx.monetization.has_paid(device.key, wanted.key):
+                raise PermissionDenied(f"payment of tier {tier_id}")
+            tx.monetization.set_tier(device.key, wanted.key, now_ms=self._clock.now_ms())
+            return wanted
+
+        record = await self._database.write(work, announce=partial(self.activated, device.key))
+        return DeviceTier(record, active=True)
+
+    def activated(self, device: int, tier: TierRecord) -> None:
+        """The store says that the device is on this tier. For `announce`, so that the order is that of the commits."""
+        self._change(device, tier.message_limit)
+
+
+def _limits(device_type: int | None, tx: Transaction) -> Mapping[int, int]:
+    return tx.monetization.limits(device_type)
+
+
+def _limit_of(device: int, tx: Transaction) -> Mapping[int, int]:
+    tier = tx.monetization.tier_of(device)
+    return {} if tier is None else {device: tier.message_limit}
+
+
+def tiers_of(tx: Transaction, device: int) -> list[DeviceTier]:
+    active = tx.monetization.tier_of(device)
+    if active is None:
+        return []
+    return [DeviceTier(tier, tier.key == active.key) for tier in tx.monetization.tiers(active.plan)]

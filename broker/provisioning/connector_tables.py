@@ -1,0 +1,97 @@
+"""The table of the provision file that binds cloud connectors to device types."""
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from broker.connectors.catalog import make_plugin
+from broker.connectors.hooks import PluginFailedError
+from broker.connectors.oauth import oauth_client
+from broker.connectors.plugin import Setting
+from broker.connectors.terms import ConnectorEntry, ConnectorTerms, OAuth1Terms, OAuth2Terms
+from broker.provisioning.run import Place, Run
+from config.limits import CONNECTOR_HOOK_SECONDS
+from config.rates import MOST_PER_MINUTE
+from storage.records import ConnectorRecord
+
+_MOST_MINUTES = 366 * 24 * 60
+_MOST_PER_DAY = 10**9
+_NUMBERS: dict[str, int] = {
+    "pull_minutes": _MOST_MINUTES,
+    "calls_per_minute": MOST_PER_MINUTE,
+    "calls_per_day": _MOST_PER_DAY,
+}
+
+
+async def check_connectors(entries: Sequence[ConnectorEntry]) -> None:
+    """What entries say by themselves, and whether their plug-ins like it. Nothing is written yet.
+
+    Raises ValidationFailed.
+    """
+    for index, entry in enumerate(entries):
+        at = Place("connectors", index)
+        _check_numbers(at, entry)
+        try:
+            oauth_client(entry)
+        except ValueError as error:
+            raise at.refusal("oauth2", str(error)) from error
+        for name, terms in (("oauth2", entry.oauth2), ("oauth1", entry.oauth1)):
+            _check_addresses(at, name, terms)
+        await _check_plugin(at, entry)
+
+
+def _check_numbers(at: Place, entry: ConnectorEntry) -> None:
+    for key, most in _NUMBERS.items():
+        number = getattr(entry, key)
+        if number is not None and not 1 <= number <= most:
+            raise at.refusal(key, f"must be 1 to {most}")
+
+
+def _check_addresses(at: Place, name: str, terms: OAuth2Terms | OAuth1Terms | None) -> None:
+    for key in () if terms is None else terms.__struct_fields__:
+        value = getattr(terms, key)
+        if key.endswith("_url") and value is not None and not _is_address(value):
+            raise at.refusal(f"{name}.{key}", "must be an address that begins with https://")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    # Plain http is for test clouds: it is sent only where outbound.allow_private_addresses permits it.
+    return parts.scheme in {"https", "http"} and bool(parts.hostname) and text.isprintable() and " " not in text
+
+
+async def _check_plugin(at: Place, entry: ConnectorEntry) -> None:
+    setting = Setting(entry.device_type, entry.parameters, str)
+    with trio.move_on_after(CONNECTOR_HOOK_SECONDS):
+        try:
+            await trio.to_thread.run_sync(make_plugin, entry, setting, abandon_on_cancel=True)
+        except PluginFailedError as error:
+            raise at.refusal("plugin", str(error)) from error
+        return
+    raise at.refusal("plugin", f"not ready after {CONNECTOR_HOOK_SECONDS} s")
+
+
+class ConnectorTables:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def put_connector(self, at: Place, entry: ConnectorEntry) -> None:
+        """The entries were checked before."""
+        type_ = self._run.type_of(at, "device_type", entry.device_type)
+        connectors, terms = self._run.tx.connectors, entry.terms
+        known = connectors.connector(type_.key)
+        if known is not None and self._run.vault.open(known.terms) == _text(terms):
+            return self._run.found(at, type_.key, changed=False)
+        connectors.put_connector(ConnectorRecord(type_.key, terms.plugin, self._run.vault.seal(_text(terms))))
+        if known is None:
+            return self._run.created(at, type_.key)
+        return self._run.found(at, type_.key, changed=True)
+
+
+def _text(terms: ConnectorTerms) -> str:
+    return msgspec.json.encode(terms, order="sorted").decode()

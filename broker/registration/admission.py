@@ -1,0 +1,36 @@
+"""Who may come as a securely registered device: whoever shows the certificate that it registered with.
+
+It is asked on every way in (compatibility.md 7.1). Where nobody asks for a certificate, none is shown, so the device's
+token alone is worth nothing there. Other devices need no certificate, and one that they show is not looked at.
+"""
+
+from hmac import compare_digest
+
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device, Devices
+from broker.errors import PermissionDenied
+from broker.registration.certificates import BadCertificate, ClientCertificate
+from broker.registration.trust import Trust
+
+
+class Admission:
+    def __init__(self, devices: Devices, trust: Trust) -> None:
+        self._devices = devices
+        self._trust = trust
+
+    async def check_caller(self, caller: Caller, shown: ClientCertificate | None) -> None:
+        """Raises PermissionDenied for the token of a device that must show its certificate, and has not."""
+        if caller.device is not None:
+            self.check(await self._devices.get(caller.device), shown)
+
+    def check(self, device: Device, shown: ClientCertificate | None) -> None:
+        """The same for a device that is at hand, without waiting. Raises PermissionDenied."""
+        if not device.type.record.rsp:
+            return
+        registered = device.record.certificate
+        if registered is None or shown is None or not compare_digest(shown.leaf, registered):
+            raise PermissionDenied(f"the registered client certificate of device {device.id}")
+        try:
+            self._trust.check(device.type_key, shown)
+        except BadCertificate as error:  # it has expired since, or the type has other authorities now
+            raise PermissionDenied(f"a client certificate that is trusted for device {device.id}") from error

@@ -1,0 +1,216 @@
+"""Approved lists: which vendor ids of a type may become devices, and who signs for them (compatibility.md 7.2)."""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import trio
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceType
+from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.ids import new_id
+from broker.registration.certificates import BadCertificate, public_key, read_signer
+from broker.registration.uploads import Uploads
+from config.limits import APPROVED_CERTIFICATES_MAX, APPROVED_UPLOADS_KEPT, APPROVED_UPLOADS_WAITING
+from storage.database import Database, Transaction
+from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
+
+_CHECKED_AT_ONCE: Final = 2
+
+#: To be called in the transaction that creates the device. Raises PermissionDenied.
+Claim = Callable[[Transaction], None]
+
+
+class ApprovedLists:
+    """Who may ask is decided by whoever calls; every method is about one device type."""
+
+    def __init__(self, database: Database, clock: Clock, uploads: Uploads) -> None:
+        self._database = database
+        self._clock = clock
+        self._uploads = uploads
+        self._checking = trio.CapacityLimiter(_CHECKED_AT_ONCE)
+
+    # The switch
+
+    async def is_enabled(self, type_: DeviceType) -> bool:
+        return await self._database.read(lambda tx: tx.approved_lists.is_enabled(type_.key))
+
+    async def set_enabled(self, type_: DeviceType, enabled: bool) -> None:
+        """Raises Conflict: the type has devices already, or ones that come to be in another way."""
+
+        def work(tx: Transaction) -> None:
+            lists = tx.approved_lists
+            if enabled and not lists.is_enabled(type_.key):
+                if type_.record.rsp:
+                    raise Conflict("Device type requires secure registration")
+                if type_.record.has_cloud_connector:
+                    raise Conflict("Device type has a cloud connector")
+                if lists.has_devices(type_.key):
+                    raise Conflict("Device type has devices")
+            lists.set_enabled(type_.key, enabled)
+
+        await self._database.write(work)
+
+    # Entries
+
+    async def entries(self, type_: DeviceType, *, offset: int, count: int) -> tuple[list[ApprovedEntryRecord], int]:
+        """A page, and how many there are in all."""
+        return await self._database.read(lambda tx: tx.approved_lists.entries(type_.key, offset=offset, limit=count))
+
+    async def find(self, type_: DeviceType, vdid: str) -> ApprovedEntryRecord:
+        """Raises NotFound."""
+        return await self._database.read(partial(_entry, type_.key, vdid))
+
+    async def remove(self, type_: DeviceType, vdid: str) -> ApprovedEntryRecord:
+        """A device that has it stays as it is. Raises NotFound."""
+
+        def work(tx: Transaction) -> ApprovedEntryRecord:
+            entry = _entry(type_.key, vdid, tx)
+            tx.approved_lists.remove_entry(type_.key, vdid)
+            return entry
+
+        return await self._database.write(work)
+
+    # Uploads
+
+    async def upload(self, type_: DeviceType, content: bytes) -> str:
+        """Accept a CSV; the id of the upload. Raises Conflict while too many wait already."""
+        upload_id, now_ms = new_id(), self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            lists = tx.approved_lists
+            if lists.waiting_uploads(type_.key) >= APPROVED_UPLOADS_WAITING:
+                raise Conflict("Too many uploads are being processed")
+            lists.forget_uploads(type_.key, keep=APPROVED_UPLOADS_KEPT - 1)
+            lists.add_upload(type_.key, upload_id, content, now_ms=now_ms)
+
+        await self._database.write(work)
+        self._uploads.wake()
+        return upload_id
+
+    async def upload_status(self, type_: DeviceType, upload_id: str) -> ApprovedUploadRecord:
+        """Raises NotFound."""
+        found = await self._database.read(lambda tx: tx.approved_lists.upload(type_.key, upload_id))
+        if found is None:
+            raise NotFound
+        return found
+
+    async def rejected_rows(
+        self, type_: DeviceType, upload_id: str, *, offset: int, count: int
+    ) -> tuple[list[tuple[int, str]], int]:
+        """Rows by their number, from 1, each with the reason; and how many there are in all. Raises NotFound."""
+        upload = await self.upload_status(type_, upload_id)
+        rows = await self._database.read(
+            lambda tx: tx.approved_lists.rejections(upload.key, offset=offset, limit=count)
+        )
+        return rows, upload.failed
+
+    # Certificates
+
+    async def certificates(self, type_: DeviceType) -> Sequence[tuple[str, bytes]]:
+        """Their ids and DER."""
+        return await self._database.read(lambda tx: tx.approved_lists.certificates(type_.key))
+
+    async def add_certificate(self, type_: DeviceType, pem: str) -> tuple[str, bytes]:
+        """Raises ValidationFailed, Conflict when it is there already, or too many are."""
+        try:
+            certificate = await trio.to_thread.run_sync(read_signer, pem, limiter=self._checking)
+        except BadCertificate as error:
+            raise ValidationFailed.of("certificate", "Invalid value") from error
+        id_ = new_id()
+
+        def work(tx: Transaction) -> None:
+            if len(tx.approved_lists.certificates(type_.key)) >= APPROVED_CERTIFICATES_MAX:
+                raise Conflict("Too many certificates")
+            if not tx.approved_lists.add_certificate(type_.key, id_, certificate):
+                raise Conflict("Certificate already uploaded")
+
+        await self._database.write(work)
+        return id_, certificate
+
+    async def remove_certificate(self, type_: DeviceType, id_: str) -> bytes:
+        """Gives its DER. Raises NotFound."""
+        removed = await self._database.write(lambda tx: tx.approved_lists.remove_certificate(type_.key, id_))
+        if removed is None:
+            raise NotFound
+        return removed
+
+    # New devices
+
+    async def check(self, type_: DeviceType, vdid: str | None, svdid: str | None) -> Claim:
+        """Whether a new device of the type may have this id.
+
+        Args:
+            type_: of the device.
+            vdid: the id that its vendor gave it.
+            svdid: Base64 of the vendor's signature over it: RSA PKCS#1 v1.5 or ECDSA, with SHA-256.
+
+        Returns:
+            What remains to be done in the transaction that creates the device.
+
+        Raises:
+            ValidationFailed: the list is enabled, and one of them is missing or cannot be read.
+            PermissionDenied: no certificate of the type verifies the signature.
+        """
+        if type_.record.rsp:  # which proves more than a list
+            return lambda _tx: None
+        if not await self.is_enabled(type_):
+            return partial(_claim, type_.key, None)
+        findings = [
+            Finding(name, ("Required parameter",)) for name, given in (("vdid", vdid), ("svdid", svdid)) if not given
+        ]
+        if findings or vdid is None or svdid is None:
+            raise ValidationFailed(tuple(findings))
+        try:
+            signature = b64decode(svdid, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValidationFailed.of("svdid", "Invalid value") from error
+        certificates = [der for _, der in await self.certificates(type_)]
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        is_signed = partial(_is_signed, certificates, vdid.encode(), signature, now)
+        if not await trio.to_thread.run_sync(is_signed, limiter=self._checking):
+            raise PermissionDenied(f"a vdid that a certificate of device type {type_.id} has signed")
+        return partial(_claim, type_.key, vdid)
+
+
+def _entry(device_type: int, vdid: str, tx: Transaction) -> ApprovedEntryRecord:
+    entry = tx.approved_lists.entry(device_type, vdid)
+    if entry is None:
+        raise NotFound
+    return entry
+
+
+def _claim(device_type: int, vdid: str | None, tx: Transaction) -> None:
+    if not tx.approved_lists.is_enabled(device_type):
+        return
+    entry = None if vdid is None else tx.approved_lists.entry(device_type, vdid)
+    if entry is None or entry.device_id is not None:
+        raise PermissionDenied("an unused vdid of the approved list")
+
+
+def _is_signed(certificates: Sequence[bytes], data: bytes, signature: bytes, now: datetime) -> bool:
+    return any(_verifies(x509.load_der_x509_certificate(der), data, signature, now) for der in certificates)
+
+
+def _verifies(certificate: x509.Certificate, data: bytes, signature: bytes, now: datetime) -> bool:
+    """One that is not valid now signs for nobody; the vendor may have it issued again for the same key."""
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        return False
+    key = public_key(certificate)
+    try:
+        if isinstance(key, EllipticCurvePublicKey):
+            key.verify(signature, data, ECDSA(SHA256()))
+        else:
+            key.verify(signature, data, PKCS1v15(), SHA256())
+    except InvalidSignature:
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""How far a registration has got, and what is told about it (compatibility.md 7.1)."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from storage.records import RegistrationRecord
+
+
+class Status(StrEnum):
+    PENDING_USER_CONFIRMATION = "PENDING_USER_CONFIRMATION"
+    PENDING_DEVICE_COMPLETION = "PENDING_DEVICE_COMPLETION"
+    REGISTERED = "REGISTERED"
+    REVOKED = "REVOKED"
+    EXPIRED = "EXPIRED"
+
+
+_PENDING: Final = frozenset({Status.PENDING_USER_CONFIRMATION, Status.PENDING_DEVICE_COMPLETION})
+_WITH_DEVICE: Final = frozenset({Status.PENDING_DEVICE_COMPLETION, Status.REGISTERED})
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a device gets for its first call: the PIN is for people, the nonce for its last call."""
+
+    id: str
+    pin: str = field(repr=False)
+    nonce: str = field(repr=False)
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    status: Status
+    device_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    token: str = field(repr=False)
+    owner_id: str
+    device_id: str
+
+
+def status_of(registration: RegistrationRecord, now_ms: int) -> Status:
+    """As it is by now: time runs out, and devices are deleted."""
+    status = Status(registration.status)
+    if status in _PENDING and registration.expires_on <= now_ms:
+        return Status.EXPIRED
+    if status in _WITH_DEVICE and registration.device_id is None:
+        return Status.REVOKED
+    return status

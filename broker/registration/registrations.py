@@ -1,0 +1,288 @@
+"""Secure registration: a device with a certificate and a person with a PIN find each other (compatibility.md 7.1).
+
+The device begins with the certificate that its factory gave it and shows its PIN to the person, who enters it and so
+says whose it is; then the device takes its token. Certificate and nonce prove that it is the same device all along.
+"""
+
+import hashlib
+import secrets
+from dataclasses import replace
+from functools import partial
+from hmac import compare_digest
+from typing import Final
+
+import trio
+
+from broker.accounts.permissions import Permission, Permissions
+from broker.accounts.throttle import Throttle
+from broker.accounts.tokens import Caller
+from broker.accounts.user_codes import ALPHABET
+from broker.clock import Clock
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.device_tokens import DeviceTokens, TokenChange
+from broker.devices.inventory import Inventory, NewDevice, put_origin
+from broker.devices.registry import Device
+from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed
+from broker.ids import new_id
+from broker.registration.certificates import UNREADABLE, BadCertificate, ClientCertificate, certificate_info
+from broker.registration.progress import Begun, Completed, Progress, Status, status_of
+from broker.registration.trust import Trust
+from broker.secrets import token_hash
+from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
+from storage.database import Database, Transaction
+from storage.records import DeviceRecord, RegistrationRecord
+
+_PIN_CHARACTERS: Final = 8
+_CHECKED_AT_ONCE: Final = 2
+_PURGED_AT_ONCE: Final = 100
+_KEPT_MS: Final = REGISTRATION_KEPT_DAYS * 86_400_000
+
+
+class Registrations:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        permissions: Permissions,
+        device_types: DeviceTypes,
+        inventory: Inventory,
+        device_tokens: DeviceTokens,
+        trust: Trust,
+        *,
+        pin_seconds: int,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._permissions = permissions
+        self._types = device_types
+        self._inventory = inventory
+        self._device_tokens = device_tokens
+        self._trust = trust
+        self._pin_ms = pin_seconds * 1000
+        self._throttle = Throttle(clock, misses=PIN_MISSES, window_seconds=PIN_WINDOW_SECONDS)
+        self._guessing = trio.Lock()
+        self._checking = trio.CapacityLimiter(_CHECKED_AT_ONCE)
+
+    # The device's side
+
+    async def begin(self, shown: ClientCertificate, device_type: str, vendor_device_id: str) -> Begun:
+        """Step 1. What the same certificate had begun before is given up.
+
+        Raises:
+            DeviceTypeNotFound: there is no such type.
+            ValidationFailed: its devices do not register securely.
+            PermissionDenied: none of its authorities vouches for the certificate.
+            Conflict: the vendor id or the certificate is another device's, or is becoming one.
+        """
+        type_ = await self._types.find(device_type)
+        if not type_.record.rsp:
+            raise ValidationFailed.of("deviceTypeId", "Invalid value")
+        await self._require_trust(type_.key, shown)
+        _require_readable(shown)
+        now_ms = self._clock.now_ms()
+        nonce = new_id()
+        registration = RegistrationRecord(
+            id=new_id(),
+            device_type=type_.key,
+            device_type_id=type_.id,
+            vendor_device_id=vendor_device_id,
+            certificate=shown.leaf,
+            certificate_hash=_hash(shown),
+            nonce_hash=token_hash(nonce),
+            status=Status.PENDING_USER_CONFIRMATION,
+            created_on=now_ms,
+            expires_on=now_ms + self._pin_ms,
+        )
+        pin = await self._database.write(partial(_begin, registration))
+        return Begun(registration.id, pin, nonce, registration.expires_on)
+
+    async def progress(self, shown: ClientCertificate, id_: str) -> Progress:
+        """Step 2. Raises NotFound, PermissionDenied."""
+        return self._progress(await self._of_device(shown, id_))
+
+    async def complete(self, shown: ClientCertificate, id_: str, nonce: str) -> Completed:
+        """Step 4: from now on the device has a token, and its certificate to use it with.
+
+        Raises:
+            NotFound: no such registration.
+            PermissionDenied: another certificate, one that is no longer trusted, or another nonce.
+            Conflict: nobody has entered the PIN, it is over or done, or what it wants was taken meanwhile.
+        """
+        registration = await self._of_device(shown, id_)
+        await self._require_trust(registration.device_type, shown)
+        if not compare_digest(token_hash(nonce), registration.nonce_hash):
+            raise PermissionDenied("the nonce of this registration")
+        token = new_id()
+        change = await self._database.write(partial(self._complete, id_, token), announce=self._device_tokens.tell)
+        return Completed(token, change.device.owner_id, change.device.id)
+
+    def _complete(self, id_: str, token: str, tx: Transaction) -> TokenChange:
+        registration = tx.registrations.by_id(id_)
+        device = None if registration is None or registration.device is None else tx.devices.device(registration.device)
+        if registration is None or device is None or self._status(registration) is not Status.PENDING_DEVICE_COMPLETION:
+            raise Conflict("Registration does not await its completion")
+        _require_free(tx, registration)
+        _require_unregistered(device)
+        put_origin(tx, replace(device, certificate=registration.certificate, vdid=registration.vendor_device_id))
+        change = self._device_tokens.put(tx, device.key, token, application=registration.application)
+        tx.registrations.end(id_, Status.REGISTERED)
+        return change
+
+    async def _of_device(self, shown: ClientCertificate, id_: str) -> RegistrationRecord:
+        registration = await self._find(id_)
+        if not compare_digest(registration.certificate_hash, _hash(shown)):
+            raise PermissionDenied("the client certificate of this registration")
+        return registration
+
+    async def _require_trust(self, device_type: int, shown: ClientCertificate) -> None:
+        """In a thread: this is what strangers can keep busy."""
+        try:
+            await trio.to_thread.run_sync(self._trust.check, device_type, shown, limiter=self._checking)
+        except BadCertificate as error:
+            raise PermissionDenied("a client certificate of an authority of the device type") from error
+
+    # The user's side
+
+    async def progress_for(self, caller: Caller, id_: str) -> Progress:
+        """For whoever entered the PIN. Raises NotFound, PermissionDenied."""
+        registration = await self._find(id_)
+        is_theirs = (
+            registration.application == caller.application if caller.user is None else registration.user == caller.user
+        )
+        if not is_theirs or registration.status == Status.PENDING_USER_CONFIRMATION:
+            raise PermissionDenied("access to this registration")
+        return self._progress(registration)
+
+    async def confirm_new(self, caller: Caller, pin: str, *, owner: int, name: str) -> str:
+        """Step 3 with a device that does not exist yet. Returns the id of the registration.
+
+        Raises:
+            NotFound: no registration waits for this PIN.
+            TooManyAttempts: this caller has guessed too often.
+            PermissionDenied: `owner` has not let the caller do this, or may not use the type.
+            ValidationFailed: the name does not fit.
+        """
+        registration = await self._by_pin(caller, pin)
+        type_ = await self._types.get(registration.device_type)
+        await self._permissions.require_type(caller, type_.record, user=owner)
+        if not (await self._permissions.reach(caller)).allows_type(owner, type_.record, Permission.WRITE):
+            raise PermissionDenied(f"WRITE on device type {type_.id}")
+        await self._inventory.create(
+            NewDevice(owner=owner, type=type_, name=name),
+            application_id=caller.application_id,
+            beside=partial(self._confirm, registration.id, caller),
+        )
+        return registration.id
+
+    async def confirm_existing(self, caller: Caller, pin: str, device: Device) -> str:
+        """Step 3 with a device that exists, which the caller may manage. Returns the id of the registration.
+
+        Raises:
+            NotFound: no registration waits for this PIN.
+            TooManyAttempts: this caller has guessed too often.
+            Conflict: the device is of another type, or registered already.
+        """
+        registration = await self._by_pin(caller, pin)
+
+        def work(tx: Transaction) -> None:
+            record = tx.devices.device(device.key)
+            if record is None:
+                raise DeviceNotFound(device.id)
+            if record.device_type != registration.device_type:
+                raise Conflict("Device is of another device type")
+            self._confirm(registration.id, caller, tx, record)
+
+        await self._database.write(work)
+        return registration.id
+
+    def _confirm(self, id_: str, caller: Caller, tx: Transaction, device: DeviceRecord) -> None:
+        """Somebody else may have had the same PIN at the same moment: it is good for one."""
+        registration = tx.registrations.by_id(id_)
+        if registration is None or self._status(registration) is not Status.PENDING_USER_CONFIRMATION:
+            raise NotFound
+        _require_unregistered(device)
+        tx.registrations.confirm(id_, user=caller.user, application=caller.application, device=device.key)
+
+    async def revoke(self, device: Device) -> None:
+        """Step 5: token and certificate end, and what is connected with them. Raises NotFound: it has none."""
+
+        def work(tx: Transaction) -> TokenChange:
+            record = tx.devices.device(device.key)
+            if record is None or not tx.registrations.revoke_of_device(record.key):
+                raise NotFound
+            token = tx.devices.token_of(record.key)
+            tx.devices.remove_token(record.key)
+            record = replace(record, certificate=None, vdid=None)
+            put_origin(tx, record)
+            return TokenChange(record, None if token is None else token.hash)
+
+        await self._database.write(work, announce=self._device_tokens.tell)
+
+    async def _by_pin(self, caller: Caller, pin: str) -> RegistrationRecord:
+        """Raises NotFound, TooManyAttempts. One after the other: guesses in parallel must not escape the count."""
+        key = f"application {caller.application}" if caller.user is None else f"user {caller.user}"
+        async with self._guessing:
+            self._throttle.check(key)
+            found = await self._database.read(lambda tx: tx.registrations.by_pin(pin.upper()))
+            if found is None or found.expires_on <= self._clock.now_ms():
+                self._throttle.missed(key)
+                raise NotFound
+        return found
+
+    async def _find(self, id_: str) -> RegistrationRecord:
+        found = await self._database.read(lambda tx: tx.registrations.by_id(id_))
+        if found is None:
+            raise NotFound
+        return found
+
+    def _progress(self, registration: RegistrationRecord) -> Progress:
+        return Progress(self._status(registration), registration.device_id)
+
+    def _status(self, registration: RegistrationRecord) -> Status:
+        return status_of(registration, self._clock.now_ms())
+
+
+def _hash(shown: ClientCertificate) -> bytes:
+    return hashlib.sha256(shown.leaf).digest()
+
+
+def _begin(registration: RegistrationRecord, tx: Transaction) -> str:
+    """Keep it; the PIN."""
+    store, now_ms = tx.registrations, registration.created_on
+    store.release_pins(now_ms=now_ms)
+    store.purge(created_before_ms=now_ms - _KEPT_MS, limit=_PURGED_AT_ONCE)
+    _require_free(tx, registration)
+    pending = store.pending(registration.device_type, registration.vendor_device_id, now_ms=now_ms)
+    if pending is not None and pending.certificate_hash != registration.certificate_hash:
+        raise Conflict("Another device is registering with this vendor id")
+    store.expire_pending_of(registration.certificate_hash)
+    pin = _new_pin()
+    while store.by_pin(pin) is not None:  # one in 10^11 is taken, for each that there is
+        pin = _new_pin()
+    store.add(registration, pin=pin)
+    return pin
+
+
+def _require_free(tx: Transaction, registration: RegistrationRecord) -> None:
+    """Raises Conflict."""
+    if tx.devices.by_vdid(registration.device_type, registration.vendor_device_id) is not None:
+        raise Conflict("Vendor device id already registered for this device type")
+    if tx.registrations.is_certificate_used(registration.certificate_hash):
+        raise Conflict("Certificate already registered")
+
+
+def _require_readable(shown: ClientCertificate) -> None:
+    """The device record will say what stands in it."""
+    try:
+        certificate_info(shown.leaf)
+    except UNREADABLE as error:
+        raise PermissionDenied("a client certificate that can be read") from error
+
+
+def _require_unregistered(device: DeviceRecord) -> None:
+    if device.certificate is not None:
+        raise Conflict("Device already registered")
+
+
+def _new_pin() -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(_PIN_CHARACTERS))

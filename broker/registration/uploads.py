@@ -1,0 +1,128 @@
+"""The CSV files of approved lists: reading them, and the one worker that takes them into the lists.
+
+The worker takes one upload at a time, the oldest first, and some rows in each transaction. Their results are saved with
+them, so a restart goes on behind the last rows that were.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from config.limits import APPROVED_ROWS_MAX
+from storage.database import Database, Transaction
+from storage.records import ApprovedUploadRecord
+from storage.sql import StoreError
+
+_ROWS_AT_ONCE: Final = 500
+_STORE_SECONDS: Final = 5.0
+_HEADER: Final = "vdid"
+_VDID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+
+_log = structlog.get_logger(__name__)
+
+
+class BadList(Exception):
+    """The file as a whole cannot be used."""
+
+
+def read_rows(content: bytes) -> list[str]:
+    """The ids as they stand in the file, without the header; empty lines are none. Raises BadList."""
+    header, *lines = _LINE_END.split(content.decode("utf-8-sig", "replace"))
+    if _unquoted(header) != _HEADER:
+        raise BadList("no header")
+    rows = [_unquoted(line) for line in lines if line.strip()]
+    if len(rows) > APPROVED_ROWS_MAX:
+        raise BadList(f"{len(rows)} rows")
+    return rows
+
+
+def _unquoted(line: str) -> str:
+    cell = line.strip(" \t")
+    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStatistics:
+    """Since the start."""
+
+    files: int
+    files_refused: int
+    ids_taken: int
+    rows_rejected: int
+
+
+class Uploads:
+    """The worker. `wake` it when there is something new."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._wanted = trio.Event()
+        self._files = self._refused = self._taken = self._rejected = 0
+
+    def wake(self) -> None:
+        self._wanted.set()
+
+    async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            self._wanted = trio.Event()
+            try:
+                upload = await self._database.read(lambda tx: tx.approved_lists.next_upload())
+                if upload is not None:
+                    await self._process(upload)
+                    continue
+            except StoreError as error:  # nothing is lost: it goes on behind the last rows that were saved
+                _log.warning("approved_list_not_saved", reason=str(error))
+                await trio.sleep(_STORE_SECONDS)
+                continue
+            await self._wanted.wait()
+
+    async def _process(self, upload: ApprovedUploadRecord) -> None:
+        try:
+            rows = await trio.to_thread.run_sync(read_rows, upload.content or b"")
+        except BadList as refusal:
+            _log.info("approved_list_refused", upload_id=upload.id, reason=str(refusal))
+            await self._save(replace(upload, status="Failed"))
+            self._refused += 1
+            return
+        upload = replace(upload, total=len(rows))
+        while (done := upload.succeeded + upload.failed) < len(rows):
+            some = rows[done : done + _ROWS_AT_ONCE]
+            upload = await self._database.write(partial(_take, upload, some, self._clock.now_ms()))
+        await self._save(replace(upload, status="Completed"))
+        self._files += 1
+        self._taken += upload.succeeded
+        self._rejected += upload.failed
+        _log.info("approved_list_taken", upload_id=upload.id, succeeded=upload.succeeded, failed=upload.failed)
+
+    def statistics(self) -> UploadStatistics:
+        return UploadStatistics(self._files, self._refused, self._taken, self._rejected)
+
+    async def _save(self, upload: ApprovedUploadRecord) -> None:
+        await self._database.write(lambda tx: tx.approved_lists.save_upload(upload))
+
+
+def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Transaction) -> ApprovedUploadRecord:
+    """Take the next rows into the list; how far the upload has got with that."""
+    lists, rejected = tx.approved_lists, []
+    for number, vdid in enumerate(rows, upload.succeeded + upload.failed + 1):
+        if _VDID.fullmatch(vdid) is None:
+            rejected.append((number, "Invalid vdid"))
+        elif not lists.add_entry(upload.device_type, vdid, now_ms=now_ms):
+            rejected.append((number, "Duplicate vdid"))
+    lists.add_rejections(upload.key, rejected)
+    upload = replace(
+        upload,
+        succeeded=upload.succeeded + len(rows) - len(rejected),
+        failed=upload.failed + len(rejected),
+    )
+    lists.save_upload(upload)
+    return upload

@@ -1,0 +1,17 @@
+"""Waiting for an answer on asyncio, for as long as it may take."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def within(seconds: float, answer: Awaitable[T]) -> T:
+    """The answer. Raises TimeoutError when it takes longer.
+
+    Not `asyncio.wait_for`: until Python 3.12 it may lose a cancellation that comes together with the answer, and
+    whoever was cancelled goes on for ever.
+    """
+    async with asyncio.timeout(seconds):
+        return await answer

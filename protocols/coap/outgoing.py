@@ -1,0 +1,162 @@
+"""Messages on their way to the peer: one confirmable message is under way at any time (NSTART = 1, RFC 7252 4.7).
+
+The others wait in order. It is sent again with the timing of section 4.2, until the peer acknowledges or rejects it, or
+until it has been sent often enough. A request of ours that the peer has acknowledged without an answer is promised one.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from protocols.coap.incoming import ENTRY_BYTES, EXCHANGE_LIFETIME
+from protocols.coap.messages import CON, Code, empty, frame
+
+ACK_TIMEOUT: Final = 2.0
+ACK_RANDOM_FACTOR: Final = 1.5
+MAX_RETRANSMIT: Final = 4
+
+
+class Transmission:
+    """A confirmable message of ours, waiting or under way."""
+
+    __slots__ = ("datagram", "deadline", "is_request", "message_id", "retransmissions", "tag", "timeout", "token")
+
+    def __init__(self, token: bytes, message_id: int, datagram: bytes, tag: object, *, is_request: bool) -> None:
+        self.token = token
+        self.message_id = message_id
+        self.datagram = datagram
+        self.tag = tag
+        self.is_request = is_request
+        self.retransmissions = 0
+        self.timeout = 0.0
+        self.deadline = inf
+
+    @property
+    def weight(self) -> int:
+        return ENTRY_BYTES + len(self.datagram)
+
+
+class Outgoing:
+    """What one peer is sent: at once, when it is its turn, and again."""
+
+    __slots__ = ("_next_id", "_out", "_promised", "_random", "_waiting", "bytes_held", "current", "retransmissions")
+
+    def __init__(self, random: Callable[[], float]) -> None:
+        """`random` gives numbers from 0 to 1: the first message id, and the spread of time-outs."""
+        self._random = random
+        self._next_id = int(random() * 0xFFFF)
+        self._out: list[bytes] = []
+        self._waiting: deque[Transmission] | None = None
+        self._promised: dict[bytes, tuple[object, float]] | None = None  # acknowledged requests of ours, by token
+        self.current: Transmission | None = None
+        self.bytes_held = 0
+        self.retransmissions = 0
+
+    def new_id(self) -> int:
+        self._next_id = (self._next_id + 1) & 0xFFFF
+        return self._next_id
+
+    def put(self, datagram: bytes) -> None:
+        """To be sent at once, and once."""
+        self._out.append(datagram)
+
+    def take(self) -> list[bytes]:
+        """The datagrams to send since the last call, in order."""
+        output = self._out
+        if output:
+            self._out = []
+        return output
+
+    def send(self, code: int, token: bytes, options: bytes, payload: bytes, tag: object, now: float) -> None:
+        """Send a confirmable message when it is its turn."""
+        message_id = self.new_id()
+        datagram = (
+            frame(CON, code, message_id, token, options, payload) if code != Code.EMPTY else empty(CON, message_id)
+        )
+        transmission = Transmission(token, message_id, datagram, tag, is_request=0 < code < 32)
+        self.bytes_held += transmission.weight
+        if self.current is None:
+            self._transmit(transmission, now)
+        else:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.append(transmission)
+
+    def _transmit(self, transmission: Transmission, now: float) -> None:
+        self.current = transmission
+        transmission.timeout = ACK_TIMEOUT * (1 + (ACK_RANDOM_FACTOR - 1) * self._random())
+        transmission.deadline = now + transmission.timeout
+        self._out.append(transmission.datagram)
+
+    def finish(self, now: float) -> None:
+        """What is under way has met its fate; the next one goes."""
+        if self.current is not None:
+            self.bytes_held -= self.current.weight
+        self.current = None
+        if self._waiting:
+            self._transmit(self._waiting.popleft(), now)
+
+    def promise(self, request: Transmission, now: float) -> None:
+        """The peer has our request and will answer it."""
+        if self._promised is None:
+            self._promised = {}
+        self._promised[request.token] = (request.tag, now + EXCHANGE_LIFETIME)
+
+    def answered(self, token: bytes, now: float) -> object | None:
+        """A response with this token came in a message of its own: the tag of its request, None if nobody asked.
+
+        It also says that the request arrived (RFC 7252 section 5.2.2).
+        """
+        current = self.current
+        if current is not None and current.is_request and current.token == token:
+            self.finish(now)
+            return current.tag
+        return None if self._promised is None else self._promised.pop(token, (None, 0.0))[0]
+
+    def cancel(self, tag: object, now: float) -> None:
+        """Stop sending what was sent with this tag."""
+        if self._waiting:
+            for one in [one for one in self._waiting if one.tag is tag]:
+                self._waiting.remove(one)
+                self.bytes_held -= one.weight
+        if self._promised:
+            self._promised = {token: kept for token, kept in self._promised.items() if kept[0] is not tag}
+        current = self.current
+        if current is not None and current.tag is tag:
+            self._out = [datagram for datagram in self._out if datagram is not current.datagram]
+            self.finish(now)
+
+    @property
+    def deadline(self) -> float:
+        due = inf if self.current is None else self.current.deadline
+        if self._promised:
+            due = min(due, *(expires for _, expires in self._promised.values()))
+        return due
+
+    def tick(self, now: float) -> list[object]:
+        """Send again what is due; the tags of what nothing came back about."""
+        timed_out: list[object] = []
+        if self._promised:
+            late = [token for token, (_, expires) in self._promised.items() if expires <= now]
+            timed_out.extend(self._promised.pop(token)[0] for token in late)
+        current = self.current
+        if current is not None and current.deadline <= now:
+            if current.retransmissions < MAX_RETRANSMIT:
+                current.retransmissions += 1
+                self.retransmissions += 1
+                current.timeout *= 2
+                current.deadline = now + current.timeout
+                self._out.append(current.datagram)
+            else:
+                self.finish(now)
+                timed_out.append(current.tag)
+        return timed_out
+
+    @property
+    def waiting(self) -> int:
+        return (self.current is not None) + len(self._waiting or ())
+
+    @property
+    def promised(self) -> int:
+        return len(self._promised or ())

@@ -1,0 +1,32 @@
+"""What a CoAP listener counts; `trunkline statistics` shows it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatistics:
+    sessions: int
+    strangers: int  # sessions that have not shown a valid device token
+    observers: int
+    bytes_held: int
+    requests: int
+    requests_dropped: int  # over the requests that one session may have unanswered
+    malformed: int
+    duplicates: int
+    retransmissions: int
+    notifications: int
+    notifications_lost: int
+    challenges: int  # answers that became a 4.01 with Echo
+    evicted: int  # sessions that went because there were too many
+    datagrams_lost: int  # which the operating system did not take
+
+
+@dataclass(frozen=True, slots=True)
+class DtlsStatistics:
+    sessions: int
+    half_open: int
+    handshakes: int
+    handshakes_failed: int
+    half_open_evicted: int
+    hellos_dropped: int
+    datagrams_lost: int  # as above

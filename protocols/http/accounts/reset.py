@@ -1,0 +1,85 @@
+"""/reset: asking for a mail, and setting a new password with the code that is in it."""
+
+from typing import Any
+
+from quart import Blueprint, Response, request
+
+from broker.accounts.hashing import TooBusy
+from broker.accounts.links import LinkOver
+from broker.accounts.resets import PasswordResets
+from broker.errors import DomainError, TooManyAttempts, ValidationFailed
+from protocols.http.accounts.browsers import Browsers
+from protocols.http.accounts.forms import Form
+from protocols.http.accounts.pages import notice, pages_blueprint
+from protocols.http.accounts.sign_in import OLD_FORM
+from protocols.http.body import Query
+
+
+def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
+    routes = pages_blueprint("reset")
+
+    def asking(*, name: str = "", status: int = 200, **why: Any) -> Response:
+        return browsers.form_page("reset.html", "authorize", b"", status=status, asked=None, name=name, **why)
+
+    async def setting(
+        code: str, *, status: int = 200, problem: str = "", refused: DomainError | None = None
+    ) -> Response:
+        user = await resets.find(code)
+        return browsers.form_page(
+            "new_password.html",
+            "authorize",
+            b"",
+            status=status,
+            asked=None,
+            problem=problem,
+            refused=refused,
+            email=user.email,
+            code=code,
+        )
+
+    @routes.get("/reset")
+    async def show() -> Response:
+        code = Query.of_request().text("code")
+        return asking() if code is None else await setting(code)
+
+    @routes.post("/reset")
+    async def send() -> Response:
+        form = await Form.of_request()
+        code, is_shown = form.text("code"), browsers.showed_form(form.text("csrf"))
+        if code:
+            return await set_password(code, form.text("password")) if is_shown else await setting(code, **_OLD)
+        name = form.text("email")
+        if not is_shown or not name.strip():
+            return asking(name=name, **(_OLD if not is_shown else _EMPTY))
+        try:
+            await resets.ask(name, address=request.remote_addr or "")
+        except TooManyAttempts as refused:
+            return asking(name=name, refused=refused)
+        return notice(
+            "Look into your mail",
+            "If there is an account with this address or name, a mail with a link is on its way to it.",
+            "The link works once, for 30 minutes.",
+        )
+
+    @routes.errorhandler(LinkOver)
+    async def over(refused: LinkOver) -> Response:
+        return notice("Too late", str(refused), status=refused.status, way_on=("/reset", "Ask for another mail"))
+
+    async def set_password(code: str, password: str) -> Response:
+        try:
+            user = await resets.set_password(code, password)
+        except (ValidationFailed, TooBusy) as refused:
+            return await setting(code, refused=refused)
+        answer = notice(
+            "Your password is set",
+            f"You can sign in as {user.email} with the new password now.",
+            "You were signed out everywhere, and applications have to ask you again.",
+        )
+        browsers.forget(answer)
+        return answer
+
+    return routes
+
+
+_OLD: dict[str, Any] = {"status": 403, "problem": OLD_FORM}
+_EMPTY: dict[str, Any] = {"status": 400, "problem": "Please type your e-mail address or user name."}

@@ -1,0 +1,24 @@
+"""Who comes to an accounts address that has nothing to show: a page for people, JSON for programs."""
+
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+
+from protocols.http.accounts.caching import is_accounts_path
+from protocols.http.accounts.pages import error_page, protect
+from protocols.http.errors import allow_methods, refused_by_http
+
+_ONLY_FORMS = "This address is only for the form of another page. It cannot be opened by itself."
+
+
+def install(app: Quart) -> None:
+    app.register_error_handler(NotFound, _refused)
+    app.register_error_handler(MethodNotAllowed, _refused)
+
+
+async def _refused(error: HTTPException) -> Response:
+    # Browsers name HTML; who names nothing, or takes everything, is a program.
+    if not is_accounts_path() or "text/html" not in request.accept_mimetypes.values():
+        return await refused_by_http(error)
+    if isinstance(error, MethodNotAllowed):
+        return allow_methods(await protect(error_page(405, _ONLY_FORMS)), error)
+    return await protect(error_page(404, "There is no such page here."))

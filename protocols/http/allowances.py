@@ -1,0 +1,71 @@
+"""What callers are told of their limits: headers on every counted answer (compatibility.md 21).
+
+The guard counts calls that come with a token. Requests on other paths are counted here, by address.
+"""
+
+import re
+from typing import Final
+
+from quart import Quart, Response, g, request
+
+from broker.devices.registry import Device
+from broker.limits.allowance import Usage
+from broker.limits.meters import Channel
+from broker.limits.quotas import QuotaStanding
+from broker.services import Services
+from config.limits import MAX_DATA_BYTES
+from protocols.http.answers import REST_ROOT, is_rest
+from protocols.refusals import rate_members
+
+EXPOSED: Final = (
+    "X-Rate-Limit-Limit, X-Rate-Limit-Remaining, X-Rate-Limit-Reset, Retry-After, x-quota-max-payload-size,"
+    " x-quota-organization-limits, x-quota-organization-reset, x-quota-device-limits, x-quota-device-reset"
+)
+# The REST calls that need no token, or that no token is counted for.
+_UNCOUNTED: Final = re.compile(
+    rf"{re.escape(REST_ROOT)}/(?:(?:accounts|cert|updates)/.*|subscriptions/[^/]+/validate/?"
+    r"|cloudconnectors/[^/]+/auth/?|openapi\.json/?)"
+)
+
+
+def charge_to(device: Device) -> None:
+    """The answer tells of this device's quotas."""
+    g.charged_device = device
+
+
+class Allowances:
+    def __init__(self, services: Services) -> None:
+        self._addresses = services.addresses
+        self._quotas = services.quotas if services.settings.limits.quotas == "on" else None
+
+    def install(self, app: Quart) -> None:
+        """Before any other `before_request`, so that those that answer do not answer too often."""
+        app.before_request(self._count_address)
+        app.after_request(self._add_headers)
+
+    async def _count_address(self) -> None:
+        if request.method == "OPTIONS" or not is_rest() or _UNCOUNTED.fullmatch(request.path):
+            self._addresses.count(request.remote_addr or "")
+
+    async def _add_headers(self, answer: Response) -> Response:
+        if is_rest() and request.method != "OPTIONS" and "Access-Control-Allow-Origin" in answer.headers:
+            answer.headers["Access-Control-Expose-Headers"] = EXPOSED
+        if "rate_standing" in g:
+            answer.headers.update(rate_members(g.rate_standing))
+        if self._quotas is not None and g.get("channel") is Channel.MESSAGES:
+            answer.headers["x-quota-max-payload-size"] = str(MAX_DATA_BYTES)
+            if "charged_device" in g:
+                answer.headers.update(_members(self._quotas.standing(g.charged_device)))
+        return answer
+
+
+def _members(standing: QuotaStanding) -> dict[str, str]:
+    members = _usage("organization", standing.organization)
+    return members if standing.device is None else members | _usage("device", standing.device)
+
+
+def _usage(whose: str, usage: Usage) -> dict[str, str]:
+    return {
+        f"x-quota-{whose}-limits": f"{usage.used}/{usage.limit}",
+        f"x-quota-{whose}-reset": f"{usage.since_ms}/{usage.until_ms}",
+    }

@@ -1,0 +1,100 @@
+"""The pages: the overview, and one for each chapter. They change only when the daemon's address does."""
+
+from importlib.resources import files
+from typing import Final
+
+import jinja2
+from quart import Blueprint, Response
+
+from broker.accounts.site import Site
+from broker.errors import NotFound
+from protocols.http.accounts.pages import pages_blueprint
+from protocols.http.answers import REST_ROOT
+from protocols.http.docs.chapters import Chapter, chapters, slug_of
+from protocols.http.docs.prose import sections, with_code
+from protocols.http.openapi.document import document
+from protocols.http.rest.not_yet import PATHS
+
+DOCS: Final = "/docs"
+_POLICY: Final = "default-src 'none'; style-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+_templates: Final = jinja2.Environment(
+    loader=jinja2.PackageLoader("protocols.http.docs"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def docs_blueprint(site: Site) -> Blueprint:
+    routes = pages_blueprint("docs")
+    style = files("protocols.http.docs").joinpath("static/docs.css").read_bytes()
+    book: _Book | None = None
+
+    def page(slug: str) -> Response:
+        nonlocal book
+        if book is None or book.origin != site.origin:  # the port is only known once the listener is open
+            book = _Book(site)
+        text = book.page(slug)
+        if text is None:
+            raise NotFound
+        answer = Response(text, content_type="text/html; charset=utf-8")
+        answer.headers["Content-Security-Policy"] = _POLICY
+        return answer
+
+    @routes.get(DOCS)
+    async def overview() -> Response:
+        return page("")
+
+    @routes.get(f"{DOCS}/<slug>")
+    async def chapter(slug: str) -> Response:
+        return page(slug)
+
+    @routes.get(f"{DOCS}/static/docs.css")
+    async def style_sheet() -> Response:
+        return Response(style, content_type="text/css; charset=utf-8")
+
+    return routes
+
+
+class _Book:
+    """All pages for one address. Each is rendered when it is first asked for."""
+
+    def __init__(self, site: Site) -> None:
+        described = document(f"{site.origin}{REST_ROOT}")
+        self.origin = site.origin
+        self._sections = sections(described["info"]["description"])
+        self._chapters = {chapter.slug: chapter for chapter in chapters(described)}
+        self._server: str = described["servers"][0]["url"]
+        self._accounts = site.accounts.path
+        self._pages: dict[str, str] = {}
+
+    def page(self, slug: str) -> str | None:
+        """The overview has no slug."""
+        if slug not in self._pages:
+            if slug and slug not in self._chapters:
+                return None
+            self._pages[slug] = self._chapter(self._chapters[slug]) if slug else self._overview()
+        return self._pages[slug]
+
+    def _overview(self) -> str:
+        return self._render(
+            "overview.html",
+            slug="",
+            title="The API",
+            sections=self._sections,
+            server=self._server,
+            missing=tuple(PATHS),
+        )
+
+    def _chapter(self, chapter: Chapter) -> str:
+        return self._render("chapter.html", slug=chapter.slug, title=chapter.title, chapter=chapter)
+
+    def _render(self, template: str, **values: object) -> str:
+        return _templates.get_template(template).render(
+            values, docs=DOCS, rest=REST_ROOT, accounts=self._accounts, chapters=tuple(self._chapters.values())
+        )
+
+
+_templates.filters["with_code"] = with_code
+_templates.filters["slug"] = slug_of

@@ -1,0 +1,39 @@
+"""The little Markdown that the document has: headings, paragraphs, lists and `code`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A paragraph, or the items of a list."""
+
+    is_list: bool
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...]
+
+
+def sections(markdown: str) -> tuple[Section, ...]:
+    """What stands below each heading `## …`."""
+    parts = (part.partition("\n") for part in markdown.split("## ")[1:])
+    return tuple(Section(title.strip(), tuple(_blocks(text))) for title, _, text in parts)
+
+
+def _blocks(text: str) -> Iterator[Block]:
+    for block in text.strip().split("\n\n"):
+        is_list = block.startswith("- ")
+        items = block.removeprefix("- ").split("\n- ") if is_list else [block]
+        yield Block(is_list, tuple(" ".join(item.split()) for item in items))
+
+
+def with_code(text: str) -> Markup:
+    """What stands between backticks as code."""
+    parts = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704 - escaped

@@ -1,0 +1,86 @@
+"""What the control socket can be asked about monetization: `trunkline plans` and `trunkline payments` ask it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from broker.monetization.payments import Payment
+from broker.monetization.plans import Decision, Plan
+from broker.services import Services
+
+
+class WaitingTier(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    cost: str
+    message_limit: int
+
+
+class OperatorsPlan(msgspec.Struct, frozen=True):
+    """A plan as the operator sees it."""
+
+    device_type: str
+    version: int
+    status: str
+    tiers: tuple[WaitingTier, ...]
+
+
+class OperatorsPayment(msgspec.Struct, frozen=True):
+    """A payment as the operator sees it."""
+
+    reference: str
+    status: str
+    price: str
+    tier: str
+    device: str
+    created_on: int
+
+
+class _PlanDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device_type: str
+    version: int
+    decision: Decision
+    comments: str = ""
+
+
+class _PaymentDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reference: str
+    outcome: Literal["accepted", "declined"]
+
+
+async def _plans(services: Services, _arguments: Mapping[str, Any]) -> object:
+    return [_plan(plan) for plan in await services.plans.undecided()]
+
+
+async def _decide_plan(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _PlanDecision)
+    return _plan(await services.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments))
+
+
+async def _payments(services: Services, _arguments: Mapping[str, Any]) -> object:
+    return [_payment(services, payment) for payment in await services.payments.pending()]
+
+
+async def _decide_payment(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _PaymentDecision)
+    return _payment(services, await services.payments.decide(wanted.reference, wanted.outcome))
+
+
+def _plan(plan: Plan) -> OperatorsPlan:
+    tiers = tuple(WaitingTier(tier.name, tier.type, tier.cost, tier.message_limit) for tier in plan.tiers)
+    return OperatorsPlan(plan.type_id, plan.record.version, plan.record.status, tiers)
+
+
+def _payment(services: Services, payment: Payment) -> OperatorsPayment:
+    record = payment.record
+    price = services.payments.price(payment.tier)
+    return OperatorsPayment(record.id, record.status, price, payment.tier.name, record.device_id, record.created_on)
+
+
+MONETIZATION_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+    "plans": _plans,
+    "plans decide": _decide_plan,
+    "payments": _payments,
+    "payments decide": _decide_payment,
+}

@@ -1,0 +1,36 @@
+"""The way of cloud connectors to third parties."""
+
+from broker.connectors.plugin import Request, Response
+from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
+from config.limits import CONNECTOR_ANSWER_BYTES, CONNECTOR_SECONDS
+from config.settings import Settings
+from protocols.outbound.http import HttpFailedError, OutboundHttp
+from protocols.outbound.tls import client_context
+
+
+def third_party(settings: Settings) -> ThirdParty:
+    """Raises SettingsError when `outbound.ca_file` cannot be used."""
+    outbound = settings.outbound
+    return HttpThirdParty(
+        OutboundHttp(client_context(outbound.ca_file), allow_private=outbound.allow_private_addresses)
+    )
+
+
+class HttpThirdParty:
+    def __init__(self, http: OutboundHttp, *, seconds: float = CONNECTOR_SECONDS) -> None:
+        self._http = http
+        self._seconds = seconds
+
+    async def send(self, request: Request) -> Response:
+        try:
+            answer = await self._http.send(
+                request.method,
+                request.url,
+                headers=request.headers,
+                body=request.body,
+                seconds=self._seconds,
+                most_bytes=CONNECTOR_ANSWER_BYTES,
+            )
+        except HttpFailedError as error:
+            raise ThirdPartyUnreachableError(str(error)) from error
+        return Response(answer.status, answer.headers, answer.body)

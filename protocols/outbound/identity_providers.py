@@ -1,0 +1,221 @@
+"""Talking to external identity providers: Authlib's client over httpx, with a limit on time and on what is read.
+
+What a provider says of itself and its keys are remembered for an hour. Nothing is followed where it redirects to, and
+every address must be https, or loopback.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+import trio
+
+from broker.accounts.provider_port import (
+    Leaving,
+    ProviderDenied,
+    ProviderError,
+    ProviderMetadata,
+    Providers,
+    ProviderTokens,
+)
+from config.providers import is_trustworthy
+from config.settings import IdentityProvider, Settings, SettingsError
+from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
+from protocols.outbound.tls import client_context
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it would rather have another httpx than the one that runs on trio here
+    from authlib.common.errors import AuthlibBaseError
+    from authlib.integrations.httpx_client import AsyncOAuth2Client
+
+T = TypeVar("T")
+TALK_SECONDS: Final = 10.0
+ANSWER_BYTES: Final = 256 * 1024
+_SENT_HEADERS: Final = frozenset({"accept", "authorization", "content-type"})
+_REMEMBERED_SECONDS: Final = 3600
+_KEYS_AGAIN_SECONDS: Final = 60  # so often at most, however many tokens name keys that do not exist
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    userinfo_endpoint: str | None = None
+    id_token_signing_alg_values_supported: tuple[str, ...] = ("RS256",)
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was learned of one provider, and when, in seconds of trio's clock."""
+
+    metadata: _Metadata
+    asked_at: float
+    keys: Mapping[str, Any] | None = None
+    keys_asked_at: float = 0.0
+
+
+def identity_providers(settings: Settings) -> Providers:
+    """For those in the settings.
+
+    Raises:
+        SettingsError: a secret's file or `outbound.ca_file` cannot be used.
+    """
+    secrets = {provider.name: _secret(provider) for provider in settings.accounts.providers}
+    # The operator chose them: they may be on a network of ours.
+    return HttpProviders(secrets, OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True))
+
+
+def _secret(provider: IdentityProvider) -> str:
+    if not provider.client_secret_file:
+        return provider.client_secret
+    try:
+        return Path(provider.client_secret_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"accounts.providers: {provider.name}: {provider.client_secret_file}: {reason}") from None
+
+
+class HttpProviders:
+    """`secrets` by the provider's name; an empty one makes us a public client."""
+
+    def __init__(self, secrets: Mapping[str, str], http: OutboundHttp) -> None:
+        self._secrets = secrets
+        self._http = http
+        self._known: dict[str, _Known] = {}
+
+    async def authorization_url(self, provider: IdentityProvider, leaving: Leaving) -> str:
+        about = (await self._about(provider)).metadata
+        more = {"prompt": "login"} if leaving.login_wanted else {}
+        async with self._client(provider, about, leaving) as client:
+            url, _state = client.create_authorization_url(
+                about.authorization_endpoint,
+                state=leaving.state,
+                code_verifier=leaving.code_verifier,
+                nonce=leaving.nonce,
+                **more,
+            )
+        return str(url)
+
+    async def tokens(self, provider: IdentityProvider, leaving: Leaving, code: str) -> ProviderTokens:
+        about = (await self._about(provider)).metadata
+        async with self._client(provider, about, leaving) as client:
+            try:
+                token = await client.fetch_token(
+                    about.token_endpoint,
+                    grant_type="authorization_code",
+                    code=code,
+                    code_verifier=leaving.code_verifier,
+                )
+            except AuthlibBaseError as error:
+                raise ProviderDenied(str(error)) from error
+            # Authlib looks into what need not be JSON, nor an object.
+            except (httpx.HTTPError, ValueError, TypeError, AttributeError) as error:
+                raise ProviderError(f"{type(error).__name__}: not a token response") from error
+        id_token, access_token = token.get("id_token"), token.get("access_token")
+        if not isinstance(id_token, str):
+            raise ProviderDenied("the answer has no ID token")
+        return ProviderTokens(id_token, access_token if isinstance(access_token, str) else "")
+
+    async def userinfo(self, provider: IdentityProvider, access_token: str) -> Mapping[str, Any]:
+        url = (await self._about(provider)).metadata.userinfo_endpoint
+        if url is None:
+            raise ProviderError("it has no userinfo endpoint")
+        if not access_token.isascii() or not access_token.isprintable():
+            raise ProviderDenied("its access token does not fit into a header")
+        headers = {"accept": "application/json", "authorization": f"Bearer {access_token}"}
+        answer = await _send(self._http, "GET", url, headers=headers)
+        if answer.headers.get("content-type", "").startswith("application/jwt"):
+            raise ProviderDenied("its userinfo is a JWT: please register us for plain JSON there")
+        if answer.status in {400, 401, 403}:  # RFC 6750, 3.1
+            raise ProviderDenied(f"{url} answers {answer.status}")
+        return _read(url, answer, dict[str, Any])
+
+    async def metadata(self, provider: IdentityProvider) -> ProviderMetadata:
+        about = (await self._about(provider)).metadata
+        return ProviderMetadata(
+            about.issuer,
+            about.authorization_endpoint,
+            about.token_endpoint,
+            about.jwks_uri,
+            about.id_token_signing_alg_values_supported,
+            about.userinfo_endpoint,
+        )
+
+    async def keys(self, provider: IdentityProvider, *, but: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        known = await self._about(provider)
+        age = trio.current_time() - known.keys_asked_at
+        is_stale = age > _REMEMBERED_SECONDS or (known.keys is but and age > _KEYS_AGAIN_SECONDS)
+        if known.keys is None or is_stale:
+            known.keys = await self._fetch(known.metadata.jwks_uri, dict[str, Any])
+            known.keys_asked_at = trio.current_time()
+        return known.keys
+
+    async def _about(self, provider: IdentityProvider) -> _Known:
+        known = self._known.get(provider.name)
+        if known is None or trio.current_time() - known.asked_at > _REMEMBERED_SECONDS:
+            url = f"{provider.issuer.rstrip('/')}/.well-known/openid-configuration"
+            metadata = await self._fetch(url, _Metadata)
+            if metadata.issuer != provider.issuer:
+                raise ProviderError("it says that it is another issuer")
+            endpoints = (metadata.authorization_endpoint, metadata.token_endpoint, metadata.userinfo_endpoint)
+            for address in (*endpoints, metadata.jwks_uri):
+                if address is not None and not is_trustworthy(address):
+                    raise ProviderError("one of its addresses is not https")
+            known = self._known[provider.name] = _Known(metadata, trio.current_time())
+        return known
+
+    async def _fetch(self, url: str, kind: type[T]) -> T:
+        return _read(url, await _send(self._http, "GET", url), kind)
+
+    def _client(self, provider: IdentityProvider, about: _Metadata, leaving: Leaving) -> Any:
+        secret = self._secrets[provider.name]
+        offered = about.token_endpoint_auth_methods_supported
+        method = "client_secret_post" if "client_secret_basic" not in offered else "client_secret_basic"
+        return AsyncOAuth2Client(
+            client_id=provider.client_id,
+            client_secret=secret or None,
+            token_endpoint_auth_method=method if secret else "none",
+            scope=" ".join(provider.scopes),
+            redirect_uri=leaving.redirect_uri,
+            code_challenge_method="S256",
+            transport=_Transport(self._http),
+        )
+
+
+class _Transport(httpx.AsyncBaseTransport):
+    """What Authlib's client sends its requests through."""
+
+    def __init__(self, http: OutboundHttp) -> None:
+        self._http = http
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        headers = {name: value for name, value in request.headers.items() if name in _SENT_HEADERS}
+        answer = await _send(self._http, request.method, str(request.url), headers=headers, body=body)
+        return httpx.Response(answer.status, content=answer.body, request=request)
+
+
+def _read(url: str, answer: HttpAnswer, kind: type[T]) -> T:
+    if answer.status != 200:
+        raise ProviderError(f"{url} answers {answer.status}")
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProviderError(f"{url}: {error}") from error
+
+
+async def _send(
+    http: OutboundHttp, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> HttpAnswer:
+    try:
+        return await http.send(
+            method, url, headers=headers or {}, body=body, seconds=TALK_SECONDS, most_bytes=ANSWER_BYTES
+        )
+    except HttpFailedError as error:
+        raise ProviderError(str(error)) from error

@@ -1,0 +1,129 @@
+"""Stripe Checkout as the processor of payments: a session for each payment, and its signed notifications.
+
+Stripe collects on pages of its own, so no card number ever comes near us. The notification counts, not the browser's
+return; it is checked as Stripe documents it: HMAC-SHA256 over time and body, not older than five minutes.
+"""
+
+import hmac
+import time
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from broker.monetization.port import (
+    Checkout,
+    Decided,
+    ManualProcessor,
+    NotificationRefused,
+    Order,
+    Outcome,
+    PaymentFailed,
+    Processor,
+)
+from config.settings import Payments, Settings
+from protocols.outbound.http import HttpFailedError, OutboundHttp
+from protocols.outbound.tls import client_context
+
+TOLERANCE_SECONDS: Final = 300
+_SECONDS: Final = 20.0
+_MOST_BYTES: Final = 256 * 1024
+_OUTCOMES: Final[Mapping[str, Outcome]] = {
+    "checkout.session.async_payment_succeeded": "accepted",
+    "checkout.session.async_payment_failed": "failed",
+    "checkout.session.expired": "declined",
+}
+
+
+class _Session(msgspec.Struct):
+    id: str
+    url: str | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    data: dict[str, Any] = {}
+
+
+class Stripe:
+    name = "stripe"
+
+    def __init__(self, http: OutboundHttp, settings: Payments, *, now: Callable[[], float] = time.time) -> None:
+        self._http = http
+        self._settings = settings
+        self._now = now
+
+    async def begin(self, order: Order) -> Checkout:
+        """A Checkout session. A request that is repeated for the same payment gives the same one."""
+        form = {
+            "mode": "payment",
+            "client_reference_id": order.reference,
+            "metadata[reference]": order.reference,
+            "line_items[0][quantity]": "1",
+            "line_items[0][price_data][currency]": self._settings.currency,
+            "line_items[0][price_data][unit_amount]": str(int(Decimal(order.cost) * 100)),
+            "line_items[0][price_data][product_data][name]": order.description,
+            "success_url": order.returns_to,
+            "cancel_url": f"{order.returns_to}&cancelled=1",
+        }
+        try:
+            answer = await self._http.send(
+                "POST",
+                f"{self._settings.stripe_url.rstrip('/')}/v1/checkout/sessions",
+                headers={
+                    "Authorization": f"Bearer {self._settings.stripe_key}",
+                    "Content-Type": "application/x-www-form-urlencoded",
+                    "Idempotency-Key": order.reference,
+                },
+                body=urlencode(form).encode(),
+                seconds=_SECONDS,
+                most_bytes=_MOST_BYTES,
+            )
+        except HttpFailedError as error:
+            raise PaymentFailed(str(error)) from error
+        if answer.status != 200:
+            raise PaymentFailed(f"status {answer.status}")
+        try:
+            session = msgspec.json.decode(answer.body, type=_Session)
+        except msgspec.DecodeError as error:
+            raise PaymentFailed("an answer that cannot be read") from error
+        if session.url is None or not session.url.startswith(("https://", "http://127.0.0.1:")):
+            raise PaymentFailed("a session without an address")
+        return Checkout(session.url, session.id)
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:
+        self._check_signature(body, headers.get("stripe-signature", ""))
+        try:
+            event = msgspec.json.decode(body, type=_Event)
+        except msgspec.DecodeError as error:
+            raise NotificationRefused("a body that cannot be read") from error
+        session = event.data.get("object")
+        if not isinstance(session, dict):
+            return None
+        outcome = _OUTCOMES.get(event.type)
+        if event.type == "checkout.session.completed" and session.get("payment_status") == "paid":
+            outcome = "accepted"
+        reference = session.get("client_reference_id")
+        return Decided(reference, outcome) if outcome is not None and isinstance(reference, str) else None
+
+    def _check_signature(self, body: bytes, header: str) -> None:
+        parts = [part.partition("=") for part in header.split(",")]
+        at = next((value for name, _, value in parts if name.strip() == "t"), "")
+        if not at.isdecimal() or abs(self._now() - int(at[:15])) > TOLERANCE_SECONDS:
+            raise NotificationRefused("no signature, or one of another time")
+        secret = self._settings.stripe_webhook_secret.encode()
+        wanted = hmac.new(secret, at.encode() + b"." + body, sha256).hexdigest()
+        given = [value for name, _, value in parts if name.strip() == "v1"]
+        if not any(hmac.compare_digest(wanted.encode(), one.encode()) for one in given):
+            raise NotificationRefused("a wrong signature")
+
+
+def payment_processor(settings: Settings) -> Processor:
+    """What the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
+    if settings.payments.processor == "manual":
+        return ManualProcessor()
+    # The operator names the address, so it may be a private one.
+    return Stripe(OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True), settings.payments)

@@ -1,0 +1,17 @@
+"""Whom we trust when we call somebody: the system's certificate authorities, and those of `outbound.ca_file`."""
+
+import ssl
+
+from config.settings import SettingsError
+
+
+def client_context(ca_file: str) -> ssl.SSLContext:
+    """Raises SettingsError when `outbound.ca_file` cannot be used."""
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca_file:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"outbound.ca_file: cannot use {ca_file}: {error}") from error
+    return context

@@ -1,0 +1,186 @@
+"""TLS that asks for a client certificate and leaves it to the application to trust it (compatibility.md 7.1).
+
+Whom a certificate is worth something to depends on the device that it is shown for, which is known only after the
+handshake: each device type has certificate authorities of its own, they change while the daemon runs, and an ordinary
+device may show whatever it likes. Python's `ssl` cannot serve that: it has no verify callback, and with CERT_OPTIONAL
+or CERT_REQUIRED it refuses every chain that it does not know (cpython issues 75425 and 90935). OpenSSL itself can, and
+pyOpenSSL has it. So the handshake proves that the peer holds the key of the certificate that it shows, and nothing
+else; `broker/registration` decides what it is worth.
+
+`PeerContext` has the one method of `ssl.SSLContext` that `trio.SSLStream` calls, and `_Connection` those of
+`ssl.SSLObject`. Sessions are never resumed: a resumed one would come without the intermediate certificates.
+"""
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import trio
+from OpenSSL import SSL, crypto
+
+from broker.registration.certificates import ClientCertificate
+
+T = TypeVar("T")
+#: A certificate with those that lead to its authority, and its key, as PEM files.
+Chain = tuple[Path, Path]
+
+_BIO_BYTES: Final = 64 * 1024
+_CHAIN_BYTES: Final = 16 * 1024
+#: Those of `ssl.create_default_context`, for TLS 1.2.
+_CIPHERS: Final = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+
+
+class PeerContext:
+    """What a TLS listener has instead of an `ssl.SSLContext` when it asks for client certificates."""
+
+    def __init__(self, certificate: Path, key: Path, *, required: bool, second: Chain | None = None) -> None:
+        """`second` as for `use_certificates`. Raises OSError when a certificate and its key cannot be used."""
+        self._context = SSL.Context(SSL.TLS_SERVER_METHOD)
+        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        self._context.set_cipher_list(_CIPHERS)
+        self._context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        self._context.set_options(SSL.OP_NO_TICKET | SSL.OP_NO_RENEGOTIATION)
+        self._context.set_mode(SSL.MODE_RELEASE_BUFFERS)
+        mode = SSL.VERIFY_PEER | (SSL.VERIFY_FAIL_IF_NO_PEER_CERT if required else 0)
+        self._context.set_verify(mode, lambda *_: True)
+        use_certificates(self._context, (certificate, key), second)
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        *,
+        server_side: bool,
+        server_hostname: str | None = None,
+    ) -> "_Connection":
+        """As `ssl.SSLContext.wrap_bio`, for servers only."""
+        if not server_side or server_hostname is not None:
+            raise ValueError("this context is for servers")
+        return _Connection(SSL.Connection(self._context, None), incoming, outgoing)
+
+
+def use_certificates(context: SSL.Context, first: Chain, second: Chain | None = None) -> None:
+    """Give a context its own chain and key, or two of them: OpenSSL has a place for each kind of key.
+
+    Raises OSError when they cannot be used, or have the same kind of key.
+    """
+    _use_certificate(context, *first)
+    if second is not None:
+        if _kind_of_key(first[0]) == _kind_of_key(second[0]):
+            raise OSError(f"cannot use certificate {second[0]} beside {first[0]}: both have the same kind of key")
+        _use_certificate(context, *second)
+
+
+def _kind_of_key(certificate: Path) -> int:
+    return crypto.load_certificate(crypto.FILETYPE_PEM, certificate.read_bytes()).get_pubkey().type()
+
+
+def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None:
+    try:
+        context.use_certificate_chain_file(str(certificate))
+        context.use_privatekey_file(str(key))
+        context.check_privatekey()
+    except SSL.Error as error:
+        raise OSError(f"cannot use certificate {certificate} with key {key}: {error}") from error
+
+
+TlsContext = ssl.SSLContext | PeerContext
+TlsStream = trio.SSLStream[trio.SocketStream]
+
+
+def server_stream(transport: trio.SocketStream, context: TlsContext) -> TlsStream:
+    """The server's side of a connection; its handshake is still to come."""
+    return trio.SSLStream(transport, cast("ssl.SSLContext", context), server_side=True, https_compatible=True)
+
+
+def client_certificate(stream: trio.abc.Stream) -> ClientCertificate | None:
+    """What the peer has shown in its handshake, which is over; None when nothing, or when nobody asked.
+
+    Streams that stand before one of TLS have a `getpeercert` that hands on what it has.
+    """
+    ask = getattr(stream, "getpeercert", None)
+    shown = None if ask is None else ask()
+    return shown if isinstance(shown, ClientCertificate) else None
+
+
+def shown_by(connection: SSL.Connection) -> ClientCertificate | None:
+    """The certificate that the peer of a server has shown, as bytes that nobody has looked into yet.
+
+    Raises SSL.Error for a chain that no device has: it would be kept for as long as the connection lasts.
+    """
+    certificate = connection.get_peer_certificate()
+    if certificate is None:
+        return None
+    chain = connection.get_peer_cert_chain() or ()  # on this side without the peer's own
+    shown = ClientCertificate(_der(certificate), tuple(map(_der, chain)))
+    if shown.size > _CHAIN_BYTES:
+        raise SSL.Error("the chain of certificates is too long")
+    return shown
+
+
+def _der(certificate: crypto.X509) -> bytes:
+    return crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate)
+
+
+class _Connection:
+    """The methods of `ssl.SSLObject` that `trio.SSLStream` uses, with the errors of `ssl`."""
+
+    __slots__ = ("_connection", "_incoming", "_outgoing", "_shown")
+
+    server_side: Final = True
+
+    def __init__(self, connection: SSL.Connection, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
+        self._connection = connection
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._shown: ClientCertificate | None = None
+        connection.set_accept_state()
+
+    def do_handshake(self) -> None:
+        self._run(self._shake_hands)
+
+    def _shake_hands(self) -> None:
+        self._connection.do_handshake()
+        self._shown = shown_by(self._connection)
+
+    def read(self, max_bytes: int) -> bytes:
+        try:
+            return self._run(lambda: self._connection.recv(max_bytes))
+        except SSL.ZeroReturnError:  # the peer has said that it is over
+            return b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._run(lambda: self._connection.sendall(data))
+
+    def version(self) -> str:
+        return self._connection.get_protocol_version_name()
+
+    def getpeercert(self) -> ClientCertificate | None:
+        """What the peer has shown; `ssl` would give a dictionary."""
+        return self._shown
+
+    def _run(self, operation: Callable[[], T]) -> T:
+        received = self._incoming.read()
+        if received:
+            self._connection.bio_write(received)
+        has_ended = self._incoming.eof
+        if has_ended:
+            self._connection.bio_shutdown()
+        try:
+            return operation()
+        except SSL.WantReadError as error:
+            raise ssl.SSLWantReadError from error
+        except SSL.ZeroReturnError:
+            raise
+        except SSL.Error as error:
+            raise (ssl.SSLEOFError if has_ended else ssl.SSLError)(str(error)) from error
+        finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while True:
+                self._outgoing.write(self._connection.bio_read(_BIO_BYTES))
+        except SSL.WantReadError:
+            pass

@@ -1,0 +1,51 @@
+"""What the control socket can be asked about device types: `trunkline type` asks it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from broker.services import Services
+
+
+class _Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device_type: str
+    document: dict[str, Any]
+    approve: bool = False
+
+
+class _Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device_type: str
+    version: int
+
+
+class _Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device_or_type: str
+    limit: int
+
+
+async def _list(services: Services, _arguments: Mapping[str, Any]) -> object:
+    return await services.manifests.overview()
+
+
+async def _upload(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Upload)
+    return await services.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
+
+
+async def _approve(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Approval)
+    return await services.manifests.approve(wanted.device_type, wanted.version)
+
+
+async def _failures(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Failures)
+    return await services.manifests.failures(wanted.device_or_type, limit=wanted.limit)
+
+
+TYPE_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+    "type list": _list,
+    "type upload": _upload,
+    "type approve": _approve,
+    "type failures": _failures,
+}

@@ -1,0 +1,175 @@
+"""Approved lists of vendor ids: uploads, entries, certificates. The caller holds the transaction."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
+from storage.sql import Connection
+
+_ENTRIES = (
+    "SELECT e.vdid, d.id AS device_id, e.uploaded_on FROM approved_list_entry AS e"
+    " LEFT JOIN device AS d ON d.device_type = e.device_type AND d.vdid = e.vdid AND d.deleted_on IS NULL"
+    " WHERE e.device_type = :device_type"
+)
+
+
+class ApprovedListStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    # The switch
+
+    def is_enabled(self, device_type: int) -> bool:
+        row = self._db.execute("SELECT approved_list FROM device_type WHERE key = :key", {"key": device_type}).one()
+        return row is not None and bool(row["approved_list"])
+
+    def set_enabled(self, device_type: int, enabled: bool) -> None:
+        self._db.execute(
+            "UPDATE device_type SET approved_list = :enabled WHERE key = :key",
+            {"key": device_type, "enabled": int(enabled)},
+        )
+
+    def has_devices(self, device_type: int) -> bool:
+        row = self._db.execute(
+            "SELECT 1 FROM device WHERE device_type = :key AND deleted_on IS NULL LIMIT 1", {"key": device_type}
+        ).one()
+        return row is not None
+
+    # Entries
+
+    def entry(self, device_type: int, vdid: str) -> ApprovedEntryRecord | None:
+        row = self._db.execute(_ENTRIES + " AND e.vdid = :vdid", {"device_type": device_type, "vdid": vdid}).one()
+        return ApprovedEntryRecord(**dict(row)) if row else None
+
+    def entries(self, device_type: int, *, offset: int, limit: int) -> tuple[list[ApprovedEntryRecord], int]:
+        """A page in the order of upload, and how many there are in all."""
+        rows = self._db.execute(
+            _ENTRIES + " ORDER BY e.key LIMIT :limit OFFSET :offset",
+            {"device_type": device_type, "limit": limit, "offset": offset},
+        )
+        counted = self._db.execute(
+            "SELECT count(*) AS n FROM approved_list_entry WHERE device_type = :key", {"key": device_type}
+        ).one()
+        return [ApprovedEntryRecord(**dict(row)) for row in rows], int(counted["n"]) if counted else 0
+
+    def add_entry(self, device_type: int, vdid: str, *, now_ms: int) -> bool:
+        """Whether it was not there yet."""
+        row = self._db.execute(
+            "INSERT INTO approved_list_entry (device_type, vdid, uploaded_on) VALUES (:device_type, :vdid, :now)"
+            " ON CONFLICT (device_type, vdid) DO NOTHING RETURNING key",
+            {"device_type": device_type, "vdid": vdid, "now": now_ms},
+        ).one()
+        return row is not None
+
+    def remove_entry(self, device_type: int, vdid: str) -> None:
+        self._db.execute(
+            "DELETE FROM approved_list_entry WHERE device_type = :device_type AND vdid = :vdid",
+            {"device_type": device_type, "vdid": vdid},
+        )
+
+    # Uploads
+
+    def upload(self, device_type: int, id_: str) -> ApprovedUploadRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM approved_list_upload WHERE device_type = :device_type AND id = :id",
+            {"device_type": device_type, "id": id_},
+        ).one()
+        return _upload(row) if row else None
+
+    def next_upload(self) -> ApprovedUploadRecord | None:
+        """The oldest one with something left to do."""
+        row = self._db.execute(
+            "SELECT * FROM approved_list_upload WHERE status = 'Processing' ORDER BY key LIMIT 1"
+        ).one()
+        return _upload(row) if row else None
+
+    def waiting_uploads(self, device_type: int) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM approved_list_upload WHERE device_type = :key AND status = 'Processing'",
+            {"key": device_type},
+        ).one()
+        return int(row["n"]) if row else 0
+
+    def add_upload(self, device_type: int, id_: str, content: bytes, *, now_ms: int) -> None:
+        self._db.execute(
+            "INSERT INTO approved_list_upload"
+            " (id, device_type, status, content, total, succeeded, failed, created_on)"
+            " VALUES (:id, :device_type, 'Processing', :content, 0, 0, 0, :now)",
+            {"id": id_, "device_type": device_type, "content": content, "now": now_ms},
+        )
+
+    def save_upload(self, upload: ApprovedUploadRecord) -> None:
+        """How far it has got. One that is done needs its content no more."""
+        self._db.execute(
+            "UPDATE approved_list_upload SET status = :status, total = :total, succeeded = :succeeded,"
+            " failed = :failed, content = CASE WHEN :status = 'Processing' THEN content END WHERE key = :key",
+            {
+                "key": upload.key,
+                "status": upload.status,
+                "total": upload.total,
+                "succeeded": upload.succeeded,
+                "failed": upload.failed,
+            },
+        )
+
+    def forget_uploads(self, device_type: int, *, keep: int) -> None:
+        """Remove the oldest that are done, all but so many."""
+        self._db.execute(
+            "DELETE FROM approved_list_upload WHERE device_type = :key AND status <> 'Processing' AND key NOT IN"
+            " (SELECT key FROM approved_list_upload WHERE device_type = :key ORDER BY key DESC LIMIT :keep)",
+            {"key": device_type, "keep": keep},
+        )
+
+    def add_rejections(self, upload: int, rejected: Iterable[tuple[int, str]]) -> None:
+        """Rows by their number, from 1, each with the reason."""
+        rows = [(upload, row, message) for row, message in rejected]
+        if rows:
+            self._db.put_many("approved_list_rejection", ("upload", "row", "message"), ("upload", "row"), rows)
+
+    def rejections(self, upload: int, *, offset: int, limit: int) -> list[tuple[int, str]]:
+        rows = self._db.execute(
+            "SELECT row, message FROM approved_list_rejection WHERE upload = :upload ORDER BY row"
+            " LIMIT :limit OFFSET :offset",
+            {"upload": upload, "limit": limit, "offset": offset},
+        )
+        return [(row["row"], row["message"]) for row in rows]
+
+    # Certificates
+
+    def certificates(self, device_type: int) -> Sequence[tuple[str, bytes]]:
+        """Their ids and DER, in the order in which they came."""
+        rows = self._db.execute(
+            "SELECT id, certificate FROM approved_list_certificate WHERE device_type = :key ORDER BY key",
+            {"key": device_type},
+        )
+        return [(row["id"], row["certificate"]) for row in rows]
+
+    def add_certificate(self, device_type: int, id_: str, certificate: bytes) -> bool:
+        """Whether it was not there yet."""
+        row = self._db.execute(
+            "INSERT INTO approved_list_certificate (id, device_type, certificate) VALUES (:id, :key, :certificate)"
+            " ON CONFLICT (device_type, certificate) DO NOTHING RETURNING key",
+            {"id": id_, "key": device_type, "certificate": certificate},
+        ).one()
+        return row is not None
+
+    def remove_certificate(self, device_type: int, id_: str) -> bytes | None:
+        """Gives what was removed."""
+        row = self._db.execute(
+            "DELETE FROM approved_list_certificate WHERE device_type = :key AND id = :id RETURNING certificate",
+            {"key": device_type, "id": id_},
+        ).one()
+        return row["certificate"] if row else None
+
+
+def _upload(row: Mapping[str, Any]) -> ApprovedUploadRecord:
+    return ApprovedUploadRecord(
+        key=row["key"],
+        id=row["id"],
+        device_type=row["device_type"],
+        status=row["status"],
+        content=row["content"],
+        total=row["total"],
+        succeeded=row["succeeded"],
+        failed=row["failed"],
+    )

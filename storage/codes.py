@@ -1,0 +1,106 @@
+"""One-time codes that people come back with: from a mail, or from an external identity provider.
+
+The caller holds the transaction. Codes are kept as their SHA-256.
+"""
+
+from storage.records import InvitationRecord, PasswordResetRecord
+from storage.sql import Connection
+
+
+class CodeStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    # New passwords
+
+    def add_reset(self, reset: PasswordResetRecord) -> None:
+        self._db.execute(
+            "INSERT INTO password_reset (hash, user, password, expires_on) VALUES (:hash, :user, :password, :expires)",
+            {"hash": reset.hash, "user": reset.user, "password": reset.password, "expires": reset.expires_on},
+        )
+
+    def reset(self, hash_: bytes, *, now_ms: int) -> PasswordResetRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM password_reset WHERE hash = :hash AND expires_on > :now", {"hash": hash_, "now": now_ms}
+        ).one()
+        return PasswordResetRecord(**dict(row)) if row else None
+
+    def remove_resets(self, user: int) -> None:
+        self._db.execute("DELETE FROM password_reset WHERE user = :user", {"user": user})
+
+    def purge_resets(self, *, now_ms: int) -> None:
+        self._db.execute("DELETE FROM password_reset WHERE expires_on <= :now", {"now": now_ms})
+
+    # Invitations
+
+    def put_invitation(self, invitation: InvitationRecord) -> None:
+        """The one invitation of this address; an earlier code is worth nothing from now on."""
+        self._db.execute(
+            "INSERT INTO invitation (email, hash, organization, role, expires_on)"
+            " VALUES (:email, :hash, :organization, :role, :expires_on)"
+            " ON CONFLICT (email) DO UPDATE SET hash = excluded.hash, organization = excluded.organization,"
+            " role = excluded.role, expires_on = excluded.expires_on",
+            {name: getattr(invitation, name) for name in InvitationRecord.__slots__},
+        )
+
+    def invitation(self, hash_: bytes, *, now_ms: int) -> InvitationRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM invitation WHERE hash = :hash AND expires_on > :now", {"hash": hash_, "now": now_ms}
+        ).one()
+        return InvitationRecord(**dict(row)) if row else None
+
+    def invitation_of(self, email: str) -> InvitationRecord | None:
+        """Of this address, whether it has expired or not."""
+        row = self._db.execute("SELECT * FROM invitation WHERE email = :email", {"email": email}).one()
+        return InvitationRecord(**dict(row)) if row else None
+
+    def remove_invitation(self, email: str) -> None:
+        self._db.execute("DELETE FROM invitation WHERE email = :email", {"email": email})
+
+    # External identity providers
+
+    def external_user(self, issuer: str, subject: str) -> int | None:
+        """The key of the user whom a provider knows by this name."""
+        row = self._db.execute(
+            "SELECT user FROM external_identity WHERE issuer = :issuer AND subject = :subject",
+            {"issuer": issuer, "subject": subject},
+        ).one()
+        return int(row["user"]) if row else None
+
+    def is_known_to(self, issuer: str, user: int) -> bool:
+        """Whether a provider knows this user, by whatever name."""
+        row = self._db.execute(
+            "SELECT subject FROM external_identity WHERE issuer = :issuer AND user = :user LIMIT 1",
+            {"issuer": issuer, "user": user},
+        ).one()
+        return row is not None
+
+    def add_external_user(self, issuer: str, subject: str, user: int) -> None:
+        self._db.execute(
+            "INSERT INTO external_identity (issuer, subject, user) VALUES (:issuer, :subject, :user)",
+            {"issuer": issuer, "subject": subject, "user": user},
+        )
+
+    def count_external_sign_ins(self) -> int:
+        row = self._db.execute("SELECT count(*) AS count FROM external_sign_in").one()
+        return int(row["count"]) if row else 0
+
+    def add_external_sign_in(self, hash_: bytes, *, browser: bytes, content: bytes, expires_on: int) -> None:
+        """`hash_` is of the `state`, `browser` of the browser's own key, and `content` is sealed."""
+        self._db.execute(
+            "INSERT INTO external_sign_in (hash, browser, content, expires_on)"
+            " VALUES (:hash, :browser, :content, :expires_on)",
+            {"hash": hash_, "browser": browser, "content": content, "expires_on": expires_on},
+        )
+
+    def take_external_sign_in(self, hash_: bytes, *, browser: bytes, now_ms: int) -> bytes | None:
+        """The content, once, and only for the browser that began it."""
+        row = self._db.execute(
+            "DELETE FROM external_sign_in WHERE hash = :hash AND browser = :browser AND expires_on > :now"
+            " RETURNING content",
+            {"hash": hash_, "browser": browser, "now": now_ms},
+        ).one()
+        return bytes(row["content"]) if row else None
+
+    def purge_external_sign_ins(self, *, now_ms: int) -> None:
+        self._db.execute("DELETE FROM external_sign_in WHERE expires_on <= :now", {"now": now_ms})

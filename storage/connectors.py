@@ -1,0 +1,215 @@
+"""Cloud connectors, the devices linked to third parties, and authorizations under way. The caller holds the
+transaction."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
+from storage.sql import Connection
+
+_LINKS = (
+    "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
+    " JOIN device AS d ON d.key = l.device JOIN user AS u ON u.key = d.owner WHERE "
+)
+
+
+class ConnectorStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    # Connectors
+
+    def connectors(self) -> list[ConnectorRecord]:
+        return [ConnectorRecord(**dict(row)) for row in self._db.execute("SELECT * FROM connector")]
+
+    def connector(self, device_type: int) -> ConnectorRecord | None:
+        row = self._db.execute("SELECT * FROM connector WHERE device_type = :type", {"type": device_type}).one()
+        return ConnectorRecord(**dict(row)) if row else None
+
+    def put_connector(self, connector: ConnectorRecord) -> None:
+        """Bind it to its device type. See `demand_authorization`."""
+        self._db.execute(
+            "INSERT INTO connector (device_type, plugin, terms) VALUES (:device_type, :plugin, :terms)"
+            " ON CONFLICT (device_type) DO UPDATE SET plugin = excluded.plugin, terms = excluded.terms",
+            {name: getattr(connector, name) for name in ConnectorRecord.__slots__},
+        )
+        self._db.execute(
+            "UPDATE device_type SET has_cloud_connector = 1 WHERE key = :type", {"type": connector.device_type}
+        )
+
+    def demand_authorization(self) -> None:
+        """Devices that needed no authorization need one now, if their type has got a connector."""
+        self._db.execute(
+            "UPDATE device SET cloud_authorization = 'UNAUTHORIZED' WHERE cloud_authorization = 'NO_AUTHORIZATION'"
+            " AND device_type IN (SELECT device_type FROM connector)"
+        )
+
+    # Links
+
+    def link(self, device: int) -> ConnectorLinkRecord | None:
+        row = self._db.execute(_LINKS + "l.device = :device AND d.deleted_on IS NULL", {"device": device}).one()
+        return _link(row) if row else None
+
+    def links_of_account(self, device_type: int, account: bytes, *, limit: int) -> list[ConnectorLinkRecord]:
+        """Of devices that are linked to this account of the third party; several may be."""
+        rows = self._db.execute(
+            _LINKS + "l.device_type = :type AND l.account = :account AND d.deleted_on IS NULL"
+            " ORDER BY l.device LIMIT :limit",
+            {"type": device_type, "account": account, "limit": limit},
+        )
+        return [_link(row) for row in rows]
+
+    def orphans(self, *, limit: int) -> list[ConnectorLinkRecord]:
+        """Links of deleted devices."""
+        rows = self._db.execute(_LINKS + "d.deleted_on IS NOT NULL ORDER BY l.device LIMIT :limit", {"limit": limit})
+        return [_link(row) for row in rows]
+
+    def put_link(
+        self,
+        device: int,
+        *,
+        device_type: int,
+        account: bytes | None,
+        sealed: bytes,
+        linked_on: int,
+        next_fetch_on: int,
+    ) -> None:
+        self._db.execute(
+            "INSERT INTO connector_link (device, device_type, account, sealed, linked_on, next_fetch_on)"
+            " VALUES (:device, :type, :account, :sealed, :linked_on, :next_fetch_on)"
+            " ON CONFLICT (device) DO UPDATE SET account = excluded.account, sealed = excluded.sealed,"
+            " linked_on = excluded.linked_on, next_fetch_on = excluded.next_fetch_on",
+            {
+                "device": device,
+                "type": device_type,
+                "account": account,
+                "sealed": sealed,
+                "linked_on": linked_on,
+                "next_fetch_on": next_fetch_on,
+            },
+        )
+
+    def update_link(self, device: int, *, linked_on: int, account: bytes | None, sealed: bytes) -> bool:
+        """Change the link that was made at `linked_on`; a newer one, or none, stays as it is."""
+        row = self._db.execute(
+            "UPDATE connector_link SET account = :account, sealed = :sealed"
+            " WHERE device = :device AND linked_on = :linked_on RETURNING device",
+            {"device": device, "linked_on": linked_on, "account": account, "sealed": sealed},
+        ).one()
+        return row is not None
+
+    def remove_link(self, device: int, *, linked_on: int) -> bool:
+        """Remove the link that was made at `linked_on`. Whether it was still there."""
+        row = self._db.execute(
+            "DELETE FROM connector_link WHERE device = :device AND linked_on = :linked_on RETURNING device",
+            {"device": device, "linked_on": linked_on},
+        ).one()
+        return row is not None
+
+    def is_fetch_due(self, device_type: int, *, now_ms: int) -> bool:
+        row = self._db.execute(
+            "SELECT 1 FROM connector_link WHERE device_type = :type AND next_fetch_on <= :now LIMIT 1",
+            {"type": device_type, "now": now_ms},
+        ).one()
+        return row is not None
+
+    def claim_fetches(self, device_type: int, *, now_ms: int, next_ms: int, limit: int) -> list[int]:
+        """Devices of this type whose pull is due, the longest waiting first; from now on it is due at `next_ms`.
+
+        Some of them may not be in a state to be pulled: that is for the caller to see.
+        """
+        rows = self._db.execute(
+            "UPDATE connector_link SET next_fetch_on = :next WHERE device IN (SELECT device FROM connector_link"
+            " WHERE device_type = :type AND next_fetch_on <= :now ORDER BY next_fetch_on LIMIT :limit)"
+            " RETURNING device",
+            {"type": device_type, "now": now_ms, "next": next_ms, "limit": limit},
+        )
+        return [row["device"] for row in rows]
+
+    def unsent_actions(self, *, after: int, since_ms: int, limit: int) -> list[tuple[int, int, str]]:
+        """Position, device and data of Actions to linked devices and their sub-devices, oldest first."""
+        rows = self._db.execute(
+            "SELECT a.position, a.device, a.data FROM (SELECT device FROM connector_link UNION"
+            " SELECT s.device FROM connector_sub_device AS s JOIN connector_link AS l ON l.device = s.holder) AS d"
+            " JOIN action AS a ON a.device = d.device AND a.ts >= :since WHERE a.position > :after"
+            " ORDER BY a.position LIMIT :limit",
+            {"after": after, "since": since_ms, "limit": limit},
+        )
+        return [(row["position"], row["device"], row["data"]) for row in rows]
+
+    # Devices that a link speaks for
+
+    def set_authorization(self, holder: int, state: str) -> list[int]:
+        """AUTHORIZED or UNAUTHORIZED, for the holder of a link and its sub-devices. The devices that changed."""
+        rows = self._db.execute(
+            "UPDATE device SET cloud_authorization = :state WHERE cloud_authorization <> :state AND (key = :holder"
+            " OR key IN (SELECT device FROM connector_sub_device WHERE holder = :holder)) RETURNING key",
+            {"state": state, "holder": holder},
+        )
+        return [row["key"] for row in rows]
+
+    def holder_of(self, sub_device: int) -> int | None:
+        """The device whose link speaks for this one."""
+        row = self._db.execute(
+            "SELECT s.holder FROM connector_sub_device AS s JOIN device AS d ON d.key = s.holder"
+            " WHERE s.device = :device AND d.deleted_on IS NULL",
+            {"device": sub_device},
+        ).one()
+        return int(row["holder"]) if row else None
+
+    def sub_devices(self, owner: int, device_type: int, eids: Collection[str]) -> dict[str, tuple[int, int | None]]:
+        """By external id, those that there are, each with the device whose link speaks for it."""
+        found = {}
+        for eid in eids:
+            row = self._db.execute(
+                "SELECT d.key, s.holder FROM device AS d LEFT JOIN connector_sub_device AS s ON s.device = d.key"
+                " WHERE d.owner = :owner AND d.device_type = :type AND d.eid = :eid AND d.deleted_on IS NULL",
+                {"owner": owner, "type": device_type, "eid": eid},
+            ).one()
+            if row is not None:
+                found[eid] = (int(row["key"]), row["holder"])
+        return found
+
+    def count_sub_devices(self, holder: int) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS count FROM connector_sub_device AS s JOIN device AS d ON d.key = s.device"
+            " WHERE s.holder = :holder AND d.deleted_on IS NULL",
+            {"holder": holder},
+        ).one()
+        return int(row["count"]) if row else 0
+
+    def put_sub_device(self, device: int, *, holder: int) -> None:
+        """From now on `holder`'s link speaks for `device`."""
+        self._db.execute(
+            "INSERT INTO connector_sub_device (device, holder) VALUES (:device, :holder)"
+            " ON CONFLICT (device) DO UPDATE SET holder = excluded.holder",
+            {"device": device, "holder": holder},
+        )
+
+    # Authorizations under way
+
+    def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:
+        """Keep a state; the device's oldest ones beyond `at_most`, and all that expired, are forgotten."""
+        self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
+        self._db.execute(
+            "INSERT INTO connector_state (hash, device, user, referer, sealed, expires_on)"
+            " VALUES (:hash, :device, :user, :referer, :sealed, :expires_on)",
+            {name: getattr(state, name) for name in ConnectorStateRecord.__slots__},
+        )
+        self._db.execute(
+            "DELETE FROM connector_state WHERE device = :device AND hash NOT IN (SELECT hash FROM connector_state"
+            " WHERE device = :device ORDER BY key DESC LIMIT :at_most)",
+            {"device": state.device, "at_most": at_most},
+        )
+
+    def take_state(self, hash_: bytes) -> ConnectorStateRecord | None:
+        """A state can be taken once, whatever becomes of it."""
+        row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING *", {"hash": hash_}).one()
+        return ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__slots__}) if row else None
+
+    def forget_states(self, device: int) -> None:
+        self._db.execute("DELETE FROM connector_state WHERE device = :device", {"device": device})
+
+
+def _link(row: Mapping[str, Any]) -> ConnectorLinkRecord:
+    return ConnectorLinkRecord(**{name: row[name] for name in ConnectorLinkRecord.__slots__})

@@ -1,0 +1,75 @@
+"""What is left of deleted devices, and removing it for good. The caller holds the transaction.
+
+Every step takes away a bounded number of rows, because everyone else's writes wait for it.
+"""
+
+from typing import Final
+
+from storage.sql import Connection
+
+# Each leads with the device, so a step finds its rows without a scan. Failed messages go by their own retention.
+_LOGS: Final = ("message", "action")
+_KEPT_ONCE: Final = ("snapshot", "presence", "device_token", "device_share")
+
+
+class RemovalStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    def deleted_before(self, before_ms: int, *, limit: int) -> list[int]:
+        """The devices that have been deleted for that long, longest first."""
+        rows = self._db.execute(
+            "SELECT key FROM device WHERE deleted_on IS NOT NULL AND deleted_on < :before ORDER BY deleted_on, key"
+            " LIMIT :limit",
+            {"before": before_ms, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
+    def remove_some(self, device: int, *, before_ms: int, limit: int) -> bool:
+        """Remove at most about `limit` rows of a device, and it itself when nothing is left; whether that was all.
+
+        A device that was restored meanwhile is left alone.
+        """
+        still_due = self._db.execute(
+            "SELECT key FROM device WHERE key = :device AND deleted_on < :before",
+            {"device": device, "before": before_ms},
+        ).one()
+        if still_due is None:
+            return True
+        if any(self._remove_log(table, device, limit) for table in _LOGS) or self._remove_rollups(device, limit):
+            return False
+        for table in _KEPT_ONCE:
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - ours
+        self._db.execute(
+            "INSERT INTO counter (name, value) VALUES ('removed device', :device) ON CONFLICT (name)"
+            " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
+            {"device": device},
+        )
+        self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})
+        return True
+
+    def _remove_log(self, table: str, device: int, limit: int) -> bool:
+        """Whether there was anything."""
+        rows = self._db.execute(
+            f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - ours
+            f" (SELECT position FROM {table} WHERE device = :device LIMIT :limit) RETURNING position",
+            {"device": device, "limit": limit},
+        )
+        return bool(list(rows))
+
+    def _remove_rollups(self, device: int, limit: int) -> bool:
+        """The next buckets of the next field and level; whether there were any."""
+        first = self._db.execute(
+            "SELECT field, level, bucket FROM rollup WHERE device = :device ORDER BY field, level, bucket LIMIT 1",
+            {"device": device},
+        ).one()
+        if first is None:
+            return False
+        of_series = {"device": device, "field": first["field"], "level": first["level"], "limit": limit}
+        self._db.execute(
+            "DELETE FROM rollup WHERE device = :device AND field = :field AND level = :level AND bucket <="
+            " (SELECT max(bucket) FROM (SELECT bucket FROM rollup WHERE device = :device AND field = :field"
+            " AND level = :level ORDER BY bucket LIMIT :limit) AS oldest)",
+            of_series,
+        )
+        return True

@@ -1,0 +1,126 @@
+"""Devices offered to others, and those who accepted. The caller holds the transaction.
+
+The shares of a deleted device are kept with it and are in no answer here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage.records import ShareRecord
+from storage.sql import Connection
+
+_FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
+_SELECT = f"SELECT s.*{_FROM}"
+# Whoever an offer names by a known account, or else by the address of the account that asks.
+_OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email = :email)) AND s.status IN ({statuses})"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRow:
+    """A share as the person sees whom it is offered to."""
+
+    share: ShareRecord
+    device_id: str
+    device_name: str
+    owner_id: str
+
+
+class ShareStore:
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+
+    def by_id(self, id_: str) -> ShareRecord | None:
+        return self._one("s.id = :value", {"value": id_})
+
+    def by_code(self, code_hash: bytes) -> ShareRecord | None:
+        return self._one("s.code_hash = :value", {"value": code_hash})
+
+    def accepted_by(self, user: int, device: int) -> ShareRecord | None:
+        condition = "s.device = :device AND s.user = :user AND s.status = 'ACCEPTED'"
+        return self._one(condition, {"device": device, "user": user})
+
+    def standing(self, device: int, email: str, user: int | None) -> ShareRecord | None:
+        """One that this person has not refused, whether it was sent to this address or to an earlier one of theirs."""
+        return self._one(
+            "s.device = :device AND s.status <> 'REJECTED' AND (s.email = :email OR s.user = :user)",
+            {"device": device, "user": user, "email": email},
+        )
+
+    def _one(self, condition: str, parameters: Mapping[str, object]) -> ShareRecord | None:
+        row = self._db.execute(_SELECT + condition, parameters).one()
+        return _share(row) if row else None
+
+    def users_of(self, device: int) -> frozenset[int]:
+        """Those who accepted."""
+        rows = self._db.execute(
+            "SELECT user FROM device_share WHERE device = :device AND status = 'ACCEPTED'", {"device": device}
+        )
+        return frozenset(row["user"] for row in rows)
+
+    def count_standing(self, device: int) -> int:
+        """All but the refused ones."""
+        row = self._db.execute(
+            "SELECT count(*) AS count FROM device_share WHERE device = :device AND status <> 'REJECTED'",
+            {"device": device},
+        ).one()
+        return int(row["count"]) if row else 0
+
+    def page_of(self, device: int, *, offset: int, limit: int) -> tuple[list[ShareRecord], int]:
+        """A page of a device's shares, oldest first, and how many there are."""
+        parameters = {"device": device, "offset": offset, "limit": limit}
+        rows = self._db.execute(f"{_SELECT}s.device = :device ORDER BY s.key LIMIT :limit OFFSET :offset", parameters)
+        return [_share(row) for row in rows], self._count("s.device = :device", parameters)
+
+    def offered_to(
+        self, user: int, email: str, statuses: Collection[str], *, offset: int, limit: int
+    ) -> tuple[list[OfferRow], int]:
+        """A page of what others offered to this person, oldest first, and how much there is."""
+        named = {f"status_{index}": status for index, status in enumerate(statuses)}
+        condition = _OFFERED_TO.format(statuses=", ".join(f":{name}" for name in named))
+        parameters = {"user": user, "email": email, "offset": offset, "limit": limit, **named}
+        rows = self._db.execute(
+            "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - only our names
+            f" (SELECT u.id FROM user AS u WHERE u.key = d.owner) AS owner_id{_FROM}{condition}"
+            " ORDER BY s.key LIMIT :limit OFFSET :offset",
+            parameters,
+        )
+        found = [OfferRow(_share(row), row["device_id"], row["device_name"], row["owner_id"]) for row in rows]
+        return found, self._count(condition, parameters)
+
+    def _count(self, condition: str, parameters: Mapping[str, object]) -> int:
+        row = self._db.execute(f"SELECT count(*) AS count{_FROM}{condition}", parameters).one()
+        return int(row["count"]) if row else 0
+
+    def put(self, share: ShareRecord) -> None:
+        """Add a share, or change whose it is and what became of it."""
+        self._db.execute(
+            "INSERT INTO device_share (id, device, email, user, status, shared_on, code_hash)"
+            " VALUES (:id, :device, :email, :user, :status, :shared_on, :code_hash)"
+            " ON CONFLICT (id) DO UPDATE SET user = excluded.user, status = excluded.status,"
+            " code_hash = excluded.code_hash",
+            {
+                "id": share.id,
+                "device": share.device,
+                "email": share.email,
+                "user": share.user,
+                "status": share.status,
+                "shared_on": share.shared_on,
+                "code_hash": share.code_hash,
+            },
+        )
+
+    def remove(self, id_: str) -> None:
+        self._db.execute("DELETE FROM device_share WHERE id = :id", {"id": id_})
+
+
+def _share(row: Mapping[str, Any]) -> ShareRecord:
+    return ShareRecord(
+        id=row["id"],
+        device=row["device"],
+        email=row["email"],
+        user=row["user"],
+        status=row["status"],
+        shared_on=row["shared_on"],
+        code_hash=row["code_hash"],
+    )

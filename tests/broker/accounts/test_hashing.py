@@ -1,0 +1,66 @@
+"""Passwords are hashed a few at a time, and nobody waits for ever."""
+
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from broker.accounts.hashing import HASHED_AT_ONCE, WAITING_AT_MOST, Hashing, TooBusy
+from broker.secrets import Passwords
+
+
+class SlowPasswords(Passwords):
+    """Hashes nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.most_at_once = self._at_once = 0
+        self._lock = threading.Lock()
+
+    def hash(self, password: str) -> str:  # noqa: ARG002 - as every other
+        with self._lock:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        self.go_on.wait(60)
+        with self._lock:
+            self._at_once -= 1
+        return "hashed"
+
+
+async def test_whoever_comes_when_all_places_are_taken_is_told_so() -> None:
+    passwords, hashed = SlowPasswords(), []
+    hashing = Hashing(passwords)
+
+    async def one() -> None:
+        hashed.append(await hashing.hash("12345678"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(HASHED_AT_ONCE + WAITING_AT_MOST):
+            nursery.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        for refused in (hashing.hash("12345678"), hashing.matches(None, "12345678")):
+            with pytest.raises(TooBusy) as caught:
+                await refused
+            assert (caught.value.status, caught.value.retry_seconds) == (503, 5)
+        passwords.go_on.set()
+    assert hashed == ["hashed"] * (HASHED_AT_ONCE + WAITING_AT_MOST)
+    assert passwords.most_at_once <= HASHED_AT_ONCE
+    await hashing.hash("12345678")  # there is room again
+
+
+async def test_whoever_does_not_wait_any_more_leaves_room() -> None:
+    passwords = SlowPasswords()
+    hashing = Hashing(passwords)
+    async with trio.open_nursery() as nursery:
+        for _ in range(HASHED_AT_ONCE):
+            nursery.start_soon(hashing.hash, "12345678")
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as impatient:
+            for _ in range(WAITING_AT_MOST):
+                impatient.start_soon(hashing.hash, "12345678")
+            await trio.testing.wait_all_tasks_blocked()
+            impatient.cancel_scope.cancel()
+        hashing.require_room()
+        passwords.go_on.set()

@@ -1,0 +1,267 @@
+"""Plug-ins of every kind: none of them harms the daemon, and what they return is looked through."""
+
+import threading
+from collections.abc import Callable
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.connectors.catalog import load_plugin, make_plugin
+from broker.connectors.generic import GenericConnector
+from broker.connectors.hooks import Hooks, PluginFailedError, Record
+from broker.connectors.plugin import (
+    AccessToken,
+    Account,
+    ActionDefinition,
+    ConnectorPlugin,
+    Event,
+    IncomingRequest,
+    LinkedDevice,
+    Notification,
+    Notified,
+    Phase,
+    Remember,
+    Request,
+    Response,
+    Setting,
+)
+from broker.connectors.terms import ConnectorTerms
+from tests.plugin_distribution import install_plugins
+
+DEVICE = LinkedDevice("d" * 32, AccessToken(value="t"))
+REQUEST = Request("GET", "https://cloud.example/")
+SETTING = Setting("dt1", {}, lambda: "https://we.example/")
+
+
+class Plugin(ConnectorPlugin):
+    """Every hook returns what the test says."""
+
+    def __init__(self, hook: Callable[[], Any]) -> None:
+        super().__init__(SETTING)
+        self._hook = hook
+
+    def fetch(self, *_about: object) -> Any:
+        return self._hook()
+
+    def fetch_response(self, *_about: object) -> Any:
+        return self._hook()
+
+    def notification(self, *_about: object) -> Any:
+        return self._hook()
+
+
+def hooks(returned: Any) -> Hooks:
+    return Hooks(Plugin(lambda: returned))
+
+
+async def fetched(returned: Any) -> Any:
+    return await hooks(returned).fetched(DEVICE, REQUEST, Response(200))
+
+
+async def test_what_a_fetch_means_is_sorted() -> None:
+    outcome = await fetched(
+        [
+            Event({"a": 1}, ts=5),
+            Event({"actions": []}, kind="action", sub_device="x"),
+            ActionDefinition("setOn", {"level": 3}, sub_device="y"),
+            ActionDefinition("setOff"),
+            Remember("since", "7"),
+            Account("ada"),
+        ]
+    )
+    assert outcome.records == (
+        Record(b'{"a":1}', 5, None, is_action=False),
+        Record(b'{"actions":[]}', None, "x", is_action=True),
+        Record(b'{"actions":[{"name":"setOn","parameters":{"level":3}}]}', None, "y", is_action=True),
+        Record(b'{"actions":[{"name":"setOff"}]}', None, None, is_action=True),
+    )
+    assert (outcome.remembered, outcome.account) == ((Remember("since", "7"),), "ada")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        7,
+        ["text"],
+        [None],
+        repeat(Event({})),
+        [Event({"a": object()})],
+        [Event({"a": "x" * 100_000})],
+        [Event({}, kind="other")],  # type: ignore[arg-type]
+        [Event({}, sub_device="")],
+        [Event({}, sub_device="x" * 129)],
+        [Event({}, sub_device="a\nb")],
+        [Event({}, sub_device=7)],  # type: ignore[arg-type]
+        [Remember("", "x")],
+        [Remember("x", "y" * 20_000)],
+        [Remember("x", 7)],  # type: ignore[arg-type]
+        [Account("")],
+    ],
+)
+async def test_results_that_are_none(returned: Any) -> None:
+    with pytest.raises(PluginFailedError, match="fetch_response"):
+        await fetched(returned)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        [None],
+        ["https://cloud.example/"],
+        [Request("STEAL", "https://cloud.example/")],
+        [Request("GET", "https://cloud.example/" + "x" * 8000)],
+        [Request("GET", "https://cloud.example/", body=b"x" * (1024 * 1024 + 1))],
+        [REQUEST] * 21,
+        (REQUEST for _ in count()),
+    ],
+)
+async def test_requests_that_are_none(returned: Any) -> None:
+    with pytest.raises(PluginFailedError, match="fetch"):
+        await hooks(returned).fetch(DEVICE)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        Notification(status=99),
+        Notification(status=True),
+        Notification(body="text"),  # type: ignore[arg-type]
+        Notification(body=b"x" * 70_000),
+        Notification([Notified()]),
+        Notification([Notified(device="a", account="b")]),
+        Notification([Notified(device="")]),
+        Notification([Notified(device="a")] * 101),
+        Notification([Notified(device="a", results=[7])]),  # type: ignore[list-item]
+    ],
+)
+async def test_notifications_that_are_none(returned: Any) -> None:
+    with pytest.raises(PluginFailedError, match="notification"):
+        await hooks(returned).notification(IncomingRequest("GET", {}, {}, b""))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("for the operator"), "fetch: ValueError: for the operator"),
+        (RuntimeError("may have a secret"), "fetch: RuntimeError"),
+        (SystemExit(1), "fetch: SystemExit"),
+        (KeyboardInterrupt(), "fetch: KeyboardInterrupt"),
+    ],
+)
+async def test_whatever_a_hook_raises_is_one_failure(error: BaseException, text: str) -> None:
+    def fail() -> Any:
+        raise error
+
+    with pytest.raises(PluginFailedError) as raised:
+        await Hooks(Plugin(fail)).fetch(DEVICE)
+    assert str(raised.value) == text
+
+
+async def test_hooks_that_hang_end_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.connectors.hooks.CONNECTOR_HOOK_SECONDS", 0.05)
+    released = threading.Event()
+    hanging = Hooks(Plugin(lambda: released.wait(60)))
+    try:
+        for _ in range(5):  # one more than it has threads
+            with pytest.raises(PluginFailedError, match=r"not done after 0\.05 s"):
+                await hanging.fetch(DEVICE)
+        monkeypatch.setattr("broker.connectors.hooks.CONNECTOR_HOOK_SECONDS", 30)
+        assert await hooks([REQUEST]).fetch(DEVICE) == (REQUEST,)
+    finally:
+        released.set()
+
+
+async def test_hooks_run_beside_the_loop() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> Any:
+        entered.set()
+        assert leave.wait(30)
+        return [REQUEST]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Hooks(Plugin(hold)).fetch, DEVICE)
+        while not entered.is_set():  # the loop turns all the while
+            await trio.lowlevel.checkpoint()
+        leave.set()
+
+
+async def test_a_plug_in_that_does_not_care_does_nothing() -> None:
+    plain = Hooks(ConnectorPlugin(SETTING))
+    assert await plain.prepared(REQUEST, DEVICE, Phase.FETCH) is None
+    assert await plain.subscribe(DEVICE) == await plain.unsubscribe(DEVICE) == await plain.fetch(DEVICE) == ()
+    assert await plain.action(DEVICE, ActionDefinition("setOn")) == ()
+    assert (await plain.fetched(DEVICE, REQUEST, Response(200))).records == ()
+    assert (await plain.subscribed(DEVICE, REQUEST, Response(201))).records == ()
+    assert (await plain.notification(IncomingRequest("GET", {}, {}, b""))).status == 404
+    await plain.unsubscribed(DEVICE, REQUEST, Response(500))
+    with pytest.raises(PluginFailedError, match="answered with 403"):
+        await plain.subscribed(DEVICE, REQUEST, Response(403))
+
+
+def test_tokens_are_not_shown() -> None:
+    token = AccessToken(value="visible", secret="visible", refresh="visible")
+    assert "visible" not in repr(LinkedDevice("d", token))
+    assert "visible" not in repr(Request("POST", "https://cloud.example/", body=b"visible"))
+
+
+# Installed plug-ins
+
+
+MODULE = """
+from broker.connectors.plugin import ConnectorPlugin
+
+class Good(ConnectorPlugin):
+    pass
+
+class Choosy(ConnectorPlugin):
+    def __init__(self, setting):
+        raise ValueError(f"needs room, got {sorted(setting.parameters)}")
+
+class NoPlugin:
+    pass
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = {"good": "Good", "choosy": "Choosy", "no-plugin": "NoPlugin", "gone": "Gone", "generic": "Good"}
+    install_plugins(
+        tmp_path,
+        monkeypatch,
+        modules={"acme_connectors": MODULE, "acme_broken": "raise SystemExit('at import')"},
+        plugins={name: f"acme_connectors:{kind}" for name, kind in plugins.items()} | {"broken": "acme_broken:Any"},
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_plug_in_is_found() -> None:
+    plugin = make_plugin(ConnectorTerms(plugin="good"), SETTING)
+    assert type(plugin).__name__ == "Good"
+
+
+@pytest.mark.usefixtures("installed")
+def test_nobody_takes_the_place_of_the_one_that_ships() -> None:
+    assert load_plugin("generic") is GenericConnector
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("unknown", "no plug-in 'unknown' is installed"),
+        ("no-plugin", "acme_connectors:NoPlugin is no ConnectorPlugin"),
+        ("gone", "gone: AttributeError"),
+        ("broken", "broken: SystemExit"),
+        ("choosy", r"choosy: ValueError: needs room, got \[\]"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used(name: str, problem: str) -> None:
+    with pytest.raises(PluginFailedError, match=problem):
+        make_plugin(ConnectorTerms(plugin=name), SETTING)

@@ -1,0 +1,94 @@
+"""Jobs for third parties: in order for each device, bounded for each type, and none harms another."""
+
+import pytest
+import trio
+
+from broker.connectors.lanes import Lanes
+
+TYPE, OTHER_TYPE = 1, 2
+
+
+@pytest.fixture
+async def lanes(nursery: trio.Nursery) -> Lanes:
+    lanes = Lanes()
+    await nursery.start(lanes.run_forever)
+    return lanes
+
+
+class Log:
+    """Jobs that note that they began, and end when they may."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.may_end = trio.Event()
+
+    def job(self, name: str) -> "Job":
+        return Job(self, name)
+
+
+class Job:
+    def __init__(self, log: Log, name: str) -> None:
+        self._log, self._name = log, name
+
+    async def __call__(self) -> None:
+        self._log.begun.append(self._name)
+        await self._log.may_end.wait()
+
+
+async def test_one_at_a_time_for_each_device_in_order(lanes: Lanes) -> None:
+    log = Log()
+    for device, name in ((1, "a1"), (1, "a2"), (2, "b1"), (1, "a3")):
+        assert lanes.offer(TYPE, device, log.job(name))
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(log.begun) == ["a1", "b1"]
+    log.may_end.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [name for name in log.begun if name.startswith("a")] == ["a1", "a2", "a3"]
+    assert lanes.waiting == 0
+
+
+async def test_a_few_at_once_for_each_type_and_others_go_on(lanes: Lanes) -> None:
+    log = Log()
+    for device in range(20):
+        lanes.offer(TYPE, device, log.job("slow"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (log.begun.count("slow"), lanes.room(TYPE), lanes.room(OTHER_TYPE)) == (8, 0, 8)
+    lanes.offer(OTHER_TYPE, 100, log.job("other"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert "other" in log.begun
+    log.may_end.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (log.begun.count("slow"), lanes.room(TYPE)) == (20, 8)
+
+
+async def test_there_is_room_for_so_many_and_no_more(lanes: Lanes) -> None:
+    log = Log()
+    taken = [lanes.offer(TYPE, 1, log.job("x")) for _ in range(1002)]
+    assert (taken.count(True), taken[-2:], lanes.dropped) == (1000, [False, False], 2)
+    assert lanes.offer(OTHER_TYPE, 2, log.job("x"))
+    log.may_end.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (len(log.begun), lanes.waiting) == (1001, 0)
+
+
+async def test_a_job_that_fails_harms_no_other(lanes: Lanes) -> None:
+    log = Log()
+    log.may_end.set()
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    for job in (fail, log.job("next")):
+        lanes.offer(TYPE, 1, job)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (log.begun, lanes.waiting) == (["next"], 0)
+
+
+async def test_nothing_is_taken_while_nobody_works() -> None:
+    lanes, log = Lanes(), Log()
+    assert not lanes.offer(TYPE, 1, log.job("x"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lanes.run_forever)
+        assert lanes.offer(TYPE, 1, log.job("x"))
+        nursery.cancel_scope.cancel()
+    assert not lanes.offer(TYPE, 1, log.job("x"))

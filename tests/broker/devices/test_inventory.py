@@ -1,0 +1,255 @@
+"""The inventory's own rules: who is told what and in which order, and what happens at the same time."""
+
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from broker.clock import Clock
+from broker.devices.inventory import DeviceChanges, NewDevice
+from broker.errors import Conflict, DeviceNotFound, DomainError, SourceDeviceDisabled
+from broker.facts import (
+    DeviceChanged,
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceFact,
+    DeviceUpdated,
+    Fact,
+    TokenRevoked,
+)
+from broker.routing.connections import CloseReason
+from broker.secrets import Vault, token_hash
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.records import DeviceRecord
+from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
+from tests.fakes import FakeClock, HeldRunner
+
+INVENTORY = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, DeviceDeleted)
+
+
+def heard(services: Services, *kinds: type[Fact]) -> list[Fact]:
+    facts: list[Fact] = []
+    for kind in kinds:
+        services.router.subscribe(kind, facts.append)
+    return facts
+
+
+async def new_device(services: Services, world: World) -> NewDevice:
+    return NewDevice(owner=world.ada, type=await services.device_types.find(LIGHT_TYPE))
+
+
+# Creation
+
+
+async def test_nothing_is_created_when_what_belongs_to_it_cannot_be(services: Services, world: World) -> None:
+    facts = heard(services, *INVENTORY)
+
+    def refuse(*_about: object) -> None:
+        raise Conflict("taken")
+
+    with pytest.raises(Conflict):
+        await services.inventory.create(await new_device(services, world), beside=refuse)
+    with pytest.raises(Conflict):
+        await services.inventory.create(await new_device(services, world), check=refuse)
+    assert len(await services.devices.owned_by(world.ada)) == 2
+    assert not facts
+
+
+async def test_what_belongs_to_a_device_is_written_with_it(services: Services, world: World) -> None:
+    seen: list[DeviceRecord | None] = []
+
+    def beside(tx: Transaction, record: DeviceRecord) -> None:
+        seen.append(tx.devices.device(record.key))
+
+    device = await services.inventory.create(await new_device(services, world), beside=beside)
+    assert seen == [device.record]
+
+
+@pytest.mark.parametrize("ids", [{"vdid": "v"}, {"eid": "e"}])
+async def test_ids_of_vendors_and_connectors_are_taken_until_their_device_is_deleted(
+    services: Services, world: World, ids: dict[str, str]
+) -> None:
+    light = await services.device_types.find(LIGHT_TYPE)
+    new = NewDevice(owner=world.ada, type=light, **ids)  # type: ignore[arg-type]
+    device = await services.inventory.create(new)
+    find = (
+        partial(services.devices.by_vdid, light.key)
+        if "vdid" in ids
+        else partial(services.devices.by_eid, world.ada, light.key)
+    )
+    (text,) = ids.values()
+    assert await find(text) is device
+    with pytest.raises(Conflict):
+        await services.inventory.create(new)
+    await services.inventory.delete(device)
+    assert await find(text) is None
+    assert await find(text) is not await services.inventory.create(new)
+
+
+async def test_a_type_with_a_connector_waits_for_its_authorization(services: Services, world: World) -> None:
+    await services.database.write(lambda tx: tx.connection.execute("UPDATE device_type SET has_cloud_connector = 1"))
+    await services.device_types.reload()
+    device = await services.inventory.create(await new_device(services, world))
+    assert device.record.cloud_authorization == "UNAUTHORIZED"
+    facts = heard(services, DeviceChanged)
+    await services.inventory.set_cloud_authorization(device, "AUTHORIZED")
+    assert device.record.cloud_authorization == "AUTHORIZED"
+    assert facts == [DeviceChanged(device.key)]
+
+
+async def test_a_certificate_and_a_vendors_id_come_and_go(services: Services, world: World) -> None:
+    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
+    await services.inventory.set_certificate(kitchen, b"der", vdid="v")
+    assert (kitchen.record.certificate, kitchen.record.vdid) == (b"der", "v")
+    with pytest.raises(Conflict):
+        await services.inventory.set_certificate(hall, b"other", vdid="v")
+    assert hall.record.certificate is None
+    await services.inventory.set_certificate(kitchen, None)
+    assert (kitchen.record.certificate, kitchen.record.vdid) == (None, None)
+
+
+# Changes
+
+
+async def test_who_holds_the_device_sees_the_change_before_anyone_is_told(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    seen: list[tuple[type, str, bool]] = []
+    for kind in (DeviceChanged, *INVENTORY):
+        services.router.subscribe(kind, lambda fact: seen.append((type(fact), device.record.name, device.enabled)))
+    await services.inventory.change(device, DeviceChanges(name="New", enabled=False))
+    assert seen == [(kind, "New", False) for kind in (DeviceChanged, DeviceUpdated, DeviceDisabled)]
+
+
+async def test_a_disabled_device_loses_its_connections(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    closed: list[CloseReason] = []
+    with services.connections.connect(
+        device, protocol="MQTT", token=b"t", exclusive=True, deliver=lambda _action: True, close=closed.append
+    ):
+        await services.inventory.change(device, DeviceChanges(name="New"))
+        assert closed == []
+        await services.inventory.change(device, DeviceChanges(enabled=False))
+        assert closed == [CloseReason.DEVICE_DISABLED]
+
+
+async def test_changes_at_once_are_told_in_the_order_in_which_they_count(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    facts = heard(services, *INVENTORY)
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            changes = DeviceChanges(enabled=number % 2 == 1)
+            nursery.start_soon(partial(services.inventory.change, device, changes))
+    stored = await services.database.read(lambda tx: tx.devices.device(device.key))
+    assert device.record == stored
+    expected = [DeviceDisabled, DeviceEnabled] * 10
+    assert [type(fact) for fact in facts] == expected[: len(facts)]
+    assert isinstance(facts[-1], DeviceEnabled if device.enabled else DeviceDisabled)
+
+
+async def test_what_is_durable_is_told_also_when_whoever_asked_has_gone(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        await build_world(services.database, services.vault)
+        device = await services.devices.find(KITCHEN)
+        facts = heard(services, DeviceDeleted, TokenRevoked)
+        runner.hold_commits()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.inventory.delete, device)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert not facts
+        runner.commits.set()
+        await wait_all_tasks_blocked()
+        assert [type(fact) for fact in facts] == [TokenRevoked, DeviceDeleted]
+        with pytest.raises(DeviceNotFound):
+            await services.devices.find(KITCHEN)
+
+
+# Deletion
+
+
+async def test_deletion_is_told_from_the_switch_to_the_end(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    facts = heard(services, *INVENTORY, TokenRevoked, DeviceChanged)
+    was = await services.inventory.delete(device, application_id="a" * 32)
+    assert was.enabled
+    assert [type(fact) for fact in facts] == [DeviceDisabled, TokenRevoked, DeviceChanged, DeviceDeleted]
+    assert facts[1] == TokenRevoked(token_hash(KITCHEN_TOKEN))
+    assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {"a" * 32}
+
+
+async def test_a_deletion_during_a_send_lets_no_later_message_in(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    services.ingest.submit(device, b'{"state":true}')
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(services.inventory.delete, device)
+        nursery.start_soon(services.ingest.wait_committed)
+    with pytest.raises(SourceDeviceDisabled):
+        services.ingest.submit(device, b'{"state":true}')
+
+
+async def test_of_two_deletions_at_once_one_is_told(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    facts = heard(services, DeviceDeleted)
+    refused: list[DomainError] = []
+
+    async def delete() -> None:
+        try:
+            await services.inventory.delete(device)
+        except DeviceNotFound as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(delete)
+        nursery.start_soon(delete)
+    assert (len(facts), len(refused)) == (1, 1)
+
+
+async def test_a_deleted_device_is_changed_by_nobody(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    await services.inventory.delete(device)
+    for call in (
+        partial(services.inventory.change, device, DeviceChanges(name="New")),
+        partial(services.inventory.delete, device),
+        partial(services.inventory.set_cloud_authorization, device, "AUTHORIZED"),
+        partial(services.inventory.set_certificate, device, b"der"),
+        partial(services.device_tokens.renew, device, application=None),
+        partial(services.shares.offer, device, email="carol@example.org"),
+    ):
+        with pytest.raises(DeviceNotFound):
+            await call()
+    assert await services.devices.id_of(device.key) == KITCHEN
+    assert await services.devices.id_of(999) is None
+
+
+async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+) -> None:
+    runner = HeldRunner()
+    database = Database(engine, run_sync=runner)
+    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+        world = await build_world(services.database, services.vault)
+        hall = await services.devices.find(HALL)
+
+        async def find() -> None:
+            with pytest.raises(DeviceNotFound):
+                await services.devices.find(KITCHEN)
+
+        runner.hold_reads()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(find)
+            await wait_all_tasks_blocked()  # the record was read, and is about to be gone
+            await services.database.write(
+                lambda tx: tx.devices.set_deleted(world.kitchen, 1),
+                announce=lambda _none: services.devices.note_changed(hall.record),
+            )
+            runner.reads.set()

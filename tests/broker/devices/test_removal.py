@@ -1,0 +1,110 @@
+"""Deleted devices: kept for 30 days, then gone with all that was theirs (compatibility.md 6.1)."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from broker.devices import removal
+from broker.devices.inventory import NewDevice
+from broker.messages.intervals import DAY_MS
+from broker.services import Services
+from config.limits import DELETED_DEVICE_DAYS
+from storage.database import Transaction
+from tests.factories import HALL, KITCHEN, World
+from tests.fakes import FakeClock
+
+KEPT_MS = DELETED_DEVICE_DAYS * DAY_MS
+ROWS = ("message", "action", "snapshot", "rollup", "presence", "device_token", "device_share")
+
+
+def left(tx: Transaction, device: int) -> dict[str, int]:
+    """How many rows of each table are a device's."""
+    counts = {}
+    for table in ROWS:
+        sql = f"SELECT count(*) AS count FROM {table} WHERE device = :device"  # noqa: S608 - ours
+        row = tx.connection.execute(sql, {"device": device}).one()
+        counts[table] = 0 if row is None else int(row["count"])
+    return counts
+
+
+async def fill(services: Services) -> None:
+    """Both of Ada's lights have something everywhere."""
+    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
+    for device, other in ((kitchen, hall), (hall, kitchen)):
+        for ts in range(25):
+            services.ingest.submit(device, b'{"state":true,"intensity":1}', ts * 60_000)
+            services.ingest.submit_action(other, device, b'{"actions":[{"name":"setOn"}]}', ts)
+        await services.presence.set(device.key, "online")
+        await services.shares.offer(device, email="bob@example.org")
+    await services.ingest.wait_committed()
+    await services.folder.flush()
+
+
+@pytest.mark.parametrize("step_rows", [7, 1_000])
+async def test_everything_goes_when_its_time_is_over_and_nothing_of_others(
+    services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_rows: int
+) -> None:
+    monkeypatch.setattr(removal, "_STEP_ROWS", step_rows)
+    await fill(services)
+    kitchen = await services.devices.find(KITCHEN)
+    before = await services.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
+    assert all(before[0].values())
+    await services.inventory.delete(kitchen)
+    fake_clock.advance(KEPT_MS)
+    await services.removal.sweep()
+    assert services.removal.statistics().removed_devices == 0
+    assert await services.devices.id_of(world.kitchen) == KITCHEN
+
+    fake_clock.advance(1)
+    await services.removal.sweep()
+    after = await services.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
+    assert after == (dict.fromkeys(ROWS, 0), before[1])
+    assert services.removal.statistics().removed_devices == 1
+    assert await services.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
+    # Actions that it sent to others are theirs; they say no longer whom they came from.
+    hall = await services.devices.find(HALL)
+    page = await services.history.search_actions([hall], start_ms=0, end_ms=100)
+    assert {action.sdid for action in page.messages} == {HALL}
+    assert len(page.messages) == 25
+
+
+async def test_a_new_device_is_never_taken_for_one_that_was_removed(
+    services: Services, world: World, fake_clock: FakeClock
+) -> None:
+    light = (await services.devices.find(KITCHEN)).type
+    last = await services.inventory.create(NewDevice(owner=world.ada, type=light))
+    hall = await services.devices.find(HALL)
+    services.ingest.submit_action(last, hall, b'{"actions":[{"name":"setOn"}]}', 7)
+    await services.ingest.wait_committed()
+    await services.inventory.delete(last)
+    fake_clock.advance(KEPT_MS + 1)
+    await services.removal.sweep()
+
+    new = await services.inventory.create(NewDevice(owner=world.bob, type=light))
+    assert new.key > last.key
+    page = await services.history.search_actions([hall], start_ms=0, end_ms=100)
+    assert [action.sdid for action in page.messages] == [HALL]
+
+
+async def test_a_device_that_was_restored_meanwhile_is_left_alone(
+    services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(services)
+    await services.inventory.delete(await services.devices.find(KITCHEN))
+    fake_clock.advance(KEPT_MS + 1)
+    before_ms = fake_clock() - KEPT_MS
+    await services.database.write(lambda tx: tx.devices.set_deleted(world.kitchen, None))
+    done = await services.database.write(
+        lambda tx: tx.removal.remove_some(world.kitchen, before_ms=before_ms, limit=1_000)
+    )
+    assert done
+    assert (await services.database.read(lambda tx: left(tx, world.kitchen)))["message"] == 25
+
+
+async def test_the_worker_looks_every_hour(
+    services: Services, world: World, fake_clock: FakeClock, autojump_clock: MockClock
+) -> None:
+    await services.inventory.delete(await services.devices.find(KITCHEN))
+    fake_clock.advance(KEPT_MS + 1)
+    await trio.sleep(removal.SWEEP_SECONDS + 1)
+    assert services.removal.statistics().removed_devices == 1

@@ -1,0 +1,115 @@
+"""Any run of offers, answers and removals: what a share allows is what a plain model of it says."""
+
+from functools import partial
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.accounts.permissions import Permission
+from broker.clock import Clock
+from broker.devices.shares import ANSWERS, ShareStatus
+from broker.errors import Conflict, DomainError, NotFound, PermissionDenied
+from broker.facts import SharesChanged
+from broker.mail.kinds import DeviceShareInvitation
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.records import ShareRecord
+from tests.factories import BOB_TOKEN, KITCHEN, NOW_MS, build_world
+from tests.fakes import FakeClock, run_inline
+
+STEPS = st.lists(st.sampled_from(["offer", "accept", "reject", "stranger", "owner removes", "delete"]), max_size=12)
+
+
+class Model:
+    """What should be: the standing share's status, and how often somebody must have been told."""
+
+    def __init__(self) -> None:
+        self.status: ShareStatus | None = None
+        self.told = 0
+
+    def expects(self, step: str) -> type[DomainError] | None:
+        """The refusal of a step in this state; and the state moves when there is none."""
+        match step:
+            case "offer":
+                if self.status in {ShareStatus.PENDING, ShareStatus.ACCEPTED}:
+                    return Conflict
+                self.status = ShareStatus.PENDING
+            case "accept" | "reject":
+                wanted = ShareStatus.ACCEPTED if step == "accept" else ShareStatus.REJECTED
+                if self.status is None:
+                    return NotFound
+                if wanted not in ANSWERS[self.status]:
+                    return Conflict
+                self.told += wanted is ShareStatus.ACCEPTED is not self.status
+                self.status = wanted
+            case "stranger":
+                return NotFound if self.status is None else PermissionDenied
+            case "owner removes":
+                if self.status is None:
+                    return NotFound
+                self.told += self.status is ShareStatus.ACCEPTED
+                self.status = None
+        return None
+
+
+async def follow(services: Services, steps: list[str]) -> None:
+    world = await build_world(services.database, services.vault)
+    device = await services.devices.find(KITCHEN)
+    reach = await services.permissions.reach(await services.tokens.caller(BOB_TOKEN))
+    told: list[SharesChanged] = []
+    services.router.subscribe(SharesChanged, told.append)
+    model, share = Model(), ShareRecord("ff" * 16, device.key, "", None, "PENDING", 0)
+    for step in steps:
+        if step == "delete":
+            await services.inventory.delete(device)
+            assert not reach.allows(device, Permission.READ)
+            return
+        refusal = model.expects(step)
+        try:
+            match step:
+                case "offer":
+                    share = await services.shares.offer(device, email="bob@example.org")
+                case "accept":
+                    share = await services.shares.answer(share.id, world.bob, ShareStatus.ACCEPTED)
+                case "reject":
+                    share = await services.shares.answer(share.id, world.bob, ShareStatus.REJECTED)
+                case "stranger":
+                    await services.shares.answer(share.id, world.ada, ShareStatus.ACCEPTED)
+                case "owner removes":
+                    await services.shares.remove(share.id)
+        except DomainError as error:
+            assert type(error) is refusal, step  # noqa: PT017 - refusals are what is tested
+        else:
+            assert refusal is None, step
+        accepted = model.status is ShareStatus.ACCEPTED
+        assert reach.allows(device, Permission.READ) is reach.allows(device, Permission.WRITE) is accepted
+        assert not reach.allows(device, Permission.MANAGE)
+        assert device.record == await services.database.read(lambda tx: tx.devices.device(device.key))
+        assert len(told) == model.told
+
+
+async def run(settings_: Settings, engine: SqliteEngine, steps: list[str]) -> None:
+    database = Database(engine, run_sync=run_inline)
+    async with open_services(settings_, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+        await follow(services, steps)
+
+
+def test_a_share_is_what_its_history_says(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = DeviceShareInvitation.per_recipient._replace(minute=100)  # mails are not what is tested
+    monkeypatch.setattr(DeviceShareInvitation, "per_recipient", often)
+
+    @settings(max_examples=40, deadline=None)
+    @given(STEPS)
+    def check(steps: list[str]) -> None:
+        folder = tmp_path_factory.mktemp("share")
+        engine = SqliteEngine(folder / "store.sqlite", synchronous="off")
+        trio.run(partial(run, Settings(state_dir=folder), engine, steps))
+
+    check()

@@ -1,0 +1,86 @@
+"""Who may come as a securely registered device (compatibility.md 7.1)."""
+
+import pytest
+
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device
+from broker.errors import PermissionDenied
+from broker.registration.certificates import ClientCertificate
+from broker.services import Services
+from tests.certificates import DAY, Authority, Issued
+from tests.factories import ADA_TOKEN, HALL, KITCHEN_TOKEN, World
+from tests.fakes import FakeClock
+from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def issued(authority: Authority) -> Issued:
+    return authority.issue(ends=30 * DAY)
+
+
+@pytest.fixture
+async def board(services: Services, secure: World, ada: Caller, issued: Issued) -> Device:
+    """Registered with the certificate."""
+    begun = await services.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
+    await services.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
+    completed = await services.registrations.complete(issued.shown, begun.id, begun.nonce)
+    return await services.devices.find(completed.device_id)
+
+
+def refused(services: Services, device: Device, shown: ClientCertificate | None) -> bool:
+    try:
+        services.admission.check(device, shown)
+    except PermissionDenied:
+        return True
+    return False
+
+
+async def test_it_comes_with_its_certificate(services: Services, board: Device, issued: Issued) -> None:
+    services.admission.check(board, issued.shown)
+
+
+async def test_and_with_nothing_else(services: Services, board: Device, authority: Authority, issued: Issued) -> None:
+    assert refused(services, board, None)
+    assert refused(services, board, authority.issue().shown)
+    assert refused(services, board, Authority("device-1", now=NOW, extensions=()).own.shown)
+    assert refused(services, board, authority.issue(key=issued.key).shown)
+
+
+async def test_not_when_it_has_expired(
+    services: Services, board: Device, issued: Issued, fake_clock: FakeClock
+) -> None:
+    fake_clock.advance(29 * DAY_MS)
+    assert not refused(services, board, issued.shown)
+    fake_clock.advance(2 * DAY_MS)
+    assert refused(services, board, issued.shown)
+
+
+async def test_not_when_the_type_trusts_somebody_else_now(services: Services, board: Device, issued: Issued) -> None:
+    await provision_secure_type(services, Authority("Other", now=NOW))
+    assert refused(services, board, issued.shown)
+
+
+async def test_not_after_it_was_revoked(services: Services, board: Device, issued: Issued) -> None:
+    await services.registrations.revoke(board)
+    assert refused(services, board, issued.shown)
+
+
+async def test_not_before_it_was_registered(services: Services, secure: World, ada: Caller, issued: Issued) -> None:
+    begun = await services.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
+    await services.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
+    progress = await services.registrations.progress(issued.shown, begun.id)
+    assert progress.device_id is not None
+    assert refused(services, await services.devices.find(progress.device_id), issued.shown)
+
+
+async def test_ordinary_devices_need_none_and_may_show_any(services: Services, secure: World, issued: Issued) -> None:
+    light = await services.devices.find(HALL)
+    for shown in (None, issued.shown, ClientCertificate(b"junk")):
+        services.admission.check(light, shown)
+
+
+async def test_tokens_of_users_and_of_ordinary_devices_need_none(services: Services, secure: World) -> None:
+    for token in (ADA_TOKEN, KITCHEN_TOKEN):
+        await services.admission.check_caller(await services.tokens.caller(token), None)

@@ -1,0 +1,145 @@
+"""What provisioning does to devices beyond their rows: shares, restoring what was deleted, and who is told."""
+
+from typing import Any
+
+import pytest
+
+from broker.accounts.permissions import Permission
+from broker.errors import ValidationFailed
+from broker.facts import (
+    DeviceCreated,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceFact,
+    DeviceUpdated,
+    Fact,
+    SharesChanged,
+)
+from broker.services import Services
+from tests.factories import BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
+
+LIGHT = {"id": KITCHEN, "owner": "ada@example.org", "type": "example.smart_light"}
+SHARE = {"device": KITCHEN, "with": "bob@example.org"}
+
+
+@pytest.fixture
+def facts(services: Services) -> list[Fact]:
+    heard: list[Fact] = []
+    for kind in (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, SharesChanged):
+        services.router.subscribe(kind, heard.append)
+    return heard
+
+
+async def counts(services: Services, table: str, entry: dict[str, Any]) -> tuple[int, int, int]:
+    one = (await services.provisioning.apply({table: [entry]})).tables[table]
+    return one.created, one.changed, one.unchanged
+
+
+# Shares
+
+
+async def test_a_provisioned_share_is_accepted_at_once(services: Services, world: World, facts: list[Fact]) -> None:
+    device = await services.devices.find(KITCHEN)
+    reach = await services.permissions.reach(await services.tokens.caller(BOB_TOKEN))
+    assert await counts(services, "shares", SHARE) == (1, 0, 0)
+    assert reach.allows(device, Permission.WRITE)
+    assert facts == [SharesChanged(device.key)]
+    assert await counts(services, "shares", SHARE) == (0, 0, 1)
+    assert len(facts) == 1
+
+
+async def test_an_invitation_that_waits_is_accepted_by_the_operator(services: Services, world: World) -> None:
+    device = await services.devices.find(KITCHEN)
+    offered = await services.shares.offer(device, email="bob@example.org")
+    assert await counts(services, "shares", SHARE) == (0, 1, 0)
+    share = await services.shares.find(device, offered.id)
+    assert (share.status, share.user, share.code_hash) == ("ACCEPTED", world.bob, None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "text"),
+    [
+        (SHARE | {"device": "ff" * 16}, "shares[0].device", "there is no device"),
+        (SHARE | {"with": "nobody@example.org"}, "shares[0].with", "there is no user"),
+        (SHARE | {"with": "ada@example.org"}, "shares[0].with", "belongs to ada@example.org"),
+        (SHARE | {"more": 1}, "shares[0].more", "unknown key"),
+    ],
+)
+async def test_a_share_that_is_refused(
+    services: Services, world: World, entry: dict[str, Any], field: str, text: str
+) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply({"shares": [entry]})
+    (finding,) = caught.value.findings
+    assert finding.field == field
+    assert text in finding.messages[0]
+
+
+async def test_two_entries_for_one_share_are_refused(services: Services, world: World) -> None:
+    with pytest.raises(ValidationFailed, match="Validation Error"):
+        await services.provisioning.apply({"shares": [SHARE, SHARE]})
+    assert not (await services.devices.find(KITCHEN)).record.shared
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_deleted_device_comes_back_when_it_is_provisioned_by_its_id(
+    services: Services, world: World, facts: list[Fact], enabled: bool
+) -> None:
+    device = await services.devices.find(KITCHEN)
+    services.ingest.submit(device, b'{"state":true}', 5)
+    await services.ingest.wait_committed()
+    if not enabled:
+        await services.database.write(lambda tx: tx.connection.execute("UPDATE device SET enabled = 0"))
+        await services.devices.reload()
+    await services.inventory.delete(device)
+    facts.clear()
+    assert await counts(services, "devices", LIGHT | {"token": KITCHEN_TOKEN}) == (0, 1, 0)
+    restored = await services.devices.find(KITCHEN)
+    assert (restored.key, restored.enabled) == (world.kitchen, enabled)
+    assert [type(fact) for fact in facts] == [DeviceCreated, DeviceEnabled if enabled else DeviceDisabled]
+    assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {None}
+    page = await services.history.search([restored], start_ms=0, end_ms=10)
+    assert [message.ts for message in page.messages] == [5]
+    assert (await services.devices.by_token(KITCHEN_TOKEN))[0] is restored
+    assert await counts(services, "devices", LIGHT) == (0, 0, 1)
+
+
+async def test_a_restored_device_gets_a_new_token_when_the_file_gives_none(services: Services, world: World) -> None:
+    await services.inventory.delete(await services.devices.find(KITCHEN))
+    report = await services.provisioning.apply({"devices": [LIGHT]})
+    (generated,) = report.generated
+    assert (generated.table, generated.key) == ("devices", "token")
+    token = await services.device_tokens.of(await services.devices.find(KITCHEN))
+    assert token.token == generated.value != KITCHEN_TOKEN
+
+
+async def test_a_name_does_not_bring_a_deleted_device_back(services: Services, world: World) -> None:
+    await services.inventory.delete(await services.devices.find(HALL))
+    entry = {"owner": "ada@example.org", "type": "example.smart_light", "name": "Hall light"}
+    assert await counts(services, "devices", entry) == (1, 0, 0)
+
+
+async def test_a_device_whose_vendor_id_was_given_away_cannot_be_restored(services: Services, world: World) -> None:
+    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
+    await services.inventory.set_certificate(kitchen, None, vdid="v")
+    await services.inventory.delete(kitchen)
+    await services.inventory.set_certificate(hall, None, vdid="v")
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply({"devices": [LIGHT]})
+    assert caught.value.findings[0].field == "devices[0].id"
+
+
+# What is told
+
+
+async def test_new_and_renamed_devices_are_told_without_an_application(
+    services: Services, world: World, facts: list[Fact]
+) -> None:
+    await counts(services, "devices", {"owner": "bob@example.org", "type": "example.smart_light", "name": "New"})
+    await counts(services, "devices", LIGHT | {"name": "Renamed"})
+    await counts(services, "devices", LIGHT | {"name": "Renamed"})
+    assert [type(fact) for fact in facts] == [DeviceCreated, DeviceEnabled, DeviceUpdated]
+    assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {None}

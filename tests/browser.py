@@ -1,0 +1,225 @@
+"""A real browser: Debian's headless Chromium, driven through its chromedriver with Selenium.
+
+It waits for conditions and never for a time. What its pages asked the network for, and what they complained of, is kept
+until a test looks at it.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.programs import require_program
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 20
+_LOOK_EVERY_SECONDS: Final = 0.02
+DESKTOP, PHONE = (1280, 800), (360, 740)  # CSS pixels
+# Chromium runs as root in CI, where its sandbox cannot; /dev/shm is small in containers.
+_ARGUMENTS: Final = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--disable-gpu",
+    "--disable-extensions",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-features=IsolateOrigins,site-per-process,OptimizationHints,MediaRouter,Translate",  # fewer processes
+    "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing outside of this machine
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the pages did since the last look."""
+
+    urls: tuple[str, ...]  # each with its fragment, in order, redirects too
+    complaints: tuple[str, ...]  # of the console: violations of the policy, what did not load, errors, warnings
+
+
+class Chromium:
+    """One window. Elements are found as a person finds them: by label, by the words on a button or a link."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    def fresh(self) -> None:
+        """As if nobody had used it: nothing kept, a desktop's size, light, with scripts, nothing heard."""
+        self.driver.get("about:blank")
+        for command in ("Network.clearBrowserCookies", "Network.clearBrowserCache", "Page.resetNavigationHistory"):
+            self._tell(command)
+        self.show(DESKTOP, dark=False)
+        self.run_scripts(True)
+        self.traffic()
+
+    def show(self, size: tuple[int, int], *, dark: bool) -> None:
+        """On a screen of that many CSS pixels, whose owner likes it so."""
+        width, height = size
+        self._tell(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=size == PHONE,
+        )
+        scheme = "dark" if dark else "light"
+        self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def run_scripts(self, allowed: bool) -> None:
+        """Of pages; the test's own still run."""
+        self._tell("Emulation.setScriptExecutionDisabled", value=not allowed)
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def back(self) -> None:
+        self.leaving(self.driver.back)
+
+    @contextmanager
+    def another_window(self) -> Iterator[None]:
+        """Of the same browser, with its cookies."""
+        here = self.driver.current_window_handle
+        self.driver.switch_to.new_window("window")
+        try:
+            yield
+        finally:
+            self.driver.close()
+            self.driver.switch_to.window(here)
+
+    def fill(self, label: str, text: str) -> None:
+        field = self.labelled(label)
+        field.clear()
+        field.send_keys(text)
+
+    def labelled(self, label: str) -> WebElement:
+        """The field that belongs to this label."""
+        found = self.driver.find_element(By.XPATH, f'//label[normalize-space()="{label}"]')
+        return self.driver.find_element(By.ID, found.get_attribute("for") or "")
+
+    def press(self, button: str) -> None:
+        """Gives when the next page is there."""
+        self.leaving(self.driver.find_element(By.XPATH, f'//button[normalize-space()="{button}"]').click)
+
+    def follow(self, link: str) -> None:
+        self.leaving(self.driver.find_element(By.LINK_TEXT, link).click)
+
+    def keys(self, *keys: str) -> None:
+        """As typed on a keyboard, wherever the focus is."""
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def leaving(self, act: Callable[[], object]) -> None:
+        """Do what leads to another page, and wait until it is loaded."""
+        # Where it came from cannot be told by the address: a form that is shown again has the same one.
+        before = self.driver.find_element(By.TAG_NAME, "html").id
+        act()
+        self.wait(lambda: self._page() not in {None, before})
+
+    def wait(self, condition: Callable[[], T | None]) -> T:
+        """What the condition gives once it is true."""
+        waiting = WebDriverWait(self.driver, PATIENCE_SECONDS, poll_frequency=_LOOK_EVERY_SECONDS)
+        return waiting.until(lambda _driver: condition() or False)
+
+    @property
+    def url(self) -> str:
+        """As in the address bar."""
+        return self.driver.current_url
+
+    @property
+    def heading(self) -> str:
+        return self.driver.find_element(By.TAG_NAME, "h1").text
+
+    @property
+    def text(self) -> str:
+        return self.driver.find_element(By.TAG_NAME, "body").text
+
+    @property
+    def alert(self) -> str:
+        """What a screen reader says at once."""
+        return self.driver.find_element(By.CSS_SELECTOR, "[role=alert]").text
+
+    @property
+    def focused(self) -> str:
+        """The name of what has the focus, as a screen reader says it."""
+        return self.driver.switch_to.active_element.accessible_name
+
+    def cookies(self) -> dict[str, dict[str, Any]]:
+        """All of them, whatever they are for, by name."""
+        cookies: list[dict[str, Any]] = self._tell("Storage.getCookies")["cookies"]
+        return {cookie["name"]: cookie for cookie in cookies}
+
+    def overhang(self) -> int:
+        """CSS pixels of the page that can only be seen by scrolling sideways."""
+        wide: int = self.driver.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        return wide
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page, as PNG."""
+        taken = self._tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def traffic(self) -> Traffic:
+        urls: list[str] = []
+        pages: set[str] = set()
+        for entry in self.driver.get_log("performance"):  # type: ignore[no-untyped-call]
+            event = json.loads(entry["message"])["message"]
+            if event["method"] == "Network.requestWillBeSent":
+                asked = event["params"]["request"]
+                urls.append(asked["url"] + asked.get("urlFragment", ""))
+                if event["params"].get("type") == "Document":
+                    pages.add(asked["url"])
+        heard = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        complaints = [
+            one["message"] for one in heard if one["level"] in {"WARNING", "SEVERE"} and not _is_harmless(one, pages)
+        ]
+        return Traffic(tuple(urls), tuple(complaints))
+
+    def _page(self) -> str | None:
+        """Which one is loaded; None while the next is on its way."""
+        try:
+            if self.driver.execute_script("return document.readyState") != "complete":
+                return None
+            return self.driver.find_element(By.TAG_NAME, "html").id
+        except WebDriverException:  # the page went away between the question and the answer
+            return None
+
+    def _tell(self, command: str, **parameters: object) -> dict[str, Any]:
+        told: dict[str, Any] = self.driver.execute_cdp_cmd(command, parameters)
+        return told
+
+
+def _is_harmless(heard: dict[str, Any], pages: set[str]) -> bool:
+    """Pages that say what is wrong have the status for it, which the console calls a failure. Nobody has an icon."""
+    if heard["source"] != "network":
+        return False
+    url: str = heard["message"].split()[0]
+    return url in pages or url.endswith("/favicon.ico")
+
+
+@contextmanager
+def running_chromium() -> Iterator[Chromium]:
+    """Certificates of nobody in particular are good enough for it."""
+    options = ChromeOptions()
+    options.binary_location = require_program("chromium")
+    for argument in _ARGUMENTS:
+        options.add_argument(argument)
+    options.accept_insecure_certs = True
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with Chrome(options=options, service=Service(require_program("chromedriver"))) as driver:
+        yield Chromium(driver)

@@ -1,0 +1,71 @@
+"""The application's side of a redirect: a small server on loopback that hears where browsers are sent."""
+
+import queue
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+_PATIENCE_SECONDS: Final = 20
+_PAGE: Final = b"<!doctype html><html lang=en><title>Back</title><h1>Back at the application</h1></html>"
+
+
+class Callback:
+    """Every path is some application's redirect address."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self._heard: queue.Queue[str] = queue.Queue()
+
+    def url(self, path: str) -> str:
+        return f"{self.origin}/{path}"
+
+    def hear(self, target: str) -> None:
+        self._heard.put(self.origin + target)
+
+    def take(self) -> str:
+        """The address that the browser came with; without the fragment, which browsers keep to themselves."""
+        return self._heard.get(timeout=_PATIENCE_SECONDS)
+
+    def forget(self) -> None:
+        while not self._heard.empty():
+            self._heard.get_nowait()
+
+
+def query_of(url: str) -> dict[str, str]:
+    """Its parameters, each of which is there once."""
+    return {name: value for name, (value,) in parse_qs(urlsplit(url).query, strict_parsing=True).items()}
+
+
+@contextmanager
+def running_callback(certificate: Path) -> Iterator[Callback]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/favicon.ico":
+                callback.hear(self.path)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(_PAGE)))
+            self.end_headers()
+            self.wfile.write(_PAGE)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        # The handshake belongs into the connection's own thread: browsers open connections that they may never use.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        callback = Callback(f"https://127.0.0.1:{server.server_address[1]}")
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        serving.start()
+        try:
+            yield callback
+        finally:
+            server.shutdown()
+            serving.join()

@@ -1,0 +1,65 @@
+"""One daemon, one application server and one browser for all of them; every test has a browser that nobody used."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser import Chromium
+from tests.e2e.accounts.node_program import install
+from tests.e2e.accounts.person import Person
+from tests.e2e.accounts.postbox import Postbox
+from tests.e2e.accounts.world import Site, running_site
+
+
+@pytest.fixture(scope="package")
+def site(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Site]:
+    with running_site(tmp_path_factory.mktemp("accounts"), certificate) as running:
+        yield running
+
+
+@pytest.fixture
+def chromium(window: Chromium, site: Site) -> Iterator[Chromium]:
+    """Whatever a test does with it: the pages ask nobody else, break no policy, and leave no token in an address."""
+    window.fresh()
+    site.callback.forget()
+    yield window
+    traffic = window.traffic()
+    assert traffic.complaints == ()
+    known = {site.origin, site.callback.origin, *site.others}
+    for url in traffic.urls:
+        parts = urlsplit(url)
+        if parts.scheme == "data":  # Chromium's own pages are made of them
+            continue
+        assert f"{parts.scheme}://{parts.netloc}" in known, url
+        # The specification has a one-time token there.
+        assert "token=" not in parts.query or parts.path == "/accounts/pricing/upgrade", url
+        assert "token=" not in parts.fragment or parts.path == "/page", url
+
+
+@pytest.fixture
+def person(chromium: Chromium, site: Site) -> Person:
+    return Person(chromium, site)
+
+
+@pytest.fixture
+def postbox(site: Site, chromium: Chromium) -> Postbox:
+    return Postbox(site, chromium)
+
+
+@pytest.fixture(scope="session")
+def screenshots() -> Path | None:
+    """The folder that SCREENSHOTS names, for who wants to look at the pages."""
+    given = os.environ.get("SCREENSHOTS")
+    if not given:
+        return None
+    folder = Path(given)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("node"))

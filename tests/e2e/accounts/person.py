@@ -1,0 +1,66 @@
+"""What people do at the pages, in Chromium."""
+
+import ssl
+from typing import Final
+from urllib.parse import urlencode
+
+import httpx
+
+from tests.browser import Chromium
+from tests.daemon import ADA_EMAIL
+from tests.e2e.accounts.world import PASSWORD, WEB, Site
+
+NAME_LABEL: Final = "E-mail address or user name"
+CODE_LABEL: Final = "The code that your device shows"
+
+
+class Person:
+    def __init__(self, chromium: Chromium, site: Site) -> None:
+        self.browser = chromium
+        self.site = site
+
+    def visit(self, path: str, **query: str) -> None:
+        """A page of the accounts server."""
+        self.browser.open(f"{self.site.accounts}/{path}?{urlencode(query)}")
+
+    def in_another_window(self, path: str, **query: str) -> None:
+        """The same, in a window that is closed again."""
+        with self.browser.another_window():
+            self.visit(path, **query)
+
+    def asked_by(self, client_id: str = WEB, *, path: str = "authorize", **query: str) -> None:
+        """An application sends this person to the accounts server."""
+        self.visit(path, **{"client_id": client_id, "response_type": "code", "state": "s 1&é", **query})
+
+    def sign_in(self, name: str = ADA_EMAIL, password: str = PASSWORD) -> None:
+        assert self.browser.heading == "Sign in"
+        self.browser.fill(NAME_LABEL, name)
+        self.browser.fill("Password", password)
+        self.browser.press("Sign in")
+
+    def agree(self) -> str:
+        """To what the application asks for; gives where the browser came back to."""
+        assert self.browser.heading == "Allow access?"
+        self.browser.press("Allow")
+        return self.site.callback.take()
+
+    def sign_in_and_agree(self, url: str) -> str:
+        """What an application wants of a person whom it sends to `url`."""
+        self.browser.open(url)
+        self.sign_in()
+        return self.agree()
+
+    def new_user_code(self, client_id: str) -> str:
+        """What a device of that application shows from now on."""
+        asked = httpx.post(
+            f"{self.site.accounts}/device/code",
+            data={"client_id": client_id},
+            verify=ssl.create_default_context(cafile=self.site.certificate),
+        )
+        code: str = asked.raise_for_status().json()["user_code"]
+        return code
+
+    def enter_code(self, code: str) -> None:
+        assert self.browser.heading == "Connect a device"
+        self.browser.fill(CODE_LABEL, code)
+        self.browser.press("Continue")

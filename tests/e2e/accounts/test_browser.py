@@ -1,0 +1,35 @@
+"""What every test of the pages relies on: the browser tells of everything that a page must not do."""
+
+import pytest
+
+from tests.browser import Chromium
+from tests.e2e.accounts.person import Person
+from tests.e2e.accounts.world import WEB, Site
+
+
+def breaking(person: Person, script: str) -> Chromium:
+    """A page of ours in which something went wrong."""
+    person.asked_by(WEB)
+    person.browser.traffic()
+    person.browser.driver.execute_script(script)
+    return person.browser
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "document.body.appendChild(Object.assign(document.createElement('script'), {text: '1'}))",
+        "document.body.setAttribute('style', 'color: red')",
+        "document.body.appendChild(Object.assign(document.createElement('img'), {src: '/accounts/x.png'}))",
+        "console.error('something')",
+    ],
+)
+def test_complaints_are_heard(person: Person, script: str) -> None:
+    assert breaking(person, script).traffic().complaints
+
+
+def test_requests_are_heard(person: Person, site: Site) -> None:
+    elsewhere = site.callback.url("elsewhere")
+    browser = breaking(person, f"window.open('{elsewhere}', '_self')")
+    browser.wait(lambda: browser.heading == "Back at the application")
+    assert elsewhere in browser.traffic().urls

@@ -1,0 +1,76 @@
+"""Signing in with an identity provider: npm's oidc-provider, which is certified, with its own pages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.browser import Chromium
+from tests.e2e.accounts.callback import query_of
+from tests.e2e.accounts.node_program import NodeProgram, running_node
+from tests.e2e.accounts.person import Person
+from tests.e2e.accounts.world import WEB, Site, running_site
+
+NAME, CLIENT_ID, SECRET = "neighbours", "trunkline", "s3cret of the provider"
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    program: NodeProgram
+    issuer: str
+
+
+@pytest.fixture(scope="module")
+def provider(node_folder: Path, certificate: Path) -> Iterator[Provider]:
+    with running_node(node_folder, "identity_provider.mjs", CLIENT_ID, SECRET, trusted=certificate) as program:
+        yield Provider(program, program.hear()["issuer"])
+
+
+@pytest.fixture(scope="module")
+def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Site]:
+    """A daemon of its own, whose sign-in page offers the provider."""
+    settings = (
+        f'[[accounts.providers]]\nname = "{NAME}"\nissuer = "{provider.issuer}"\n'
+        f'client_id = "{CLIENT_ID}"\nclient_secret = "{SECRET}"\n'
+    )
+    folder = tmp_path_factory.mktemp("neighbours")
+    with running_site(folder, certificate, settings=settings, others=(provider.issuer,)) as running:
+        provider.program.tell(f"{running.accounts}/external/callback")
+        assert provider.program.hear() == {}  # it serves
+        yield running
+
+
+def say_who_i_am(browser: Chromium, name: str) -> None:
+    """On the provider's own pages."""
+    browser.driver.find_element(By.NAME, "login").send_keys(name)
+    browser.driver.find_element(By.NAME, "password").send_keys("any")
+    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)
+    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)  # it tells the site
+
+
+def test_a_person_comes_back_from_the_provider_and_is_signed_in(person: Person, site: Site) -> None:
+    person.asked_by(WEB)
+    person.browser.follow(f"Sign in with {NAME}")
+    say_who_i_am(person.browser, "olga")
+    assert "olga@example.org" in person.browser.text
+    assert query_of(person.agree()).keys() == {"code", "state"}
+    person.asked_by(WEB)
+    assert person.browser.heading == "Allow access?"  # still signed in
+
+
+def test_account_type_leads_to_the_provider_at_once(person: Person, site: Site, provider: Provider) -> None:
+    person.asked_by(WEB, account_type=NAME)
+    assert person.browser.url.startswith(provider.issuer)
+    say_who_i_am(person.browser, "otto")
+    assert "otto@example.org" in person.browser.text
+
+
+def test_an_address_that_the_provider_has_not_verified_is_nobody_s(person: Person, site: Site) -> None:
+    person.asked_by(WEB)
+    person.browser.follow(f"Sign in with {NAME}")
+    say_who_i_am(person.browser, "unverified")
+    assert person.browser.heading == "Sign in"
+    assert person.browser.alert
+    assert "trunkline_session" not in person.browser.cookies()

@@ -1,0 +1,196 @@
+"""How every page looks: on a desktop and on a phone, in the light and in the dark.
+
+Somebody must look at what lies in SCREENSHOTS; that nothing hangs over, and what axe finds, needs nobody.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.browser import DESKTOP, PHONE, Chromium
+from tests.daemon import ADA_EMAIL, device_id
+from tests.e2e.accounts.person import NAME_LABEL, Person
+from tests.e2e.accounts.postbox import Postbox
+from tests.e2e.accounts.world import GALE_EMAIL, PASSWORD, SHARON_EMAIL, TV, WEB, Site
+
+LOOKS: Final = {
+    "desktop": (DESKTOP, False),
+    "desktop-dark": (DESKTOP, True),
+    "phone": (PHONE, False),
+    "phone-dark": (PHONE, True),
+}
+# What the Web Content Accessibility Guidelines ask for, and what those who write axe found to matter beside them.
+RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def sign_in(person: Person) -> None:
+    person.asked_by(WEB)
+
+
+def wrong_password(person: Person) -> None:
+    person.asked_by(WEB)
+    person.sign_in("nobody@example.org", "wrong horse")
+
+
+def consent(person: Person) -> None:
+    person.asked_by(WEB)
+    person.sign_in()
+
+
+def sign_up(person: Person) -> None:
+    person.asked_by(WEB, path="signup")
+
+
+def taken_address(person: Person) -> None:
+    sign_up(person)
+    person.browser.fill("E-mail address", ADA_EMAIL)
+    person.browser.fill("Password", PASSWORD)
+    person.browser.press("Create the account")
+
+
+def forgotten_password(person: Person) -> None:
+    sign_in(person)
+    person.browser.follow("Forgot your password?")
+
+
+def mail_on_its_way(person: Person) -> None:
+    forgotten_password(person)
+    person.browser.fill(NAME_LABEL, "nobody@example.org")
+    person.browser.press("Send the mail")
+
+
+def invitation(person: Person, guest: str = "guest@example.org") -> None:
+    printed = person.site.trunkline("user", "invite", guest, "--again")
+    person.browser.open(person.site.link_in(printed))
+
+
+def welcome(person: Person) -> None:
+    invitation(person, "wilma@example.org")
+    person.browser.fill("Password", PASSWORD)
+    person.browser.press("Open the account")
+
+
+def link_over(person: Person) -> None:
+    person.visit("signup", code="0" * 32)
+
+
+def new_password(person: Person) -> None:
+    forgotten_password(person)
+    person.browser.fill(NAME_LABEL, GALE_EMAIL)
+    person.browser.press("Send the mail")
+    person.browser.open(Postbox(person.site, person.browser).link_to(GALE_EMAIL))
+
+
+def accept_share(person: Person) -> None:
+    person.site.of_ada("POST", f"/devices/{device_id(0)}/shares", email=SHARON_EMAIL)
+    person.browser.open(Postbox(person.site, person.browser).link_to(SHARON_EMAIL))
+    person.sign_in(SHARON_EMAIL)
+
+
+def upgrade(person: Person) -> None:
+    offered = person.site.of_ada("GET", f"/pricing/devices/{device_id(0)}/revenueshare/upgradepath")
+    person.browser.open(offered["url"])
+
+
+def upgrade_waiting(person: Person) -> None:
+    upgrade(person)
+    person.browser.press("Pay 4.99 USD")
+
+
+def no_such_page(person: Person) -> None:
+    person.visit("login")  # which is only there for a form
+
+
+def sign_in_to_go(person: Person) -> None:
+    person.visit("go")
+
+
+def go(person: Person) -> None:
+    sign_in_to_go(person)
+    person.sign_in()
+
+
+def wrong_code(person: Person) -> None:
+    go(person)
+    person.enter_code("AAAA-AAAA")
+
+
+def confirm(person: Person) -> None:
+    person.visit("go", user_code=person.new_user_code(TV))
+    person.sign_in()
+    person.browser.press("Continue")
+
+
+def connected(person: Person) -> None:
+    confirm(person)
+    person.browser.press("Allow")
+
+
+def refused(person: Person) -> None:
+    confirm(person)
+    person.browser.press("Deny")
+
+
+def error(person: Person) -> None:
+    person.visit("authorize", client_id="nobody")
+
+
+PAGES: Final[list[Callable[[Person], None]]] = [
+    sign_in,
+    wrong_password,
+    consent,
+    sign_up,
+    taken_address,
+    forgotten_password,
+    mail_on_its_way,
+    welcome,
+    link_over,
+    invitation,
+    new_password,
+    accept_share,
+    upgrade,
+    upgrade_waiting,
+    no_such_page,
+    sign_in_to_go,
+    go,
+    wrong_code,
+    confirm,
+    connected,
+    refused,
+    error,
+]
+
+
+@pytest.mark.parametrize("lead_to", PAGES, ids=lambda page: page.__name__)
+def test_nothing_hangs_over_and_axe_finds_nothing(
+    person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
+) -> None:
+    lead_to(person)
+    for name, (size, dark) in LOOKS.items():
+        person.browser.show(size, dark=dark)
+        if screenshots is not None:
+            person.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
+        assert person.browser.overhang() == 0, name
+        if size == PHONE:  # what axe looks for does not depend on the size
+            assert findings(person.browser, node_folder) == [], name
+
+
+def findings(browser: Chromium, node_folder: Path) -> list[str]:
+    """What is wrong for people who cannot see, or not well, or use no mouse; with the element it is wrong at."""
+    browser.driver.execute_script((node_folder / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8"))
+    found = browser.driver.execute_async_script(
+        "const [tags, done] = arguments; axe.run({runOnly: tags}).then(done, error => done({error: String(error)}))",
+        RULES,
+    )
+    assert "error" not in found, found["error"]
+    assert found["passes"], "axe looked at nothing"
+    return [f"{one['id']}: {node['html']}" for one in found["violations"] for node in one["nodes"]]
+
+
+def test_axe_would_find_something(person: Person, site: Site, node_folder: Path) -> None:
+    """Contrast is hard to see in a headless browser, but it sees it."""
+    person.asked_by(WEB)
+    person.browser.driver.execute_script("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
+    assert [finding.split(":")[0] for finding in findings(person.browser, node_folder)] == ["color-contrast"]

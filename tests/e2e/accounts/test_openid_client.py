@@ -1,0 +1,73 @@
+"""npm's openid-client, which configures itself from the metadata and is strict about what it is sent."""
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from config.limits import APPLICATION_TOKEN_SECONDS, USER_TOKEN_SECONDS
+from tests.daemon import ADA
+from tests.e2e.accounts.node_program import NodeProgram, running_node
+from tests.e2e.accounts.person import Person
+from tests.e2e.accounts.world import SECRETS, SERVER, TV, WEB, Site
+
+
+def running_client(folder: Path, site: Site, flow: str, client_id: str) -> AbstractContextManager[NodeProgram]:
+    given = {
+        "issuer": site.origin,
+        "client_id": client_id,
+        "secret": SECRETS.get(client_id),
+        "redirect_uri": site.callback.url("web"),
+        "resource": site.users_self,
+    }
+    return running_node(folder, "client.mjs", flow, json.dumps(given), trusted=site.certificate)
+
+
+def test_code_with_pkce_refresh_and_revocation(node_folder: Path, person: Person, site: Site) -> None:
+    with running_client(node_folder, site, "code", WEB) as client:
+        client.tell(person.sign_in_and_agree(client.hear()["open"]))
+        got = client.hear()
+    assert USER_TOKEN_SECONDS - 60 < got.pop("lifetime") <= USER_TOKEN_SECONDS
+    assert got == {
+        "users": [ADA, ADA],
+        "rotated": True,
+        "after_revocation": 401,
+        "refresh_after_revocation": "invalid_grant",
+    }
+
+
+def test_client_credentials(node_folder: Path, site: Site) -> None:
+    with running_client(node_folder, site, "client_credentials", SERVER) as client:
+        got = client.hear()
+    assert APPLICATION_TOKEN_SECONDS - 60 < got["lifetime"] <= APPLICATION_TOKEN_SECONDS
+    assert got["refresh_token"] is None
+
+
+@pytest.fixture
+def television(node_folder: Path, site: Site) -> Iterator[NodeProgram]:
+    """It polls from now on, as often as it was told to."""
+    with running_client(node_folder, site, "device", TV) as client:
+        yield client
+
+
+def test_limited_input_is_polled_until_the_person_agrees(television: NodeProgram, person: Person) -> None:
+    shown = television.hear()
+    person.browser.open(shown["open"])
+    person.sign_in()
+    person.enter_code(shown["code"].replace("-", ""))
+    assert shown["code"] in person.browser.text
+    person.browser.press("Allow")
+    assert person.browser.heading == "Device connected"
+    assert television.hear() == {"user": ADA}
+
+
+def test_limited_input_is_polled_until_the_person_denies(television: NodeProgram, person: Person) -> None:
+    shown = television.hear()
+    person.browser.open(shown["complete"])
+    person.sign_in()
+    person.browser.press("Continue")
+    person.browser.press("Deny")
+    assert person.browser.heading == "Device refused"
+    assert television.hear() == {"error": "access_denied"}

@@ -1,0 +1,101 @@
+"""People do without a mouse, without scripts, and with small screens."""
+
+from collections.abc import Iterator
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser import PHONE, Chromium
+from tests.daemon import ADA_EMAIL
+from tests.e2e.accounts.callback import query_of
+from tests.e2e.accounts.person import NAME_LABEL, Person
+from tests.e2e.accounts.world import PASSWORD, TV, WEB, Site
+
+FINGER_PIXELS = 44  # WCAG 2.5.5
+
+
+@pytest.mark.parametrize(("tabs", "button", "told"), [(1, "Allow", "code"), (2, "Deny", "error")])
+def test_with_the_keyboard_alone(person: Person, site: Site, tabs: int, button: str, told: str) -> None:
+    browser = person.browser
+    person.asked_by(WEB)
+    assert browser.focused == NAME_LABEL
+    browser.keys(ADA_EMAIL, Keys.TAB)
+    assert browser.focused == "Password"
+    browser.leaving(lambda: browser.keys(PASSWORD, Keys.ENTER))
+    assert browser.heading == "Allow access?"
+    browser.keys(*[Keys.TAB] * tabs)
+    assert browser.focused == button
+    browser.leaving(lambda: browser.keys(Keys.ENTER))
+    assert told in query_of(site.callback.take())
+
+
+def test_a_code_is_typed_with_the_keyboard_alone(person: Person) -> None:
+    browser = person.browser
+    code = person.new_user_code(TV)
+    person.visit("go")
+    browser.leaving(lambda: browser.keys(ADA_EMAIL, Keys.TAB, PASSWORD, Keys.ENTER))
+    browser.leaving(lambda: browser.keys(code, Keys.ENTER))
+    assert browser.heading == "Connect this device?"
+    browser.keys(Keys.TAB)
+    assert browser.focused == "Allow"
+    browser.leaving(lambda: browser.keys(Keys.ENTER))
+    assert browser.heading == "Device connected"
+
+
+def test_what_has_the_focus_is_seen(person: Person) -> None:
+    person.asked_by(WEB)
+    for _ in range(4):  # both fields, the button, the link
+        outline = person.browser.driver.switch_to.active_element.value_of_css_property("outline-width")
+        assert float(outline.removesuffix("px")) >= 2, person.browser.focused
+        person.browser.keys(Keys.TAB)
+
+
+@pytest.fixture
+def without_scripts(person: Person, site: Site) -> Iterator[Person]:
+    person.browser.run_scripts(False)
+    yield person
+    person.browser.run_scripts(True)
+
+
+def test_without_scripts(without_scripts: Person, site: Site) -> None:
+    person = without_scripts
+    person.browser.open("data:text/html,<h1>off</h1><script>document.querySelector('h1').textContent='on'</script>")
+    assert person.browser.heading == "off"
+    person.asked_by(WEB)
+    person.sign_in(password="wrong horse")
+    person.sign_in()
+    assert query_of(person.agree()).keys() == {"code", "state"}
+    person.visit("go", user_code=person.new_user_code(TV))
+    person.browser.press("Continue")
+    person.browser.press("Allow")
+    assert person.browser.heading == "Device connected"
+
+
+def test_on_a_phone_everything_is_in_reach_of_a_finger(person: Person) -> None:
+    person.browser.show(PHONE, dark=False)
+    person.asked_by(WEB)
+    check_reach(person.browser)
+    person.browser.follow("Create an account")
+    check_reach(person.browser)
+    person.browser.follow("Sign in")
+    person.sign_in()
+    check_reach(person.browser)
+    assert query_of(person.agree()).keys() == {"code", "state"}
+
+
+def check_reach(browser: Chromium) -> None:
+    assert browser.overhang() == 0
+    targets = browser.driver.find_elements(By.CSS_SELECTOR, "button, input:not([type=hidden])")
+    assert targets
+    for target in targets:
+        assert min(target.size["width"], target.size["height"]) >= FINGER_PIXELS, target.accessible_name
+        assert target.rect["x"] + target.size["width"] <= PHONE[0], target.accessible_name
+
+
+def test_an_application_may_have_the_pages_without_style(person: Person) -> None:
+    person.asked_by(WEB, test_css_blank="true")
+    assert not person.browser.driver.find_elements(By.CSS_SELECTOR, "link[rel=stylesheet]")
+    assert person.browser.overhang() == 0
+    person.sign_in()
+    assert query_of(person.agree()).keys() == {"code", "state"}

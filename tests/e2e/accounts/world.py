@@ -1,0 +1,167 @@
+"""Who lives on the daemon: people, and an application for every method, provisioned as an operator would do it."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
+from tests.e2e.accounts.callback import Callback, running_callback
+
+PASSWORD: Final = "correct horse battery staple"
+THEA_EMAIL: Final = "thea@example.org"  # whose password is tried too often
+FRIDA_EMAIL: Final = "frida@example.org"  # who forgets hers
+GALE_EMAIL: Final = "gale@example.org"  # who does, too, and does not set another
+SHARON_EMAIL: Final = "sharon@example.org"  # with whom Ada shares her light
+WEB, MOBILE, PAGE, SERVER, TV = (f"e{number}" * 16 for number in range(5))
+SECRETS: Final = {WEB: "s3cret %2B+:x", SERVER: "server s3cret"}
+WEB_NAME, MOBILE_NAME, TV_NAME = "Window Blinds", "Pocket Remote", "Living Room Television"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where everything is."""
+
+    daemon: Daemon
+    callback: Callback
+    certificate: Path
+    others: tuple[str, ...]  # where else its pages may send a browser: origins
+
+    @property
+    def origin(self) -> str:
+        return f"https://{self.daemon.addresses['https']}"
+
+    @property
+    def accounts(self) -> str:
+        return f"{self.origin}/accounts"
+
+    @property
+    def users_self(self) -> str:
+        return f"{self.origin}/v1.1/users/self"
+
+    def of_ada(self, method: str, path: str, **body: str) -> Any:
+        """The `data` of a REST call that an application makes for Ada."""
+        answer = httpx.request(method, self.daemon.base_url + path, json=body or None, headers=bearer(USER_TOKEN))
+        return answer.raise_for_status().json()["data"]
+
+    def trunkline(self, *arguments: str) -> str:
+        """What its operator's command prints."""
+        command = [str(TRUNKLINE), *arguments, "--config", str(self.daemon.config)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
+    def link_in(self, text: str) -> str:
+        """The only one that is in it."""
+        (link,) = [word for word in text.split() if "?code=" in word]
+        return link
+
+
+@contextmanager
+def running_site(
+    folder: Path, certificate: Path, *, settings: str = "", others: tuple[str, ...] = ()
+) -> Iterator[Site]:
+    """The daemon behind TLS, so that cookies are what they are outside; with more settings, if they are given."""
+    settings += (
+        '[accounts]\nsignup = "open"\ndevice_poll_seconds = 1\n'
+        f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
+    )
+    with ExitStack() as stack:
+        callback = stack.enter_context(running_callback(certificate))
+        with pytest.MonkeyPatch.context() as environment:  # which other tests' daemons must not see
+            environment.setenv("TRUNKLINE_HTTP_TLS_BIND", "127.0.0.1:0")
+            daemon = stack.enter_context(running_daemon(folder, devices=1, settings=settings))
+        people = folder / "accounts.toml"
+        people.write_text(_WORLD.replace("{callback}", callback.origin), encoding="utf-8")
+        site = Site(daemon, callback, certificate, others)
+        site.trunkline("provision", str(people))
+        yield site
+
+
+_WORLD: Final = f"""
+[[organizations]]
+name = "Sunshade Works"
+
+[[organizations]]
+name = "Brightlight"
+
+[[device_types]]
+unique_name = "brightlight.lamp"
+name = "Brightlight Lamp"
+organization = "Brightlight"
+published = true
+
+[[device_types]]
+unique_name = "brightlight.weather_station"
+name = "Brightlight Weather Station"
+organization = "Brightlight"
+published = true
+
+[[users]]
+email = "{THEA_EMAIL}"
+full_name = "Thea"
+password = "{PASSWORD}"
+
+[[users]]
+email = "{FRIDA_EMAIL}"
+full_name = "Frida"
+password = "{PASSWORD}"
+
+[[users]]
+email = "{GALE_EMAIL}"
+full_name = "Gale"
+password = "{PASSWORD}"
+
+[[users]]
+email = "{SHARON_EMAIL}"
+full_name = "Sharon"
+password = "{PASSWORD}"
+
+[[plans]]
+device_type = "example.light"
+free_messages_per_day = 150
+paid_cost = "4.99"
+
+[[applications]]
+id = "{WEB}"
+name = "{WEB_NAME}"
+organization = "Sunshade Works"
+secret = "{SECRETS[WEB]}"
+redirect_uri = "{{callback}}/web"
+methods = ["authorization_code", "pkce"]
+permissions = [
+  {{ device_type = "brightlight.lamp", permissions = ["READ", "WRITE"] }},
+  {{ device_type = "brightlight.weather_station", permissions = ["READ"] }},
+]
+
+[[applications]]
+id = "{MOBILE}"
+name = "{MOBILE_NAME}"
+organization = "Sunshade Works"
+redirect_uri = "{{callback}}/mobile"
+methods = ["pkce"]
+
+[[applications]]
+id = "{PAGE}"
+name = "Dashboard in a Page"
+organization = "Sunshade Works"
+redirect_uri = "{{callback}}/page"
+methods = ["implicit"]
+
+[[applications]]
+id = "{SERVER}"
+name = "Night Watch"
+organization = "Sunshade Works"
+secret = "{SECRETS[SERVER]}"
+methods = ["client_credentials"]
+
+[[applications]]
+id = "{TV}"
+name = "{TV_NAME}"
+organization = "Sunshade Works"
+methods = ["limited_input"]
+permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
+"""

@@ -1,0 +1,59 @@
+"""The accounts server's own listener and an operator's invitation, on the real daemon."""
+
+import re
+import ssl
+import subprocess
+from collections.abc import Iterator
+from email import message_from_bytes, policy
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.daemon import TRUNKLINE, Daemon, running_daemon
+
+EMAIL = "grace@example.org"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, certificate: Path) -> Iterator[Daemon]:
+    settings = (
+        '[accounts]\ntls_bind = "127.0.0.1:0"\n'
+        f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
+    )
+    with running_daemon(tmp_path, devices=0, settings=settings) as running:
+        yield running
+
+
+def invite(daemon: Daemon, *options: str) -> str:
+    command = [str(TRUNKLINE), "user", "invite", EMAIL, "--config", str(daemon.config), *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_an_invitation_is_accepted_at_the_own_listener(daemon: Daemon, certificate: Path) -> None:
+    shown = invite(daemon, "--organization", "Acme", "--role", "viewer")
+    link = re.search(r"http\S+/accounts/(signup\?code=[0-9a-f]{32})$", shown, re.MULTILINE)
+    assert link is not None
+    assert "code=" not in invite(daemon)  # it waits already
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with httpx.Client(base_url=f"https://{daemon.addresses['accounts']}", verify=trust) as client:
+        about = client.get("/.well-known/oauth-authorization-server").json()
+        assert about["issuer"] == f"https://{daemon.addresses['accounts']}"
+        page = client.get(f"/{link[1]}")
+        fields = dict(re.findall(r'name="(csrf|code)" value="([^"]*)"', page.text))
+        done = client.post("/signup", data={**fields, "password": "12345678", "fullName": "Grace"})
+        assert "<h1>Welcome</h1>" in done.text
+        assert client.get("/checkSession").json() == {"data": {"message": "Session is valid"}}
+    assert daemon.stop() == 0
+    (path,) = (daemon.state / "outbox").glob("*.eml")
+    mail = message_from_bytes(path.read_bytes(), policy=policy.default)
+    assert mail["To"] == EMAIL
+    assert link[1] in mail.get_content()
+
+
+def test_an_invitation_while_no_daemon_runs(daemon: Daemon) -> None:
+    daemon.stop()
+    assert re.search(r"invitations +1 created", invite(daemon)) is not None
+    daemon.start()
+    assert re.search(r"invitations .* 1 unchanged", invite(daemon)) is not None
+    assert re.search(r"invitations .* 1 changed", invite(daemon, "--again")) is not None

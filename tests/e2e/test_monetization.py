@@ -1,0 +1,117 @@
+"""From a plan to a paid device with the real daemon: the operator by hand, and Stripe's stand-in."""
+
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+
+from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, running_daemon
+from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, event, signed
+
+CALLBACK = "https://app.example.org/callback"
+PLAN = {
+    "tiers": [
+        {"type": "free", "name": "Free", "messageLimit": 2},
+        {"type": "paid", "name": "Plus", "cost": "4.99"},
+    ]
+}
+
+
+def trunkline(daemon: Daemon, *arguments: str) -> str:
+    """What an operator types, and what is answered."""
+    command = [str(TRUNKLINE), *arguments, "--config", str(daemon.config)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def begin_payment(daemon: Daemon, http: httpx.Client) -> httpx.Response:
+    """Add a plan, have it approved, use up the free tier, and press the button of the upgrade page."""
+    device, light = device_id(0), "example.light"
+    http.post(f"{daemon.base_url}/pricing/devicetypes/{light}/pricingtiers", json=PLAN).raise_for_status()
+    assert "Plus: 4.99" in trunkline(daemon, "plans")
+    assert trunkline(daemon, "plans", "approve", light, "1").endswith("APPROVED\n")
+    upgrade = http.get(f"{daemon.base_url}/pricing/devices/{device}/revenueshare/upgradepath").json()["data"]["url"]
+    page = http.get(f"{upgrade}&redirect_uri={CALLBACK}")
+    assert "4.99 USD" in page.text
+    token = urlsplit(upgrade).query.partition("=")[2]
+    return http.post(upgrade.partition("?")[0], data={"token": token, "redirect_uri": CALLBACK})
+
+
+def active_tier(daemon: Daemon, http: httpx.Client) -> str:
+    path = f"{daemon.base_url}/pricing/devices/{device_id(0)}/pricingtiers?active=true"
+    return str(http.get(path).json()["data"]["pricingTiers"][0]["name"])
+
+
+def send(daemon: Daemon, http: httpx.Client) -> httpx.Response:
+    return http.post(f"{daemon.base_url}/messages", json={"sdid": device_id(0), "data": {"state": True}})
+
+
+def pay_by_hand(folder: Path) -> None:
+    with running_daemon(folder, devices=1) as daemon, httpx.Client(headers=bearer(USER_TOKEN)) as http:
+        back = f"http://{daemon.addresses['http']}{begin_payment(daemon, http).headers['Location']}"
+        reference = trunkline(daemon, "payments").split()[0]
+        assert reference in http.get(back).text
+        trunkline(daemon, "payments", "accept", reference)
+        assert http.get(back).headers["Location"] == f"{CALLBACK}?status=accepted"
+        assert active_tier(daemon, http) == "Plus"
+        assert trunkline(daemon, "payments") == ""
+
+
+def test_an_operator_confirms_a_payment_by_hand(tmp_path: Path) -> None:
+    pay_by_hand(tmp_path)
+
+
+def test_the_daily_quota_of_the_free_tier_ends_with_the_payment(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state")
+    daemon.configure(devices=1)
+    daemon.config.write_text(daemon.config.read_text(encoding="utf-8").replace('quotas = "off"', 'quotas = "on"'))
+    daemon.start()
+    try:
+        with httpx.Client(headers=bearer(USER_TOKEN)) as http:
+            begin_payment(daemon, http)
+            sent = [send(daemon, http) for _ in range(3)]
+            assert [answer.status_code for answer in sent] == [200, 200, 429]
+            assert sent[1].headers["x-quota-device-limits"] == "2/2"
+            assert sent[2].json()["error"]["message"] == (
+                f"Plan quota exceeded for device {device_id(0)}. Reason: Daily message limit."
+            )
+            trunkline(daemon, "payments", "accept", trunkline(daemon, "payments").split()[0])
+            assert send(daemon, http).status_code == 200
+            daemon.stop()
+            daemon.start()
+            assert send(daemon, http).status_code == 200
+    finally:
+        daemon.stop()
+
+
+async def test_stripe_collects_and_its_signed_notification_counts(tmp_path: Path, nursery: trio.Nursery) -> None:
+    stripe = StripeStandIn()
+    await nursery.start(stripe.run)
+    await trio.to_thread.run_sync(partial(_pay_with_stripe, tmp_path, stripe))
+
+
+def _pay_with_stripe(folder: Path, stripe: StripeStandIn) -> None:
+    settings = (
+        f'[payments]\nprocessor = "stripe"\nstripe_key = "{KEY}"\nstripe_webhook_secret = "{WEBHOOK_SECRET}"\n'
+        f'stripe_url = "{stripe.url}"\n'
+    )
+    with (
+        running_daemon(folder, devices=1, settings=settings) as daemon,
+        httpx.Client(headers=bearer(USER_TOKEN)) as http,
+    ):
+        assert begin_payment(daemon, http).headers["Location"].startswith("https://checkout.example/pay/")
+        [(reference, session)] = stripe.sessions.items()
+        paid = event("checkout.session.completed", reference, payment_status="paid")
+        webhook = f"http://{daemon.addresses['http']}/accounts/pricing/notifications"
+
+        assert "Waiting" in http.get(session["success_url"]).text  # coming back proves nothing
+        assert http.post(webhook, content=paid, headers=signed(paid, time.time(), secret="whsec_x")).status_code == 400
+        assert active_tier(daemon, http) == "Free"
+
+        for _ in range(2):  # Stripe repeats itself
+            assert http.post(webhook, content=paid, headers=signed(paid, time.time())).status_code == 200
+        assert http.get(session["success_url"]).headers["Location"] == f"{CALLBACK}?status=accepted"
+        assert active_tier(daemon, http) == "Plus"

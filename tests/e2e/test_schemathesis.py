@@ -1,0 +1,173 @@
+"""Schemathesis, which we did not write, holds the daemon to the document that it serves.
+
+It calls every operation with the document's own examples, with values at the edges of the schemas, and with what it
+makes up. No answer may be a 5xx or anything that the document does not say: status, content type, headers, and members,
+here exactly those. Nothing is allowed without a token, or with a token of a kind that the operation does not accept.
+"""
+
+import json
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.daemon import (
+    APPLICATION_TOKEN,
+    TRUNKLINE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    device_id,
+    device_token,
+    running_daemon,
+)
+from tests.e2e.schemathesis_world import (
+    about_this_world,
+    close_answers,
+    dictionaries_of,
+    furnish,
+    operations,
+    settings_of,
+)
+
+SCHEMATHESIS: Final = TRUNKLINE.with_name("schemathesis")
+DEVICES: Final = 60
+#: The device whose token is used: what others may delete are the ones behind it.
+SPEAKER: Final = 0
+OWNED: Final = [device_id(number) for number in range(4, DEVICES)]
+SECONDS: Final = 115
+
+#: Calls that need more than this small world has. They are tested where that is.
+OUT_OF_REACH: Final = {
+    "DELETE /devices/{did}/providerauth": "a cloud connector",
+    "POST /devices/{did}/providerauth": "a cloud connector",
+    "GET /cloudconnectors/{dtid}/auth": "a cloud connector",
+    "GET /cloudconnectors/{dtid}/thirdpartynotifications": "a cloud connector",
+    "POST /cloudconnectors/{dtid}/thirdpartynotifications": "a cloud connector",
+    "PUT /devices/registrations/pin": "a device with a certificate",
+    "GET /devices/registrations/{rid}/status": "a device with a certificate",
+    "DELETE /devices/{did}/registrations": "a device with a certificate",
+    "PUT /devices/{did}/shares/{shareId}": "the one who is invited",
+    "GET /messages/export/{exportId}/result": "an export that is done",
+    "GET /pricing/devices/{did}/revenueshare/upgradepath": "a plan that the operator approved",
+    "PUT /pricing/devices/{did}/pricingtiers": "a plan that the operator approved",
+    "POST /accounts/token": "an implicit token",
+}
+
+Statuses = Mapping[str, Counter[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A daemon, and the document that it serves."""
+
+    daemon: Daemon
+    folder: Path
+    served: str
+
+    def run(self, kind: str, token: str, *, kitchen: int, phases: str, examples: int, devices: list[str]) -> "Found":
+        """Let Schemathesis loose; what it got for each operation. Fails with its words when it found something.
+
+        `kitchen` is the device that the document's examples are about: no other run has spoiled it.
+        """
+        with httpx.Client(base_url=self.daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
+            world = furnish(client, device_id(kitchen))
+        document = json.loads(about_this_world(self.served, world))
+        close_answers(document)
+        document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
+        described, settings, report = (
+            self.folder / f"{kind}-{kitchen}.{suffix}" for suffix in ("json", "toml", "ndjson")
+        )
+        described.write_text(json.dumps(document), encoding="utf-8")
+        settings.write_text(settings_of(dictionaries_of(world) | {"devices": devices}, examples), encoding="utf-8")
+        command: list[str | Path] = [SCHEMATHESIS, "--config-file", settings, "run", described, "--phases", phases]
+        command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
+        # Those are for the secure listener (test_secure_devices.py).
+        command += ["--exclude-path-regex", "^/cert/", "--report", "ndjson", "--report-ndjson-path", report]
+        ran = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return Found(kind, document, _statuses(report))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kind: str
+    document: dict[str, Any]
+    statuses: Statuses
+
+    def check_kinds(self) -> None:
+        """A token of a kind that an operation does not accept never gets through."""
+        refused = [
+            name
+            for name, one in operations(self.document)
+            if one["x-token-kinds"] and self.kind not in one["x-token-kinds"]
+        ]
+        assert [name for name in refused if self._succeeded(name)] == []
+        assert [name for name in refused if 403 not in self.statuses[name]] == []
+
+    def check_successes(self) -> None:
+        """The rest would say little if no call had ever succeeded."""
+        allowed = [
+            name for name, one in operations(self.document) if self.kind in (one["x-token-kinds"] or (self.kind,))
+        ]
+        assert {name for name in allowed if not self._succeeded(name)} <= set(OUT_OF_REACH)
+
+    def _succeeded(self, name: str) -> bool:
+        return any(status < 400 for status in self.statuses[name])
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("schemathesis")
+    with running_daemon(folder, devices=DEVICES) as daemon:
+        served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
+        yield House(daemon, folder, served)
+
+
+def test_a_user_gets_what_the_document_says(house: House) -> None:
+    found = house.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=6, devices=OWNED)
+    found.check_kinds()
+    found.check_successes()
+
+
+def test_values_at_the_edges_of_the_schemas_get_what_the_document_says(house: House) -> None:
+    house.run("user", USER_TOKEN, kitchen=2, phases="coverage", examples=1, devices=OWNED).check_kinds()
+
+
+def test_an_application_gets_what_the_document_says(house: House) -> None:
+    found = house.run("application", APPLICATION_TOKEN, kitchen=3, phases="examples,fuzzing", examples=4, devices=OWNED)
+    found.check_kinds()
+    found.check_successes()
+
+
+def test_a_device_gets_what_the_document_says(house: House) -> None:
+    found = house.run(
+        "device",
+        device_token(SPEAKER),
+        kitchen=SPEAKER,
+        phases="examples,fuzzing",
+        examples=4,
+        devices=[device_id(SPEAKER)],
+    )
+    found.check_kinds()
+    found.check_successes()
+
+
+def _statuses(report: Path) -> Statuses:
+    """How often each operation was answered with which status."""
+    statuses: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for line in report.read_text(encoding="utf-8").splitlines():
+        finished = json.loads(line).get("ScenarioFinished")
+        if finished is None:
+            continue
+        recorder = finished["recorder"]
+        for case, interaction in recorder.get("interactions", {}).items():
+            value = recorder["cases"][case]["value"]
+            if (response := interaction["response"]) is not None:
+                statuses[f"{value['method']} {value['path']}"][response["status_code"]] += 1
+    return statuses

@@ -1,0 +1,168 @@
+"""Secure registration with the real daemon, and devices of other people's making that come with their certificates."""
+
+import datetime as dt
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.certificates import Authority, Issued, Kind
+from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.programs import require_program
+
+PATIENCE_SECONDS: Final = 20
+SECURE_TYPE: Final = "dt" + "5e" * 16
+STATE: Final = '{"state":true}'
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority(now=dt.datetime.now(dt.UTC))
+
+
+@pytest.fixture(scope="module")
+def factory(authority: Authority) -> Authority:
+    return authority.delegate()
+
+
+@pytest.fixture(scope="module")
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, certificate: Path, authority: Authority, factory: Authority
+) -> Iterator[Daemon]:
+    """A daemon with every encrypted listener, which learns of the secure type while it runs."""
+    folder = tmp_path_factory.mktemp("secured")
+    tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("MQTT_TLS_BIND", "SECURE_TLS_BIND", "COAP_DTLS_BIND"):
+            environment.setenv(f"TRUNKLINE_{name}", "127.0.0.1:0")
+        with running_daemon(folder, devices=2, settings=tls) as daemon:
+            # The factory's, too: libcoap's client shows its own certificate and nothing of what leads to it.
+            (folder / "ca.pem").write_text(authority.pem + factory.pem, encoding="utf-8")
+            (folder / "secure.toml").write_text(
+                f'[[device_types]]\nid = "{SECURE_TYPE}"\nunique_name = "example.secure_board"\norganization = "Acme"\n'
+                'published = true\nrsp = true\nca = "ca.pem"\nmanifest = "light.json"\n',
+                encoding="utf-8",
+            )
+            for expected in ("1 created", "1 unchanged"):
+                report = run(TRUNKLINE, "provision", folder / "secure.toml", "--config", daemon.config)
+                assert expected in report
+            yield daemon
+
+
+@dataclass(frozen=True)
+class Board:
+    id: str
+    token: str
+    certificate: Path
+    key: Path
+
+
+def run(*arguments: str | Path) -> str:
+    """Standard output, and what goes wrong; the exit status at the end."""
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    return f"{done.stdout}{done.stderr}\nstatus {done.returncode}"
+
+
+@pytest.fixture(scope="module", params=["ec", "rsa"])
+def board(
+    request: pytest.FixtureRequest, secured: Daemon, factory: Authority, certificate: Path, tmp_path_factory: Any
+) -> Board:
+    """Registered as a device does it, with a certificate of a factory that the authority vouches for."""
+    kind: Kind = request.param
+    issued = factory.issue(f"board-{kind}", kind=kind)
+    chain, key = issued.files(tmp_path_factory.mktemp("board"), kind)
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.load_cert_chain(chain, key)
+    user = httpx.Client(base_url=secured.base_url, headers=bearer(USER_TOKEN))
+    with httpx.Client(base_url=f"https://{secured.addresses['secure']}/v1.1", verify=context) as device, user:
+        wanted = {"deviceTypeId": "example.secure_board", "vendorDeviceId": f"vendor-{kind}"}
+        begun = device.post("/cert/devices/registrations", json=wanted).raise_for_status().json()["data"]
+        pin = {"pin": begun["pin"], "deviceName": "Board"}
+        user.put("/devices/registrations/pin", json=pin).raise_for_status()
+        path = f"/cert/devices/registrations/{begun['rid']}"
+        done = device.put(path, json={"nonce": begun["nonce"]}).raise_for_status().json()["data"]
+    return Board(done["did"], done["accessToken"], chain, key)
+
+
+@pytest.fixture(scope="module")
+def strangers(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
+    """What others may show in its place."""
+    folder = tmp_path_factory.mktemp("strangers")
+    others: list[Issued] = [
+        authority.issue("board-ec"),
+        Authority("board-ec", now=dt.datetime.now(dt.UTC), extensions=()).own,
+    ]
+    return [[], *(list(other.files(folder, str(number))) for number, other in enumerate(others))]
+
+
+class TestMqtt:
+    def publish(self, daemon: Daemon, certificate: Path, who: tuple[str, str], shown: list[Path]) -> str:
+        program = require_program("mosquitto_pub")
+        did, token = who
+        tls: list[str | Path] = ["--cafile", certificate]
+        for option, path in zip(("--cert", "--key"), shown, strict=False):
+            tls += [option, path]
+        address = ["-h", "127.0.0.1", "-p", str(daemon.port("mqtts")), "-u", did, "-P", token]
+        return run(program, *address, *tls, "-q", "1", "-t", f"/v1.1/messages/{did}", "-m", STATE)
+
+    def test_a_secure_device_publishes_with_its_certificate(
+        self, secured: Daemon, certificate: Path, board: Board
+    ) -> None:
+        said = self.publish(secured, certificate, (board.id, board.token), [board.certificate, board.key])
+        assert said.endswith("status 0")
+
+    def test_and_with_nothing_else(
+        self, secured: Daemon, certificate: Path, board: Board, strangers: list[list[Path]]
+    ) -> None:
+        for shown in strangers:
+            said = self.publish(secured, certificate, (board.id, board.token), shown)
+            assert "not authori" in said, said
+            assert not said.endswith("status 0")
+
+    def test_not_without_encryption(self, secured: Daemon, board: Board) -> None:
+        address = ["-h", "127.0.0.1", "-p", str(secured.port("mqtt")), "-u", board.id, "-P", board.token]
+        topic = f"/v1.1/messages/{board.id}"
+        said = run(require_program("mosquitto_pub"), *address, "-q", "1", "-t", topic, "-m", STATE)
+        assert "not authori" in said
+
+    def test_ordinary_devices_need_no_certificate_and_may_show_any(
+        self, secured: Daemon, certificate: Path, strangers: list[list[Path]]
+    ) -> None:
+        for shown in strangers:
+            said = self.publish(secured, certificate, (device_id(0), device_token(0)), shown)
+            assert said.endswith("status 0"), said
+
+
+class TestCoap:
+    def post(self, daemon: Daemon, token: str, shown: list[Path]) -> str:
+        program = require_program("coap-client-openssl")
+        tls: list[str | Path] = ["-n"]
+        for option, path in zip(("-c", "-j"), shown, strict=False):
+            tls += [option, path]
+        url = f"coaps://127.0.0.1:{daemon.port('coaps')}/v1.1/messages/{token}"
+        return run(program, *tls, "-B", "10", "-m", "post", "-t", "50", "-e", f'{{"data":{STATE}}}', url)
+
+    def test_a_secure_device_posts_with_its_certificate(self, secured: Daemon, board: Board) -> None:
+        assert '"mid"' in self.post(secured, board.token, [board.certificate, board.key])
+
+    def test_and_with_nothing_else(self, secured: Daemon, board: Board, strangers: list[list[Path]]) -> None:
+        for shown in strangers:
+            assert "4.03" in self.post(secured, board.token, shown)
+
+    def test_ordinary_devices_need_no_certificate_and_may_show_any(
+        self, secured: Daemon, strangers: list[list[Path]]
+    ) -> None:
+        for shown in strangers:
+            assert '"mid"' in self.post(secured, device_token(0), shown)
+
+
+def test_curl_needs_a_certificate_on_the_secure_listener(secured: Daemon, certificate: Path, board: Board) -> None:
+    url = f"https://{secured.addresses['secure']}/v1.1/devices/{board.id}"
+    curl = (require_program("curl"), "-sS", "--cacert", certificate, "-H", f"Authorization: Bearer {board.token}", url)
+    assert board.id in run(*curl, "--cert", board.certificate, "--key", board.key)
+    assert not run(*curl).endswith("status 0")

@@ -1,0 +1,71 @@
+"""Devices with an Advanced Manifest, whose payload is `data` itself."""
+
+import json
+import struct
+from typing import Any
+
+import cbor2
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from broker.services import Services
+from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, Code, Message, Option, uint
+from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE
+from tests.protocols.coap.peers import Peer, error
+
+FIELDS = [{"name": "temperature", "valueClass": "Double"}]
+CSV = {"format": "csv", "columns": ["temperature"]}
+BINARY = {"format": "binary", "layout": [{"name": "temperature", "type": "int16", "scale": 0.5}]}
+JSON_LIST = {"format": "json", "expression": "{temperature: [0]}"}
+
+
+async def posted(peer: Peer, payload: object, format_: int) -> Message:
+    peer.post(KITCHEN_TOKEN, payload, [(Option.CONTENT_FORMAT, uint(format_))])
+    await wait_all_tasks_blocked()
+    return peer.take()
+
+
+@pytest.mark.parametrize(
+    ("transform", "payload", "format_", "data"),
+    [
+        (CSV, b"21.5", TEXT, '{"temperature":21.5}'),
+        (CSV, b"21.5", OCTETS, '{"temperature":21.5}'),
+        (CSV, {"data": "21.5", "ts": 5}, JSON, '{"temperature":21.5}'),
+        (CSV, cbor2.dumps({"data": "21.5"}), CBOR, '{"temperature":21.5}'),
+        (BINARY, struct.pack(">h", -3), OCTETS, '{"temperature":-1.5}'),
+        (JSON_LIST, b"[4]", TEXT, '{"temperature":4}'),
+        (JSON_LIST, {"data": [4]}, JSON, '{"temperature":4}'),
+    ],
+)
+async def test_a_bare_payload_is_transformed(
+    services: Services, peer: Peer, transform: dict[str, Any], payload: object, format_: int, data: str
+) -> None:
+    await services.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": transform}, approve=True)
+    answer = await posted(peer, payload, format_)
+    assert answer.code == Code.CREATED
+    found = await services.history.by_mid(json.loads(_json(answer))["data"]["mid"])
+    assert found is not None
+    assert found[0].data == data
+
+
+def _json(answer: Message) -> str:
+    """The answer speaks as the request did."""
+    is_cbor = answer.payload[:1] != b"{"
+    return json.dumps(cbor2.loads(answer.payload)) if is_cbor else answer.payload.decode()
+
+
+@pytest.mark.parametrize("format_", [TEXT, OCTETS])
+async def test_a_simple_manifest_takes_no_bare_payload(peer: Peer, format_: int) -> None:
+    assert error(await posted(peer, b'{"data":{"state":true}}', format_)) == ("4.15", "Unsupported Content-Format")
+
+
+async def test_data_given_as_a_text_is_parsed(services: Services, peer: Peer) -> None:
+    answer = await posted(peer, {"data": '{"state":true}'}, JSON)
+    found = await services.history.by_mid(json.loads(answer.payload)["data"]["mid"])
+    assert found is not None
+    assert found[0].data == '{"state":true}'
+
+
+@pytest.mark.parametrize("body", [b'{"data":"\\ud800"}', b'{"data":"text"}'])
+async def test_a_text_that_is_none_is_refused(peer: Peer, body: bytes) -> None:
+    assert error(await posted(peer, body, JSON)) == ("4.00", "Bad Request")

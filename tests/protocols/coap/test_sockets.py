@@ -1,0 +1,79 @@
+"""Listeners on any address answer from the one that was asked: a connected socket hears nobody else."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker.services import Services
+from config.settings import Address
+from protocols.coap.dtls import serve_coap_dtls
+from protocols.coap.messages import ACK, CON, Code, Message, Option, decode, encode
+from protocols.coap.server import serve_coap
+from tests.factories import KITCHEN_TOKEN, World
+from tests.protocols.coap.dtls_client import client_context, dtls_client, make_certificate
+
+PATH = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", KITCHEN_TOKEN.encode()))
+POST = Message(CON, Code.POST, 1, b"t", PATH, b'{"data":{"state":true}}')
+
+
+@pytest.fixture
+def bind() -> str:
+    return "0.0.0.0"  # noqa: S104 - what is tested
+
+
+@pytest.fixture
+async def port(services: Services, world: World, bind: str) -> AsyncIterator[int]:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_coap, services, Address(bind, 0))
+        yield address.port
+        nursery.cancel_scope.cancel()
+
+
+async def _asked(host: str, port: int, message: Message) -> Message:
+    family = trio.socket.AF_INET6 if ":" in host else trio.socket.AF_INET
+    with trio.socket.socket(family, trio.socket.SOCK_DGRAM) as sock:
+        await sock.connect((host, port))
+        await sock.send(encode(message))
+        with trio.fail_after(5):
+            return decode(await sock.recv(2048))
+
+
+@pytest.mark.parametrize(
+    ("bind", "host"),
+    [
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104
+        ("0.0.0.0", "127.0.0.2"),  # noqa: S104
+        ("::", "::1"),
+        ("::", "127.0.0.2"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("::1", "::1"),
+    ],
+)
+async def test_plain(port: int, host: str) -> None:
+    answer = await _asked(host, port, POST)
+    assert (answer.type, answer.code) == (ACK, Code.CREATED)
+
+
+async def test_one_peer_at_two_of_our_addresses_is_two(port: int, services: Services) -> None:
+    """The same message id is a duplicate only when it went to the same address (RFC 7252 section 4.4)."""
+    with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as sock:
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.2"):
+            await sock.sendto(encode(POST), (host, port))
+            with trio.fail_after(5):
+                datagram, sender = await sock.recvfrom(2048)
+            assert (sender, decode(datagram).code) == ((host, port), Code.CREATED)
+    assert services.ingest.statistics().messages == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+async def test_dtls(services: Services, world: World, bind: str, tmp_path: Path, host: str) -> None:
+    serve = partial(serve_coap_dtls, services, Address(bind, 0), *make_certificate(tmp_path, "ecdsa"))
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve)
+        with dtls_client(Address(host, address.port), client_context(b"ECDHE-ECDSA-AES128-CCM8")) as client:
+            await client.handshake()
+            assert (await client.ask(POST)).code == Code.CREATED
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,83 @@
+"""/reset: the pages on the way to a new password."""
+
+import re
+
+from broker.services import Services
+from config.settings import Address
+from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld
+from tests.broker.accounts.test_resets import code_for_ada, mails
+from tests.protocols.http.accounts.browser import Browser, Form
+
+ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
+NEW = "a whole new password"
+
+
+async def test_the_whole_way(browser: Browser, services: Services) -> None:
+    shown = await browser.open("authorize", **ASKED)
+    way = re.search(r'href="/accounts/(reset)"', shown.text)
+    assert way is not None
+    asking = await browser.open(way[1])
+    assert Form(asking.text).labelled == {"email"}
+    sent = await browser.send(asking, email="ada-example")
+    assert (sent.status_code, "<h1>Look into your mail</h1>" in sent.text) == (200, True)
+    link = re.search(r"http\S+/accounts/(reset\?code=\S+)", (await mails(services))[0][1])
+    assert link is not None
+    setting = await browser.open(link[1])
+    assert "ada@example.org" in setting.text
+    assert Form(setting.text).labelled == {"password"}
+    assert Form(setting.text).user_name == "ada@example.org"
+    done = await browser.send(setting, password=NEW)
+    assert (done.status_code, "<h1>Your password is set</h1>" in done.text) == (200, True)
+    assert NEW not in done.text
+    back = await browser.sign_in(await browser.open("authorize", **ASKED), password=NEW)
+    assert back.headers["location"].startswith(f"{CALLBACK}?code=")
+    for over in (await browser.open(link[1]), await browser.send(setting, password=NEW)):
+        assert over.status_code == 410
+        assert "expired or was used" in over.text
+
+
+async def test_the_answer_says_nothing_about_who_has_an_account(browser: Browser) -> None:
+    asking = await browser.open("reset")
+    answers = [await browser.send(asking, email=name) for name in ("ada@example.org", "nobody@example.org", "<b>")]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.text for answer in answers}) == 1
+
+
+async def test_forms_must_have_been_shown(browser: Browser, oauth: OAuthWorld, door: Address) -> None:
+    code = await code_for_ada(oauth)
+    asking, setting = await browser.open("reset"), await browser.open("reset", code=code)
+    stranger = Browser(door)
+    async with stranger.client:
+        for shown, typed in ((asking, {"email": "ada-example"}), (setting, {"password": NEW})):
+            for answer in (await browser.send(shown, csrf="", **typed), await stranger.send(shown, **typed)):
+                assert answer.status_code == 403
+                assert "no longer valid" in answer.text
+    assert len(await mails(oauth.services)) == 1
+    assert (await browser.send(setting, password=NEW)).status_code == 200
+
+
+async def test_what_is_refused(browser: Browser, oauth: OAuthWorld) -> None:
+    code = await code_for_ada(oauth)
+    answer = await browser.send(await browser.open("reset", code=code), password="1234567")
+    assert answer.status_code == 400
+    assert "A password has 8 to 1024 characters." in answer.text
+    assert (await browser.send(answer, password=NEW)).status_code == 200
+    assert (await browser.send(await browser.open("reset"), email=" ")).status_code == 400
+    assert (await browser.open("reset", code="ff" * 16)).status_code == 410
+    assert (await browser.open("reset", code="<b>")).status_code == 410
+
+
+async def test_too_many_from_one_address(browser: Browser) -> None:
+    asking = await browser.open("reset")
+    for _ in range(10):
+        assert (await browser.send(asking, email="nobody")).status_code == 200
+    answer = await browser.send(asking, email="nobody")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "900")
+
+
+async def test_looking_at_a_link_does_not_use_it(browser: Browser, oauth: OAuthWorld) -> None:
+    code = await code_for_ada(oauth)
+    head = await browser.client.head(f"reset?code={code}")
+    assert (head.status_code, "set-cookie" in head.headers) == (200, False)
+    await browser.open("reset", code=code)
+    assert (await browser.send(await browser.open("reset", code=code), password=NEW)).status_code == 200

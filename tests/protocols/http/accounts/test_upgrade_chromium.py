@@ -1,0 +1,97 @@
+"""The upgrade page in a real browser, which holds its form to the policy wherever the answer redirects to."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from broker.clock import Clock
+from broker.monetization.port import Checkout, ManualProcessor, Order, PaymentFailed
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Address, Settings
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from tests.browser import Chromium
+from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
+from tests.fakes import FakeClock, run_inline
+from tests.protocols.http.accounts.test_chromium import site
+
+
+@dataclass
+class Collector(ManualProcessor):
+    """A processor with pages of its own, at `url`; without one, it takes no money now."""
+
+    url: str = ""
+    name: str = "collector"
+
+    async def begin(self, order: Order) -> Checkout:
+        if not self.url:
+            raise PaymentFailed("closed")
+        return Checkout(self.url, order.reference)
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+async def services(
+    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, collector: Collector
+) -> AsyncIterator[Services]:
+    clock, database = Clock(fake_clock, fake_clock.steady_ms), Database(engine, run_sync=run_inline)
+    async with open_services(settings, database, Vault(Vault.new_key()), clock, processor=collector) as opened:
+        yield opened
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """A page that another one redirects to: three origins in all, with ours."""
+    with ExitStack() as stack:
+        landing = stack.enter_context(site())
+        yield f"http://127.0.0.1:{stack.enter_context(site(f'http://127.0.0.1:{landing}/landing'))}/first"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_the_button_leads_to_the_processor_and_to_the_application(
+    services: Services,
+    door: Address,
+    world: World,
+    collector: Collector,
+    elsewhere: str,
+    window: Chromium,
+    is_open: bool,
+) -> None:
+    collector.url = elsewhere if is_open else ""
+
+    def register(tx: Transaction) -> None:
+        known = tx.accounts.application_by_id(DASHBOARD)
+        assert known is not None
+        tx.accounts.put_application(
+            known.id,
+            organization=known.organization,
+            name=known.name,
+            secret=known.secret,
+            methods=known.methods,
+            redirect_uris=[elsewhere],
+            permissions=(),
+        )
+
+    await services.database.write(register)
+    plan = {"device_type": LIGHT_TYPE, "free_messages_per_day": 150, "paid_cost": "2.99"}
+    await services.provisioning.apply({"plans": [plan]})
+    caller = await services.tokens.caller(ADA_TOKEN)
+    url = await services.payments.upgrade_url(caller, await services.devices.find(KITCHEN), "upgrade")
+    address = f"http://{door}/accounts{url.partition('/accounts')[2]}&redirect_uri={elsewhere}"
+
+    def drive() -> None:
+        window.fresh()
+        window.open(address)
+        window.press("Pay 2.99 USD")
+        assert (window.heading, window.url.rpartition("/")[2]) == ("Arrived", "landing")
+        assert window.traffic().complaints == ()
+
+    await trio.to_thread.run_sync(drive)

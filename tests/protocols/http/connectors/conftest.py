@@ -1,0 +1,170 @@
+"""Ada's lights live in a third party's cloud: the whole daemon's services, and that cloud, both on loopback."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import msgspec
+import pytest
+import trio
+
+from broker.clock import Clock
+from broker.connectors.port import ThirdParty
+from broker.connectors.terms import ConnectorEntry, ConnectorTerms
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Address, Outbound, Settings
+from protocols.outbound.connectors import third_party
+from storage.database import Database, Transaction
+from storage.engines.sqlite import SqliteEngine
+from storage.records import ConnectorRecord
+from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
+from tests.fakes import FakeClock, run_inline
+from tests.protocols.http.conftest import bearer
+from tests.third_party_cloud import ThirdPartyCloud
+
+REFERER = "https://app.example.org/devices?tab=1"
+PROVIDER_AUTH = f"/devices/{KITCHEN}/providerauth"
+NOTIFICATIONS = f"/cloudconnectors/{LIGHT_TYPE}/thirdpartynotifications"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return msgspec.structs.replace(settings, outbound=Outbound(allow_private_addresses=True))
+
+
+@pytest.fixture
+async def cloud(nursery: trio.Nursery) -> ThirdPartyCloud:
+    cloud = ThirdPartyCloud()
+    await nursery.start(cloud.run)
+    return cloud
+
+
+@pytest.fixture
+def way_out(settings: Settings) -> ThirdParty:
+    return third_party(settings)
+
+
+Open = Callable[[], AbstractAsyncContextManager[Services]]
+
+
+@pytest.fixture
+def open_daemon(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, way_out: ThirdParty) -> Open:
+    vault = Vault(Vault.new_key())
+    clock = Clock(fake_clock, fake_clock.steady_ms)
+    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, clock, third_party=way_out)
+
+
+@pytest.fixture
+async def services(open_daemon: Open) -> AsyncIterator[Services]:
+    async with open_daemon() as services:
+        yield services
+
+
+def terms(cloud: ThirdPartyCloud, **about: Any) -> ConnectorTerms:
+    """The example's connector for this cloud, with what the test wants to be otherwise."""
+    entry = cloud.connector()
+    entry["parameters"] |= about.pop("parameters", {})
+    return msgspec.convert(entry | about, ConnectorEntry).terms
+
+
+async def bind(services: Services, world: World, terms: ConnectorTerms) -> None:
+    """As provisioning does it."""
+    sealed = services.vault.seal(msgspec.json.encode(terms).decode())
+    record = ConnectorRecord(world.light_type, terms.plugin, sealed)
+
+    def work(tx: Transaction) -> None:
+        tx.connectors.put_connector(record)
+        tx.connectors.demand_authorization()
+
+    await services.database.write(work)
+    await services.device_types.reload()
+    await services.connectors.catalog.reload()
+    await services.devices.reload()
+
+
+@pytest.fixture
+async def bound(services: Services, world: World, cloud: ThirdPartyCloud, door: Address) -> Services:
+    """Lights have a connector, and third parties can reach us."""
+    services.site.listens_on({"http": door})
+    await bind(services, world, terms(cloud))
+    return services
+
+
+@dataclass
+class Browser:
+    """Ada's, at her application."""
+
+    api: httpx.AsyncClient
+    services: Services
+
+    async def begin(self, **about: Any) -> httpx.Response:
+        """Her application starts the authorization of her kitchen light."""
+        headers = bearer(ADA_TOKEN) | {"Referer": REFERER} | about.pop("headers", {})
+        return await self.api.post(about.pop("path", PROVIDER_AUTH), headers=headers, **about)
+
+    async def agree(self, begun: httpx.Response) -> httpx.Response:
+        """At the third party she says yes, or no, and comes back to us."""
+        assert begun.status_code == 302, begun.text
+        decided = await self.api.get(begun.headers["Location"])
+        assert decided.status_code == 302, decided.text
+        return await self.api.get(decided.headers["Location"])
+
+    async def authorize(self) -> httpx.Response:
+        return await self.agree(await self.begin())
+
+    async def device(self, device_id: str = KITCHEN) -> dict[str, Any]:
+        answer = await self.api.get(f"/devices/{device_id}", headers=bearer(ADA_TOKEN))
+        assert answer.status_code == 200, answer.text
+        record: dict[str, Any] = answer.json()["data"]
+        return record
+
+    async def messages(self, device_id: str = KITCHEN) -> list[dict[str, Any]]:
+        return await self._all(f"/messages?sdid={device_id}")
+
+    async def actions(self, device_id: str = KITCHEN) -> list[dict[str, Any]]:
+        return await self._all(f"/actions?ddid={device_id}")
+
+    async def _all(self, path: str) -> list[dict[str, Any]]:
+        about = "startDate=0&endDate=9999999999999&order=asc"
+        answer = await self.api.get(f"{path}&{about}", headers=bearer(ADA_TOKEN))
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["data"]
+        return found
+
+    async def device_with(self, eid: str) -> dict[str, Any]:
+        answer = await self.api.get("/users/self/devices", headers=bearer(ADA_TOKEN))
+        for entry in answer.json()["data"]["devices"]:
+            if (record := await self.device(entry["id"]))["eid"] == eid:
+                return record
+        raise AssertionError(f"no device has the external id {eid}")
+
+
+@pytest.fixture
+def browser(api: httpx.AsyncClient, bound: Services) -> Browser:
+    return Browser(api, bound)
+
+
+def query_of(address: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
+
+
+async def pull(services: Services) -> None:
+    """Begin the pulls that are due, and wait for them."""
+    await services.connectors.fetches.pull_due()
+    await quiet(services)
+
+
+async def quiet(services: Services) -> None:
+    """Until third parties are not waited for any more."""
+    with trio.fail_after(30):
+        while services.connectors.statistics().waiting:
+            await trio.lowlevel.checkpoint()
+
+
+def signed(payload: object) -> dict[str, Any]:
+    """Body and headers of a notification, as the cloud sends it."""
+    return ThirdPartyCloud().notification(payload)

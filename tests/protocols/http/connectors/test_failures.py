@@ -1,0 +1,347 @@
+"""Third parties and plug-ins that are slow, broken, malicious or gone harm nobody else."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+import trio
+from quart import Response
+
+from broker.connectors.plugin import Request
+from broker.connectors.plugin import Response as ThirdPartyResponse
+from broker.connectors.port import ThirdParty
+from config.settings import Limits, Outbound, Settings
+from protocols.outbound.connectors import HttpThirdParty
+from protocols.outbound.http import OutboundHttp
+from protocols.outbound.tls import client_context
+from tests.factories import ADA_TOKEN, KITCHEN, NOW_MS, World
+from tests.fakes import FakeClock
+from tests.protocols.http.conftest import bearer
+from tests.protocols.http.connectors.conftest import (
+    NOTIFICATIONS,
+    REFERER,
+    Browser,
+    bind,
+    pull,
+    quiet,
+    signed,
+    terms,
+)
+from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
+
+HOUR_MS = 3_600_000
+SET_ON = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
+
+
+def answering(body: bytes, status: int = 200) -> Any:
+    async def answer() -> Response:
+        return Response(body, status)
+
+    return answer
+
+
+async def never() -> Response:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+class Impatient:
+    """Waits long for whoever answers at all, and not at all long for the others."""
+
+    def __init__(self, cloud: ThirdPartyCloud) -> None:
+        http = OutboundHttp(client_context(""), allow_private=True)
+        self._cloud = cloud
+        self._patient, self._impatient = HttpThirdParty(http, seconds=60), HttpThirdParty(http, seconds=0.1)
+
+    async def send(self, request: Request) -> ThirdPartyResponse:
+        is_silent = self._cloud.answers.get(urlsplit(request.url).path) is never
+        return await (self._impatient if is_silent else self._patient).send(request)
+
+
+@pytest.fixture
+def way_out(cloud: ThirdPartyCloud) -> ThirdParty:
+    return Impatient(cloud)
+
+
+# Tokens
+
+
+async def test_an_expired_token_is_refreshed(browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock) -> None:
+    await browser.authorize()
+    await pull(browser.services)
+    fake_clock.advance(HOUR_MS)  # the token's time is over
+    old = dict(cloud.access)
+    cloud.access.clear()
+    cloud.readings = [{"at": NOW_MS, "temp": 19}]
+    await pull(browser.services)
+    assert cloud.paths().count("/token") == 2
+    assert len(await browser.messages()) == 1
+    assert set(cloud.access).isdisjoint(old)
+    fake_clock.advance(HOUR_MS)  # the refresh token was replaced, and the new one is what was kept
+    await pull(browser.services)
+    assert cloud.paths().count("/token") == 3
+    assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
+
+
+async def test_a_token_that_is_refused_early_is_refreshed_once(browser: Browser, cloud: ThirdPartyCloud) -> None:
+    await browser.authorize()
+    cloud.access.clear()
+    await pull(browser.services)
+    assert cloud.paths()[-3:] == ["/readings", "/token", "/readings"]
+    assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
+
+
+@pytest.mark.parametrize("refused", ["at the token endpoint", "for ever"])
+async def test_what_is_revoked_at_the_third_party_must_be_authorized_again(
+    browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, refused: str
+) -> None:
+    cloud.readings = [{"at": 5, "temp": 1, "sensor": "cellar"}]
+    await browser.authorize()
+    await pull(browser.services)
+    if refused == "at the token endpoint":
+        cloud.revoke_everything()
+    cloud.answers["/readings"] = answering(b"{}", 401)
+    fake_clock.advance(HOUR_MS)
+    await pull(browser.services)
+    for record in (await browser.device(), await browser.device_with("cellar")):
+        assert (record["cloudAuthorization"], record["needProviderAuth"]) == ("UNAUTHORIZED", True)
+    cloud.answers.clear()
+    calls = len(cloud.calls)
+    fake_clock.advance(HOUR_MS)
+    await pull(browser.services)
+    assert len(cloud.calls) == calls
+    assert (await browser.authorize()).headers["Location"] == REFERER
+    assert (await browser.device())["needProviderAuth"] is False
+    await pull(browser.services)
+    assert (await browser.device_with("cellar"))["needProviderAuth"] is False
+
+
+@pytest.mark.parametrize("answer", [answering(b"{}", 503), answering(b"<html>", 200), never])
+async def test_a_token_endpoint_that_fails_now_may_work_later(
+    browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, answer: Any
+) -> None:
+    await browser.authorize()
+    await pull(browser.services)
+    fake_clock.advance(HOUR_MS)
+    cloud.answers["/token"] = answer
+    await pull(browser.services)
+    assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
+    cloud.answers.clear()
+    cloud.readings = [{"at": NOW_MS, "temp": 19}]
+    fake_clock.advance(HOUR_MS)
+    await pull(browser.services)
+    assert len(await browser.messages()) == 1
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answering(b"{}", 500),
+        answering(b"not JSON"),
+        answering(b"[]"),
+        answering(b"\xff\xfe"),
+        answering(b'{"data":{"readings":[{"at":{},"temp":1}]}}'),
+        answering(b'{"data":{"readings":' + b"[" * 2000 + b"]" * 2000 + b"}}"),
+        answering(msgspec.json.encode({"data": {"readings": [{"at": 1, "temp": 1}] * 1001}})),
+        answering(b" " * (1024 * 1024 + 1)),
+        never,
+    ],
+)
+async def test_an_answer_that_is_no_use_is_passed_over(
+    browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, answer: Any
+) -> None:
+    await browser.authorize()
+    cloud.answers["/readings"] = answer
+    await pull(browser.services)
+    assert await browser.messages() == []
+    assert browser.services.connectors.statistics().failed_fetches == 1
+    cloud.answers.clear()
+    cloud.readings = [{"at": NOW_MS, "temp": 19}]
+    fake_clock.advance(HOUR_MS)
+    await pull(browser.services)
+    assert len(await browser.messages()) == 1
+
+
+async def test_readings_that_ingest_refuses_do_not_keep_the_others_back(
+    browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    cloud.readings = [
+        {"at": 1, "temp": 1},
+        {"at": NOW_MS + HOUR_MS, "temp": 2},
+        {"at": 3, "temp": "x" * 2000},
+        {"at": 4, "temp": 4},
+    ]
+    await browser.authorize()
+    await pull(browser.services)
+    assert [one["ts"] for one in await browser.messages()] == [1, 4]
+    assert browser.services.connectors.statistics().refused == 2
+
+
+async def test_a_redirection_is_not_followed(browser: Browser, cloud: ThirdPartyCloud) -> None:
+    async def elsewhere() -> Response:
+        return Response("", 302, headers={"Location": f"{cloud.url}/stolen"})
+
+    await browser.authorize()
+    cloud.answers["/readings"] = elsewhere
+    await pull(browser.services)
+    assert "/stolen" not in cloud.paths()
+
+
+async def test_so_many_sub_devices_and_no_more(browser: Browser, cloud: ThirdPartyCloud) -> None:
+    cloud.readings = [{"at": 1, "temp": 1, "sensor": f"s{number:03}"} for number in range(103)]
+    await browser.authorize()
+    await pull(browser.services)
+    statistics = browser.services.connectors.statistics()
+    assert (statistics.stored, statistics.refused) == (100, 3)
+
+
+async def test_a_subscription_that_fails_leaves_the_device_unauthorized(
+    browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    cloud.answers[f"/subscriptions/{KITCHEN}"] = answering(b"{}", 500)
+    assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=server_error"
+    assert (await browser.device())["cloudAuthorization"] == "UNAUTHORIZED"
+    assert await browser.services.database.read(lambda tx: tx.connectors.link(1)) is None
+
+
+async def test_a_token_endpoint_that_does_not_answer(browser: Browser, cloud: ThirdPartyCloud) -> None:
+    begun = await browser.begin()
+    cloud.answers["/token"] = never
+    assert (await browser.agree(begun)).headers["Location"] == f"{REFERER}&error=temporarily_unavailable"
+
+
+async def test_unlinking_does_not_depend_on_the_third_party(
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    await browser.authorize()
+    cloud.answers[f"/subscriptions/{KITCHEN}"] = never
+    answer = await api.delete(f"/devices/{KITCHEN}/providerauth", headers=bearer(ADA_TOKEN))
+    assert answer.json()["data"]["cloudAuthorization"] == "UNAUTHORIZED"
+
+
+async def test_one_slow_lamp_does_not_hold_up_another(
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    await browser.authorize()
+    for eid in ("slow", "quick"):
+        await api.post(NOTIFICATIONS, **signed({"changes": [{"user": ACCOUNT, "on": True, "at": 1, "lamp": eid}]}))
+    told = trio.Event()
+
+    async def quick() -> Response:
+        told.set()
+        return Response("{}", 200)
+
+    cloud.answers |= {"/lamps/slow": never, "/lamps/quick": quick}
+    for eid in ("slow", "quick"):
+        dim = {"name": "setLevel", "parameters": {"level": 1}}
+        ddid = (await browser.device_with(eid))["id"]
+        await api.post("/actions", headers=bearer(ADA_TOKEN), json={"ddid": ddid, "data": {"actions": [dim]}})
+    with trio.fail_after(20):
+        await told.wait()
+    await quiet(browser.services)
+    assert browser.services.connectors.statistics().actions_failed == 1
+
+
+async def test_an_action_that_the_third_party_reported_does_not_go_back_there(
+    api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud
+) -> None:
+    parameters = {
+        "notification": {
+            "secret_parameter": {"name": "key", "value": "k"},
+            "device": "did",
+            "payload": "{actions: [{name: 'setOn'}]}",
+            "kind": "action",
+        }
+    }
+    await bind(browser.services, world, terms(cloud, parameters=parameters))
+    await browser.authorize()
+    answer = await api.post(f"{NOTIFICATIONS}?key=k", json={"did": KITCHEN})
+    assert answer.status_code == 200
+    await quiet(browser.services)
+    assert [one["data"] for one in await browser.actions()] == [{"actions": [{"name": "setOn"}]}]
+    assert f"/lamps/{KITCHEN}" not in cloud.paths()
+
+
+async def test_a_notification_without_data_asks_for_them(
+    api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud
+) -> None:
+    parameters = {"notification": {"secret_parameter": {"name": "key", "value": "k"}, "account": "user"}}
+    await bind(browser.services, world, terms(cloud, parameters=parameters))
+    await browser.authorize()
+    await pull(browser.services)
+    cloud.readings = [{"at": NOW_MS, "temp": 19}]
+    assert (await api.post(f"{NOTIFICATIONS}?key=k", json={"user": ACCOUNT})).status_code == 200
+    await quiet(browser.services)
+    assert len(await browser.messages()) == 1
+
+
+# Limits
+
+
+class TestLimits:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return msgspec.structs.replace(settings, limits=Limits(rate_limits="on", quotas="on"))
+
+    async def act(self, api: httpx.AsyncClient, browser: Browser, times: int) -> None:
+        action = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}] * times}}
+        answer = await api.post("/actions", headers=bearer(ADA_TOKEN), json=action)
+        assert answer.status_code == 200
+        await quiet(browser.services)
+
+    async def test_sixty_calls_a_minute_for_each_user(
+        self, api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    ) -> None:
+        await browser.authorize()
+        await pull(browser.services)
+        for _ in range(4):
+            await self.act(api, browser, 20)
+        assert len(cloud.calls) - cloud.paths().count("/authorize") == 60
+        assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
+        fake_clock.advance(60_000)
+        await self.act(api, browser, 20)
+        assert len(cloud.calls) - cloud.paths().count("/authorize") == 80
+
+    async def test_a_type_may_have_limits_of_its_own(
+        self, api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    ) -> None:
+        await bind(browser.services, world, terms(cloud, calls_per_day=5))
+        await browser.authorize()
+        await pull(browser.services)
+        await self.act(api, browser, 20)
+        assert len(cloud.calls) - cloud.paths().count("/authorize") == 5
+        fake_clock.advance(24 * HOUR_MS)
+        cloud.token_seconds = 10**9
+        await self.act(api, browser, 4)
+        assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
+
+    async def test_a_browser_that_comes_back_too_late_for_the_limit(
+        self, browser: Browser, world: World, cloud: ThirdPartyCloud
+    ) -> None:
+        await bind(browser.services, world, terms(cloud, calls_per_minute=2))
+        assert (await browser.authorize()).headers["Location"] == REFERER
+        assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=temporarily_unavailable"
+
+
+# Addresses
+
+
+class TestPrivateAddresses:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return msgspec.structs.replace(settings, outbound=Outbound())
+
+    @pytest.fixture
+    def way_out(self) -> ThirdParty:
+        return HttpThirdParty(OutboundHttp(client_context(""), allow_private=False))
+
+    async def test_nobody_there_is_asked_unless_the_operator_allows_it(
+        self, browser: Browser, cloud: ThirdPartyCloud
+    ) -> None:
+        assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=temporarily_unavailable"
+        assert cloud.paths() == ["/authorize"]

@@ -1,0 +1,120 @@
+"""What is under way when the daemon ends goes on when it is back: authorizations, links, pulls, Actions."""
+
+import httpx
+import pytest
+import trio
+from quart import Response
+
+from broker.services import Services
+from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
+from tests.fakes import FakeClock
+from tests.protocols.http.connectors.conftest import REFERER, Open, bind, pull, query_of, quiet, terms
+from tests.third_party_cloud import ThirdPartyCloud
+
+SET_ON = b'{"actions":[{"name":"setOn"}]}'
+
+
+async def begin(services: Services) -> str:
+    caller = await services.tokens.caller(ADA_TOKEN)
+    device = await services.devices.find(KITCHEN)
+    return await services.connectors.authorize(caller, device, referer=REFERER, mobile=False)
+
+
+async def agree(address: str) -> dict[str, str]:
+    async with httpx.AsyncClient() as browser:
+        return query_of((await browser.get(address)).headers["Location"])
+
+
+async def link(services: Services) -> None:
+    parameters = await agree(await begin(services))
+    assert await services.connectors.authorized(LIGHT_TYPE, parameters) == REFERER
+
+
+async def state_of(services: Services) -> str:
+    return (await services.devices.find(KITCHEN)).record.cloud_authorization
+
+
+@pytest.fixture
+async def world_of_lights(open_daemon: Open, cloud: ThirdPartyCloud) -> World:
+    async with open_daemon() as services:
+        world = await build_world(services.database, services.vault)
+        await bind(services, world, terms(cloud))
+        return world
+
+
+async def test_an_authorization_under_way(open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud) -> None:
+    async with open_daemon() as services:
+        address = await begin(services)
+    parameters = await agree(address)
+    async with open_daemon() as services:
+        assert await services.connectors.authorized(LIGHT_TYPE, parameters) == REFERER
+        assert await state_of(services) == "AUTHORIZED"
+
+
+async def test_a_pull_that_was_made_is_not_made_again(
+    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+) -> None:
+    async with open_daemon() as services:
+        await link(services)
+        await pull(services)
+    async with open_daemon() as services:
+        await pull(services)
+        assert cloud.paths().count("/readings") == 1
+        fake_clock.advance(60 * 60_000)
+        await pull(services)
+        assert cloud.paths().count("/readings") == 2
+
+
+async def test_an_action_that_was_not_sent_is_sent_after_the_restart(
+    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud
+) -> None:
+    asked = trio.Event()
+
+    async def never() -> Response:
+        asked.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_daemon() as services:
+        await link(services)
+        device = await services.devices.find(KITCHEN)
+        cloud.answers[f"/lamps/{KITCHEN}"] = never
+        services.ingest.submit_action(device, device, SET_ON)
+        await services.ingest.wait_committed()
+        await asked.wait()
+    cloud.answers.clear()
+    async with open_daemon() as services:
+        await quiet(services)
+        assert cloud.bodies(f"/lamps/{KITCHEN}") == [{"on": True}] * 2
+    async with open_daemon() as services:
+        await quiet(services)
+        assert len(cloud.bodies(f"/lamps/{KITCHEN}")) == 2
+
+
+async def test_an_action_that_is_too_old_is_not_sent_any_more(
+    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+) -> None:
+    async with open_daemon() as services:
+        await link(services)
+        device = await services.devices.find(KITCHEN)
+        cloud.answers[f"/lamps/{KITCHEN}"] = trio.sleep_forever
+        services.ingest.submit_action(device, device, SET_ON)
+        await services.ingest.wait_committed()
+    cloud.answers.clear()
+    cloud.calls.clear()
+    fake_clock.advance(11 * 60_000)
+    async with open_daemon() as services:
+        await quiet(services)
+        assert cloud.calls == []
+
+
+async def test_a_device_deleted_while_nobody_could_unsubscribe(
+    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud
+) -> None:
+    async with open_daemon() as services:
+        await link(services)
+        key = (await services.devices.find(KITCHEN)).key
+        await services.database.write(lambda tx: tx.devices.set_deleted(key, NOW_MS))
+    async with open_daemon() as services:
+        await services.connectors.clean_up()
+        assert cloud.subscriptions == {}

@@ -1,0 +1,121 @@
+"""How the pages at /docs tell of shapes, and how they read the little Markdown of the document."""
+
+from typing import Any
+
+import pytest
+
+from protocols.http.docs.chapters import Call, chapters
+from protocols.http.docs.prose import Block, Section, sections, with_code
+from protocols.http.docs.rows import Rows
+from protocols.http.openapi.document import document
+
+SHAPES = Rows(
+    {
+        "components": {
+            "schemas": {
+                "Light": {"type": "object", "required": ["on"], "properties": {"on": {"type": "boolean"}}},
+                "Group": {"type": "object", "properties": {"inner": {"$ref": "#/components/schemas/Group"}}},
+            }
+        }
+    }
+)
+LIGHT = {"$ref": "#/components/schemas/Light"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "type_", "bounds"),
+    [
+        ({"type": "string", "pattern": "^[0-9a-f]{32}$"}, "id", ()),
+        ({"type": ["string", "null"]}, "string or null", ()),
+        ({"type": "integer", "minimum": 1, "maximum": 100, "default": 100}, "integer", ("1 to 100", "default 100")),
+        ({"type": "integer", "minimum": 0}, "integer", ()),
+        ({"type": "integer", "minimum": 1}, "integer", ("at least 1",)),
+        ({"type": "integer", "minimum": -1}, "integer", ("at least -1",)),
+        ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, "integer", ()),
+        ({"type": "string", "minLength": 1, "maxLength": 64}, "string", ("1 to 64 characters",)),
+        ({"type": "string", "maxLength": 64}, "string", ("at most 64 characters",)),
+        ({"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "string", ("asc · desc", "default asc")),
+        ({"type": "boolean", "default": False}, "boolean", ("default false",)),
+        ({"type": "array", "items": LIGHT}, "array of objects", ()),
+        ({"type": "array", "items": {"type": "array", "items": LIGHT}}, "array of array of objects", ()),
+        ({"type": "array", "items": LIGHT, "minItems": 1, "maxItems": 2}, "array of objects", ("1 to 2 items",)),
+        ({}, "anything", ()),
+        ({"anyOf": [LIGHT]}, "object", ()),
+    ],
+)
+def test_a_member_is_told_by_its_type_and_its_bounds(
+    schema: dict[str, Any], type_: str, bounds: tuple[str, ...]
+) -> None:
+    row = SHAPES.of_one("member", schema, required=True)
+    assert (row.type, row.bounds) == (type_, bounds)
+
+
+def test_members_of_inner_objects_stand_below_them() -> None:
+    lights = {"type": "object", "properties": {"lights": {"type": "array", "items": LIGHT}}}
+    rows = [(row.name, row.depth, row.required) for row in SHAPES.of_members(lights)]
+    assert rows == [("lights", 0, False), ("on", 1, True)]
+
+
+def test_a_shape_within_itself_ends() -> None:
+    assert [row.depth for row in SHAPES.of_members({"$ref": "#/components/schemas/Group"})] == [0, 1, 2, 3, 4]
+
+
+def test_markdown_is_headings_paragraphs_and_lists() -> None:
+    text = "## One\n\nA line\nand another.\n\n- first\n  item\n- second\n\n## Two\n\nEnd."
+    assert sections(text) == (
+        Section("One", (Block(False, ("A line and another.",)), Block(True, ("first item", "second")))),
+        Section("Two", (Block(False, ("End.",)),)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("plain", "plain"),
+        ("a `<b>` c", "a <code>&lt;b&gt;</code> c"),
+        ("`GET` and `PUT`", "<code>GET</code> and <code>PUT</code>"),
+    ],
+)
+def test_code_stands_between_backticks(text: str, html: str) -> None:
+    assert with_code(text) == html
+
+
+def call(operation_id: str) -> Call:
+    found = [one for chapter in chapters(document("http://here/v1.1")) for one in chapter.calls]
+    (named,) = (one for one in found if one.anchor == operation_id)
+    return named
+
+
+@pytest.mark.parametrize(
+    ("operation_id", "curl"),
+    [
+        ("getUsersSelf", 'curl http://here/v1.1/users/self \\\n  -H "Authorization: bearer $TOKEN"'),
+        (
+            "putDevicesRegistrationsPin",
+            (
+                'curl -X PUT http://here/v1.1/devices/registrations/pin \\\n  -H "Authorization: bearer $TOKEN" \\\n'
+                '  -d \'{"pin":"K7QW3MXA","deviceName":"Front door"}\''
+            ),
+        ),
+        (
+            "getTagsSuggestions",
+            'curl http://here/v1.1/tags/suggestions \\\n  -H "Authorization: bearer $TOKEN"',
+        ),
+        (
+            "getCertDevicesRegistrationsByRidStatus",
+            (
+                'curl "$SECURE_URL/cert/devices/registrations/c1d2e3f405162738495a6b7c8d9eafb0/status" \\\n'
+                "  --cert device.pem --key device.key"
+            ),
+        ),
+        ("getOpenapiJson", "curl http://here/v1.1/openapi.json"),
+    ],
+)
+def test_every_call_comes_with_a_command_to_paste(operation_id: str, curl: str) -> None:
+    assert call(operation_id).curl == curl
+
+
+def test_a_refusal_of_many_calls_is_told_like_one_of_its_own() -> None:
+    reasons = {refusal.status: refusal.reason for refusal in call("postDevices").refusals}
+    assert reasons["409"] == "Vendor device id already registered for this device type"
+    assert reasons["401"] == "Please provide a valid authorization header"

@@ -1,0 +1,196 @@
+"""The document at /v1.1/openapi.json and its pages at /docs: they say what is served, all of it and nothing else."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import pytest
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import validate
+
+from broker.services import Services
+from config.settings import Limits, Settings
+from protocols.http.answers import REST_ROOT
+from protocols.http.docs.chapters import slug_of
+from protocols.http.openapi.document import NOUNS, document
+from protocols.http.rest.not_yet import PATHS
+from protocols.http.server import build_app
+from tests.factories import ADA_TOKEN
+from tests.protocols.http.conftest import bearer
+
+ORIGIN = "https://trunkline.example.net"
+DOCUMENT = document(f"{ORIGIN}{REST_ROOT}")
+CALLS_BY_ADDRESS = 40
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    limits = Limits(rate_limits="on", quotas="off", calls_per_address=CALLS_BY_ADDRESS)
+    return Settings(state_dir=tmp_path, public_url=ORIGIN, limits=limits)
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def named(template: str) -> str:
+    """A path whose names do not matter."""
+    return re.sub(r"<[^>]*>|\{[^}]*\}", "{}", template)
+
+
+class TestDocument:
+    def test_it_is_valid(self) -> None:
+        validate(DOCUMENT)
+
+    async def test_it_has_every_route_and_no_other(self, services: Services) -> None:
+        served = {
+            (method, named(rule.rule.removeprefix(REST_ROOT)))
+            for rule in build_app(services, is_secure=True).url_map.iter_rules()
+            if rule.rule.startswith(f"{REST_ROOT}/")
+            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        }
+        # Those only refuse: a client made from the document should not have them.
+        missing = {(method, named(path)) for paths in PATHS.values() for methods, path in paths for method in methods}
+        described = {(method, named(path)) for method, path, _ in operations()}
+        assert described == served - missing
+
+    async def test_what_is_only_on_the_secure_listener_says_so(self, services: Services) -> None:
+        ordinary = {named(rule.rule.removeprefix(REST_ROOT)) for rule in build_app(services).url_map.iter_rules()}
+        secure = {path for _, path, operation in operations() if operation.get("security") == [{"certificate": []}]}
+        assert secure == {path for path in DOCUMENT["paths"] if named(path) not in ordinary}
+
+    def test_every_example_fits_its_schema(self) -> None:
+        wrong = [
+            f"{where}: {error.message}"
+            for where, schema, example in _examples()
+            for error in OAS31Validator(schema | {"components": DOCUMENT["components"]}).iter_errors(example)
+        ]
+        assert wrong == []
+
+    def test_every_shape_is_answered_somewhere(self) -> None:
+        text = json.dumps(DOCUMENT)
+        unused = [name for name in DOCUMENT["components"]["schemas"] if f'"#/components/schemas/{name}"' not in text]
+        assert unused == []
+
+    def test_no_shape_has_two_meanings(self) -> None:
+        names = [name for noun in NOUNS for name in noun.schemas]
+        assert len(names) == len(set(names))
+
+    def test_operations_have_names_of_their_own(self) -> None:
+        ids = [operation["operationId"] for _, _, operation in operations()]
+        assert len(ids) == len(set(ids))
+
+
+def _examples() -> Iterator[tuple[str, dict[str, Any], Any]]:
+    for method, path, operation in operations():
+        for parameter in operation.get("parameters", ()):
+            if "example" in parameter:
+                yield f"{method} {path} {parameter['name']}", parameter["schema"], parameter["example"]
+        described = [operation.get("requestBody", {}), *operation["responses"].values()]
+        described += DOCUMENT["components"]["responses"].values()
+        for part in described:
+            for media in part.get("content", {}).values():
+                if "example" in media:
+                    yield f"{method} {path}", media["schema"], media["example"]
+
+
+class TestServing:
+    async def test_it_needs_no_token_and_names_the_public_address(self, api: httpx.AsyncClient) -> None:
+        answer = await api.get("/openapi.json")
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+        assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        assert answer.json() == DOCUMENT
+
+    async def test_it_is_sent_once(self, api: httpx.AsyncClient) -> None:
+        etag = (await api.get("/openapi.json")).headers["ETag"]
+        again = await api.get("/openapi.json", headers={"If-None-Match": etag})
+        assert (again.status_code, again.content) == (304, b"")
+        other = await api.get("/openapi.json", headers={"If-None-Match": '"other"'})
+        assert other.status_code == 200
+
+    @pytest.mark.parametrize("path", ["/v1.1/openapi.json", "/docs", "/docs/devices"])
+    async def test_calls_are_counted_by_address_alone(self, api: httpx.AsyncClient, path: str) -> None:
+        url = api.base_url.copy_with(path=path)
+        answers = [await api.get(url, headers=bearer(ADA_TOKEN)) for _ in range(CALLS_BY_ADDRESS + 1)]
+        assert [answer.status_code for answer in answers] == [200] * CALLS_BY_ADDRESS + [429]
+        assert "X-Rate-Limit-Limit" not in answers[0].headers
+
+
+class TestPages:
+    async def test_every_call_is_on_the_page_of_its_noun(self, api: httpx.AsyncClient) -> None:
+        pages = {noun.title: await self.page(api, f"/docs/{slug_of(noun.title)}") for noun in NOUNS}
+        for method, path, operation in operations():
+            (noun,) = operation["tags"]
+            assert pages[noun].anchors[operation["operationId"]] == f"{method} {REST_ROOT}{path}"
+
+    async def test_every_link_leads_somewhere(self, api: httpx.AsyncClient) -> None:
+        overview = await self.page(api, "/docs")
+        assert {"/docs", *(f"/docs/{slug_of(noun.title)}" for noun in NOUNS)} <= {
+            urlsplit(link).path for link in overview.links
+        }
+        pages: dict[str, Page] = {}
+        for link in sorted(overview.links):
+            _, _, path, _, fragment = urlsplit(urljoin("/docs", link))
+            if path.startswith("/docs") and not path.endswith(".css"):
+                pages[path] = pages.get(path) or await self.page(api, path)
+                assert not fragment or fragment in pages[path].ids
+            else:
+                assert (await api.get(api.base_url.copy_with(path=path))).status_code == 200
+
+    async def test_pages_need_nothing_from_elsewhere_and_no_script(self, api: httpx.AsyncClient) -> None:
+        answer = await api.get(api.base_url.copy_with(path="/docs/messages"))
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'self';")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        found = Page(answer.text)
+        assert found.tags.isdisjoint({"script", "iframe", "form", "img", "style"})
+        assert [link for link in found.links if urlsplit(link).netloc] == []
+
+    async def test_an_unknown_page_is_refused_as_a_page(self, api: httpx.AsyncClient) -> None:
+        answer = await api.get(api.base_url.copy_with(path="/docs/nothing"))
+        assert answer.status_code == 404
+        assert answer.headers["Content-Type"].startswith("text/html")
+
+    @staticmethod
+    async def page(api: httpx.AsyncClient, path: str) -> "Page":
+        return Page((await api.get(api.base_url.copy_with(path=path))).raise_for_status().text)
+
+
+class Page(HTMLParser):
+    """What a page is made of. `anchors`: the method and path of each call, by its id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.anchors: dict[str, str] = {}
+        self._call = ""
+        self._in_line = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given: Mapping[str, str] = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.ids.add(given.get("id", ""))
+        if "href" in given:
+            self.links.add(given["href"])
+        if given.get("class") == "call":
+            self._call = given["id"]
+        self._in_line = given.get("class") == "line" or (self._in_line and tag in {"span", "code"})
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_line = self._in_line and tag != "p"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_line and data.strip():
+            self.anchors[self._call] = f"{self.anchors.get(self._call, '')} {data.strip()}".strip()

@@ -1,0 +1,215 @@
+"""Every path of compatibility.md, section 2, is there: without a token it answers anything but 404 and 405."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from config.settings import Accounts, Limits, Settings
+from tests.factories import World
+
+ID = "f" * 32
+# As in the tables: what does not need a token there, answers for other reasons.
+ACCOUNTS = """
+GET /authorize
+GET /signin
+POST /login
+POST /consent
+GET /signup
+POST /signup
+POST /token
+POST /device/code
+GET /go
+POST /go
+GET /logout
+GET /signout
+GET /tokenInfo
+POST /checkToken
+GET /checkSession
+POST /revokeToken
+PUT /revokeToken
+PUT /revokeAccessToken
+GET /accept/share
+GET /accept/trial
+GET /pricing/upgrade
+POST /pricing/upgrade
+"""
+REST = """
+POST /accounts/token
+POST /accounts/checkToken
+GET /accounts/tokenInfo
+GET /users/self
+GET /users/{}/properties
+POST /users/{}/properties
+PUT /users/{}/properties
+DELETE /users/{}/properties
+GET /users/{}/devices
+GET /users/{}/devicetypes
+GET /users/{}/shares
+GET /users/{}/rules
+GET /users/{}/scenes
+GET /users/{}/trials
+POST /devices
+GET /devices/{}
+PUT /devices/{}
+DELETE /devices/{}
+GET /devices/{}/tokens
+PUT /devices/{}/tokens
+DELETE /devices/{}/tokens
+POST /devices/{}/providerauth
+DELETE /devices/{}/providerauth
+GET /devices/{}/status
+PUT /devices/{}/status
+GET /devices/status
+GET /devices/{}/presence
+POST /devices/{}/shares
+GET /devices/{}/shares
+GET /devices/{}/shares/{}
+PUT /devices/{}/shares/{}
+DELETE /devices/{}/shares/{}
+PUT /devices/registrations/pin
+GET /devices/registrations/{}/status
+DELETE /devices/{}/registrations
+GET /devicetypes
+GET /devicetypes/cloudconnectors
+GET /devicetypes/{}
+GET /applications/{}/devicetypes
+GET /devicetypes/{}/availablemanifestversions
+GET /devicetypes/{}/manifests/latest/properties
+GET /devicetypes/{}/manifests/1/properties
+POST /devicetypes/{}/whitelist
+GET /devicetypes/{}/whitelist
+GET /devicetypes/{}/whitelist/status
+PUT /devicetypes/{}/whitelist/enable
+GET /devicetypes/{}/whitelist/{}/status
+GET /devicetypes/{}/whitelist/{}/rejectedRows
+GET /devicetypes/{}/whitelist/vdid/{}
+DELETE /devicetypes/{}/whitelist/{}
+GET /devicetypes/{}/whitelist/certificates
+POST /devicetypes/{}/whitelist/certificates
+DELETE /devicetypes/{}/whitelist/certificates/{}
+GET /tags
+GET /tags/categories
+GET /tags/suggestions
+POST /messages
+POST /actions
+GET /messages
+GET /actions
+GET /messages/last
+GET /messages/snapshots
+GET /messages/analytics/aggregates
+GET /messages/analytics/histogram
+GET /messages/presence
+POST /messages/export
+GET /messages/export/history
+GET /messages/export/{}/status
+GET /messages/export/{}/result
+POST /subscriptions
+GET /subscriptions
+GET /subscriptions/{}
+DELETE /subscriptions/{}
+POST /subscriptions/{}/validate
+GET /subscriptions/{}/deliveries
+GET /notifications/{}/messages
+POST /rules
+GET /rules
+GET /rules/{}
+PUT /rules/{}
+DELETE /rules/{}
+GET /rules/{}/actions
+POST /rules/{}/actions
+GET /rules/{}/executions
+POST /scenes
+GET /scenes
+GET /scenes/{}
+PUT /scenes/{}
+DELETE /scenes/{}
+POST /scenes/{}
+POST /ml/models
+GET /ml/models
+GET /ml/models/{}
+DELETE /ml/models/{}
+POST /ml/models/{}/predict
+GET /pricing/devices/{}/revenueshare/upgradepath
+GET /pricing/devicetypes/{}/pricingtiers
+POST /pricing/devicetypes/{}/pricingtiers
+GET /pricing/devices/{}/pricingtiers
+PUT /pricing/devices/{}/pricingtiers
+GET /devicemgmt/devices/properties
+GET /devicemgmt/devices/{}/properties
+POST /devicemgmt/devices/{}/serverproperties
+DELETE /devicemgmt/devices/{}/serverproperties
+GET /devicemgmt/devicetypes/{}
+PUT /devicemgmt/devicetypes/{}
+GET /devicemgmt/devicetypes/{}/manifest/properties
+POST /devicemgmt/tasks
+GET /devicemgmt/tasks
+GET /devicemgmt/tasks/{}
+PUT /devicemgmt/tasks/{}
+GET /devicemgmt/tasks/{}/statuses
+GET /devicemgmt/tasks/{}/statuses/history
+PUT /devicemgmt/tasks/{}/devices/{}
+POST /devicemgmt/tasks/{}/devices/{}/acceptance
+GET /devicemgmt/devices/{}/tasks
+GET /devicemgmt/devices/{}/pendingtasks
+GET /updates/urls/{}
+POST /trials
+GET /trials/{}
+PUT /trials/{}
+DELETE /trials/{}
+PUT /trials/{}/application
+POST /trials/{}/invitations
+GET /trials/{}/invitations
+GET /trials/{}/invitations/{}
+PUT /trials/{}/invitations/{}
+DELETE /trials/{}/invitations/{}
+GET /trials/{}/administrators
+GET /trials/{}/participants
+DELETE /trials/{}/administrators/{}
+DELETE /trials/{}/participants/{}
+GET /trials/{}/devices
+GET /trials/{}/participants/{}/devices
+POST /trials/{}/participants/{}/devices
+DELETE /trials/{}/participants/{}/devices/{}
+GET /trials/{}/devicetypes
+POST /trials/{}/devicetypes
+DELETE /trials/{}/devicetypes/{}
+GET /cloudconnectors/{}/auth
+GET /cloudconnectors/{}/thirdpartynotifications
+POST /cloudconnectors/{}/thirdpartynotifications
+"""
+
+
+def rows(table: str, root: str) -> list[tuple[str, str]]:
+    split = (line.split() for line in table.split("\n") if line)
+    return [(method, root + path.replace("{}", ID)) for method, path in split]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Everybody may open an account: otherwise that page is hidden."""
+    return Settings(
+        state_dir=tmp_path, accounts=Accounts(signup="open"), limits=Limits(rate_limits="off", quotas="off")
+    )
+
+
+# They look the thing up before they know who asks: nobody has a token there.
+UNKNOWN_THING = ("/cloudconnectors/", "/accounts/accept/")
+
+
+async def test_every_path_is_there(api: httpx.AsyncClient, world: World) -> None:
+    missing = []
+    for method, path in rows(ACCOUNTS, "/accounts") + rows(REST, "/v1.1"):
+        url = api.base_url.copy_with(path=path)
+        status = (await api.request(method, url)).status_code
+        if status == 404 and any(part in path for part in UNKNOWN_THING):
+            # Another method is a known path's 405, and an unknown path's 404.
+            status = 404 if (await api.request("PATCH", url)).status_code == 404 else 0
+        if status in {404, 405}:
+            missing.append((method, path, status))
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", ["/v1.1/no/such/path", "/v1.1", "/accounts/no", "/v1.1/messages/x/y/z"])
+async def test_other_paths_are_not(api: httpx.AsyncClient, world: World, path: str) -> None:
+    assert (await api.get(api.base_url.copy_with(path=path))).status_code == 404

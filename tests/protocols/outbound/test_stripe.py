@@ -1,0 +1,141 @@
+"""Stripe as the processor: what it is asked for, whom it believes, and what comes of it."""
+
+import time
+from decimal import Decimal
+
+import pytest
+import trio
+
+from broker.monetization.port import Decided, NotificationRefused, Order, PaymentFailed
+from config.settings import Payments
+from protocols.outbound.http import OutboundHttp
+from protocols.outbound.stripe import TOLERANCE_SECONDS, Stripe
+from protocols.outbound.tls import client_context
+from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, event, signed
+
+NOW = 1_760_000_000.0
+ORDER = Order(
+    "ab" * 16, "Plus: Kitchen light", "2.99", "upgrade", "https://us.example/accounts/pricing/upgrade?payment=c0"
+)
+
+
+@pytest.fixture
+async def stand_in(nursery: trio.Nursery) -> StripeStandIn:
+    stand_in = StripeStandIn()
+    await nursery.start(stand_in.run)
+    return stand_in
+
+
+def stripe_at(url: str, *, key: str = KEY, now: float = NOW) -> Stripe:
+    settings = Payments(
+        processor="stripe", stripe_key=key, stripe_webhook_secret=WEBHOOK_SECRET, stripe_url=url, currency="eur"
+    )
+    return Stripe(OutboundHttp(client_context(""), allow_private=True), settings, now=lambda: now)
+
+
+async def test_a_checkout_session_is_asked_for_in_the_form_that_stripe_wants(stand_in: StripeStandIn) -> None:
+    checkout = await stripe_at(stand_in.url).begin(ORDER)
+    assert (checkout.url, checkout.external_id) == (
+        f"https://checkout.example/pay/{ORDER.reference}",
+        "cs_test_abababab",
+    )
+    session = stand_in.sessions[ORDER.reference]
+    assert session["line_items[0][price_data][unit_amount]"] == "299"
+    assert session["line_items[0][price_data][currency]"] == "eur"
+    assert session["success_url"] == ORDER.returns_to
+    assert session["cancel_url"] == ORDER.returns_to + "&cancelled=1"
+
+
+@pytest.mark.parametrize("cost", ["0.01", "1", "4.99", "19.9", "1234567.89", "1.10", "8.70"])
+async def test_prices_are_exact(stand_in: StripeStandIn, cost: str) -> None:
+    await stripe_at(stand_in.url).begin(Order(ORDER.reference, "Plus", cost, "upgrade", ORDER.returns_to))
+    asked = stand_in.sessions[ORDER.reference]["line_items[0][price_data][unit_amount]"]
+    assert Decimal(asked) == Decimal(cost) * 100
+
+
+async def test_a_wrong_key_is_a_failed_payment_and_is_not_repeated_in_the_reason(stand_in: StripeStandIn) -> None:
+    with pytest.raises(PaymentFailed) as failed:
+        await stripe_at(stand_in.url, key="sk_secret").begin(ORDER)
+    assert "status 401" in str(failed.value)
+    assert "sk_secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, b"{}"),
+        (302, b""),
+        (200, b"not json"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"id":"cs_1"}'),
+        (200, b'{"id":"cs_1","url":null}'),
+        (200, b'{"id":"cs_1","url":"javascript:alert(1)"}'),
+        (200, b'{"id":"cs_1","url":"http://checkout.example/"}'),
+        (200, b" " * 300_000),
+    ],
+)
+async def test_an_answer_that_cannot_be_used_is_a_failed_payment(
+    stand_in: StripeStandIn, answer: tuple[int, bytes]
+) -> None:
+    stand_in.answer = answer
+    with pytest.raises(PaymentFailed):
+        await stripe_at(stand_in.url).begin(ORDER)
+
+
+async def test_nobody_there_is_a_failed_payment() -> None:
+    with pytest.raises(PaymentFailed):
+        await stripe_at("http://127.0.0.1:1").begin(ORDER)
+
+
+NOTIFICATIONS = [
+    (event("checkout.session.completed", "r1", payment_status="paid"), Decided("r1", "accepted")),
+    (event("checkout.session.completed", "r1", payment_status="unpaid"), None),  # the money is on its way
+    (event("checkout.session.async_payment_succeeded", "r1"), Decided("r1", "accepted")),
+    (event("checkout.session.async_payment_failed", "r1"), Decided("r1", "failed")),
+    (event("checkout.session.expired", "r1"), Decided("r1", "declined")),
+    (event("customer.created", "r1"), None),
+    (b'{"type":"checkout.session.expired","data":{"object":{}}}', None),
+    (b'{"type":"checkout.session.expired","data":{"object":7}}', None),
+    (b'{"type":"checkout.session.expired"}', None),
+]
+
+
+@pytest.mark.parametrize(("body", "decided"), NOTIFICATIONS)
+def test_a_signed_notification_says_what_became_of_a_payment(body: bytes, decided: Decided | None) -> None:
+    assert stripe_at("").read(body, signed(body, NOW)) == decided
+
+
+BODY = event("checkout.session.expired", "r1")
+UNSIGNED = [
+    {},
+    {"stripe-signature": ""},
+    {"stripe-signature": "t=,v1="},
+    {"stripe-signature": "nonsense"},
+    {"stripe-signature": f"t={int(NOW)}"},
+    {"stripe-signature": f"t={int(NOW)},v1={'0' * 64}"},
+    {"stripe-signature": f"t={int(NOW)},v1=é"},
+    {"stripe-signature": f"t={'9' * 5000},v1={'0' * 64}"},
+    signed(BODY, NOW, secret="whsec_of_somebody_else"),
+    signed(BODY + b" ", NOW),
+    signed(BODY, NOW - TOLERANCE_SECONDS - 1),
+    signed(BODY, NOW + TOLERANCE_SECONDS + 1),
+]
+
+
+@pytest.mark.parametrize("headers", UNSIGNED)
+def test_nobody_else_is_believed(headers: dict[str, str]) -> None:
+    with pytest.raises(NotificationRefused):
+        stripe_at("").read(BODY, headers)
+
+
+def test_signed_nonsense_is_refused() -> None:
+    with pytest.raises(NotificationRefused):
+        stripe_at("").read(b"[", signed(b"[", NOW))
+
+
+def test_the_clock_is_the_real_one_unless_told_otherwise() -> None:
+    body = event("checkout.session.expired", "r1")
+    settings = Payments(stripe_webhook_secret=WEBHOOK_SECRET)
+    stripe = Stripe(OutboundHttp(client_context(""), allow_private=True), settings)
+    assert stripe.read(body, signed(body, time.time())) == Decided("r1", "declined")

@@ -1,0 +1,127 @@
+"""TLS that asks for client certificates: `trio.SSLStream` over pyOpenSSL, against clients of Python's `ssl`."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from broker.registration.certificates import ClientCertificate
+from config.settings import Address
+from protocols.listeners import Stream, serve_tcp
+from protocols.tls import PeerContext, client_certificate
+from tests.certificates import Authority, Issued
+from tests.protocols.http.certificates import contexts
+from tests.secure_types import NOW
+
+Connect = Callable[..., Awaitable[trio.SSLStream[trio.SocketStream]]]
+VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+
+
+@pytest.fixture
+def shown() -> list[ClientCertificate | None]:
+    """What clients have shown, in the order in which they came."""
+    return []
+
+
+@pytest.fixture
+async def address(nursery: trio.Nursery, tmp_path: Path, shown: list[ClientCertificate | None]) -> Address:
+    """Where an echo server listens that asks for certificates and requires none."""
+
+    async def echo(stream: Stream) -> None:
+        shown.append(client_certificate(stream))
+        while received := await stream.receive_some(65_536):
+            await stream.send_all(received)
+
+    contexts(tmp_path)
+    context = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=False)
+    serve = partial(serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", connections=nursery)
+    bound: Address = await nursery.start(partial(serve, ssl_context=context))
+    return bound
+
+
+@pytest.fixture
+def connect(address: Address, tmp_path: Path) -> Connect:
+    async def open_stream(
+        issued: Issued | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    ) -> trio.SSLStream[trio.SocketStream]:
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context.minimum_version = context.maximum_version = version
+        if issued is not None:
+            context.load_cert_chain(*issued.files(tmp_path, "client"))
+        return await trio.open_ssl_over_tcp_stream(address.host, address.port, ssl_context=context)
+
+    return open_stream
+
+
+async def receive_exactly(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    received = b""
+    while len(received) < size and (some := await stream.receive_some(65_536)):
+        received += some
+    return received
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("size", [1, 16_384, 16_385, 1_000_000])
+async def test_what_is_sent_comes_back(connect: Connect, version: ssl.TLSVersion, size: int) -> None:
+    data = bytes(index * 7 % 256 for index in range(size))
+    async with await connect(version=version) as stream, trio.open_nursery() as sending:
+        sending.start_soon(stream.send_all, data)
+        assert await receive_exactly(stream, size) == data
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_a_client_shows_is_handed_on_with_its_chain(
+    connect: Connect, shown: list[ClientCertificate | None], version: ssl.TLSVersion
+) -> None:
+    issued = Authority(now=NOW).delegate().issue()
+    for certificate in (issued, None):
+        async with await connect(certificate, version) as stream:
+            await stream.send_all(b"x")
+            await stream.receive_some(1)
+    first, second = shown
+    assert first is not None
+    assert first.leaf == issued.der
+    assert first.intermediates[0] == issued.shown.intermediates[0]
+    assert second is None
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+async def test_the_end_of_a_connection_is_no_failure(
+    connect: Connect, shown: list[ClientCertificate | None], says_goodbye: bool
+) -> None:
+    with capture_logs() as logs, trio.fail_after(10):
+        stream = await connect()
+        await stream.send_all(b"x")
+        await stream.receive_some(1)
+        if says_goodbye:
+            await stream.aclose()
+        else:
+            await stream.transport_stream.send_eof()
+            assert await stream.transport_stream.receive_some(1) == b""  # the server has closed, too
+            await trio.aclose_forcefully(stream)
+    assert logs == []
+
+
+@pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100, b"\0" * 10_000])
+async def test_who_does_not_speak_tls_is_let_go_of_quietly(address: Address, hello: bytes) -> None:
+    with capture_logs() as logs, trio.fail_after(10):
+        async with await trio.open_tcp_stream(address.host, address.port) as stream:
+            await stream.send_all(hello)
+            await stream.send_eof()
+            with suppress(trio.BrokenResourceError):  # reset, which is as good as closed
+                while await stream.receive_some(65_536):
+                    pass
+    assert logs == []
+
+
+async def test_a_server_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
+    contexts(tmp_path)
+    Authority(now=NOW).own.files(tmp_path, "other")
+    for certificate, key in (("cert.pem", "other.key"), ("missing.pem", "key.pem"), ("key.pem", "key.pem")):
+        with pytest.raises(OSError, match="cannot use certificate"):
+            PeerContext(tmp_path / certificate, tmp_path / key, required=False)

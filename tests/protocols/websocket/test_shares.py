@@ -1,0 +1,136 @@
+"""Shares on open connections: they begin and end with the answer and the removal, not with the next ping."""
+
+import json
+
+import pytest
+
+from broker.devices.inventory import DeviceChanges
+from broker.devices.shares import ShareStatus
+from broker.facts import AvailabilityChanged
+from broker.services import Services
+from storage.records import GrantRecord
+from tests.factories import (
+    APPLICATION_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    HALL,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    NOW_MS,
+    World,
+    allow,
+)
+from tests.protocols.websocket.peers import Peers, ask, closing, register, said
+from tests.protocols.websocket.test_feeds import live, store
+from tests.protocols.websocket.test_server import ACTION, WITH_ACK, error
+
+FORBIDDEN = "You do not have the right permission: devices"
+
+
+async def share(services: Services, world: World, device_id: str = KITCHEN) -> str:
+    """Ada's device is shared with Bob; the id of the share."""
+    device = await services.devices.find(device_id)
+    offered = await services.shares.offer(device, email="bob@example.org")
+    return (await services.shares.answer(offered.id, world.bob, ShareStatus.ACCEPTED)).id
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        (f"uid={BOB}&includeSharedDevices=true", [KITCHEN, BOBS]),
+        ("includeSharedDevices=true", [KITCHEN, BOBS]),
+        (f"sdids={KITCHEN}", [KITCHEN]),
+        (f"sdids={KITCHEN},{BOBS}&uid={BOB}", [BOBS]),
+        ("", [BOBS]),
+        (f"uid={BOB}", [BOBS]),
+        (f"uid={BOB}&includeSharedDevices=false", [BOBS]),
+    ],
+)
+async def test_shared_devices_are_watched_when_asked_for(
+    peers: Peers, services: Services, world: World, query: str, shown: list[str]
+) -> None:
+    await share(services, world)
+    socket = await peers.connect(live(BOB_TOKEN, query))
+    await store(services, KITCHEN, HALL, BOBS)
+    assert [(await said(socket))["sdid"] for _ in shown] == shown
+
+
+async def test_a_watcher_sees_a_device_from_the_answer_to_the_removal(
+    peers: Peers, services: Services, world: World
+) -> None:
+    socket = await peers.connect(live(BOB_TOKEN, "includeSharedDevices=true"))
+    await store(services, KITCHEN)
+    accepted = await share(services, world)
+    (mid,) = await store(services, KITCHEN)
+    assert json.loads(await socket.get_message())["mid"] == mid
+    await services.shares.remove(accepted)
+    await store(services, KITCHEN)
+    (mid,) = await store(services, BOBS)
+    assert (await said(socket))["mid"] == mid
+
+
+async def test_an_application_watches_what_is_shared_with_its_user(
+    peers: Peers, services: Services, world: World
+) -> None:
+    await allow(services, GrantRecord(world.bob, world.application, world.light_type, read=True, write=False))
+    socket = await peers.connect(live(APPLICATION_TOKEN, f"uid={BOB}&includeSharedDevices=true"))
+    await store(services, KITCHEN)
+    await share(services, world)
+    (mid,) = await store(services, KITCHEN)
+    assert (await said(socket))["mid"] == mid
+
+
+async def test_a_sharee_speaks_for_the_device_until_the_share_ends(
+    peers: Peers, services: Services, world: World
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    answer = await ask(socket, type="register", sdid=KITCHEN, Authorization=BOB_TOKEN)
+    assert answer == error(403, FORBIDDEN)
+    accepted = await share(services, world)
+    await register(socket, KITCHEN, BOB_TOKEN)
+    assert "mid" in (await ask(socket, sdid=KITCHEN, data={"state": True}))["data"]
+    await services.shares.remove(accepted)
+    assert await closing(socket) == (1008, FORBIDDEN)
+
+
+async def test_the_device_itself_stays_connected_when_a_share_ends(
+    peers: Peers, services: Services, world: World
+) -> None:
+    accepted = await share(services, world)
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    await services.shares.remove(accepted)
+    assert "mid" in (await ask(socket, sdid=KITCHEN, data={"state": True}))["data"]
+
+
+async def test_actions_to_a_shared_device_end_with_the_share(peers: Peers, services: Services, world: World) -> None:
+    accepted = await share(services, world)
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, BOBS, BOB_TOKEN)
+    assert "data" in await ask(socket, ddid=KITCHEN, data=ACTION)
+    await services.shares.remove(accepted)
+    assert await ask(socket, ddid=KITCHEN, data=ACTION) == error(403, FORBIDDEN)
+
+
+@pytest.mark.parametrize("token", [KITCHEN_TOKEN, BOB_TOKEN])
+async def test_a_deleted_device_is_disconnected_with_1008(
+    peers: Peers, services: Services, world: World, token: str
+) -> None:
+    await share(services, world)
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, token)
+    await services.inventory.delete(await services.devices.find(KITCHEN))
+    assert (await closing(socket))[0] == 1008
+
+
+@pytest.mark.parametrize("query", ["", f"&did={KITCHEN}", "&uid=self", f"&uid={BOB}&events=device.*"])
+async def test_sharees_hear_whether_the_device_is_online_and_nothing_else(
+    peers: Peers, services: Services, world: World, query: str
+) -> None:
+    await share(services, world)
+    device = await services.devices.find(KITCHEN)
+    socket = await peers.connect(f"/v1.1/events?authorization=bearer+{BOB_TOKEN}{query}")
+    await services.inventory.change(device, DeviceChanges(name="New"))
+    services.router.publish(AvailabilityChanged(device.key, "online", NOW_MS))
+    assert (await said(socket))["event"] == "device.status.online"
