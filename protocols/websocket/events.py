@@ -13,7 +13,6 @@ from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.routing.events import Event, EventNames, EventSubscriber
 from broker.services import Services
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
-from protocols.websocket.connection import Connection
 from protocols.websocket.feeds import acts_for, named_ids
 from protocols.websocket.frames import Form
 from protocols.websocket.handshake import Call
@@ -96,14 +95,8 @@ async def select_events(services: Services, call: Call) -> EventSelection:
     return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
 
 
-class EventFeed(Watcher):
+class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
-
-    def __init__(self, services: Services, call: Call, selection: EventSelection, connection: Connection) -> None:
-        super().__init__(connection)
-        self._services = services
-        self._call = call
-        self._selection = selection
 
     def _subscribed(self) -> AbstractContextManager[None]:
         return self._services.events.subscribe(
@@ -116,5 +109,5 @@ class EventFeed(Watcher):
             )
         )
 
-    async def _select(self) -> None:
-        self._selection = await select_events(self._services, self._call)
+    async def _select(self) -> EventSelection:
+        return await select_events(self._services, self._call)

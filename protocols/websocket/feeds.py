@@ -18,7 +18,6 @@ from broker.routing.feeds import Encoding, Subscriber
 from broker.services import Services
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_frame, message_object
-from protocols.websocket.connection import Connection
 from protocols.websocket.frames import Form
 from protocols.websocket.handshake import Call
 from protocols.websocket.watcher import Watcher
@@ -122,14 +121,8 @@ async def acts_for(services: Services, reach: Reach, user: int) -> bool:
     return reach.covers_user(user)
 
 
-class LiveFeed(Watcher):
+class LiveFeed(Watcher[Selection]):
     """One subscriber of the firehose."""
-
-    def __init__(self, services: Services, call: Call, selection: Selection, connection: Connection) -> None:
-        super().__init__(connection)
-        self._services = services
-        self._call = call
-        self._selection = selection
 
     def _subscribed(self) -> AbstractContextManager[None]:
         return self._services.feeds.subscribe(
@@ -145,5 +138,5 @@ class LiveFeed(Watcher):
     def _offer(self, frames: bytes, count: int) -> None:
         self._connection.offer(frames, count)
 
-    async def _select(self) -> None:
-        self._selection = await select(self._services, self._call)
+    async def _select(self) -> Selection:
+        return await select(self._services, self._call)

@@ -3,21 +3,32 @@
 import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack
+from typing import Generic, TypeVar
 
 from broker.errors import Unauthorized
 from broker.routing.connections import CloseReason
+from broker.services import Services
 from protocols.websocket.connection import Connection
 from protocols.websocket.errors import TokenEnded
 from protocols.websocket.frames import Form, form_of
+from protocols.websocket.handshake import Call
 from protocols.websocket.wire import POLICY_VIOLATION
 
+S = TypeVar("S")
 
-class Watcher(ABC):
-    """One subscriber, from its handshake to its end. `form` is how the client writes, and so how it is written to."""
+
+class Watcher(ABC, Generic[S]):
+    """One subscriber, from its handshake to its end. `form` is how the client writes, and so how it is written to.
+
+    `selection` is what the parameters of the handshake stood for when it was made.
+    """
 
     deadline = math.inf
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, services: Services, call: Call, selection: S, connection: Connection) -> None:
+        self._services = services
+        self._call = call
+        self._selection = selection
         self._connection = connection
         self._subscription = ExitStack()
         self.form = Form.JSON
@@ -27,7 +38,7 @@ class Watcher(ABC):
         """The subscription as things are now; it lasts as long as the block."""
 
     @abstractmethod
-    async def _select(self) -> None:
+    async def _select(self) -> S:
         """Work out again what is watched. Raises DomainError when the caller may not any more."""
 
     async def talk(self) -> None:
@@ -49,15 +60,15 @@ class Watcher(ABC):
     async def check(self) -> None:
         """Token, devices and permissions may have gone; and more may have been granted."""
         try:
-            await self._select()
+            self._selection = await self._select()
         except Unauthorized as error:
             raise TokenEnded from error
         self._subscribe()
 
-    def expired(self) -> None:  # noqa: B027 - nothing to do is what every watcher does
+    def expired(self) -> None:
         """There is no deadline."""
 
-    def pinged(self) -> None:  # noqa: B027
+    def pinged(self) -> None:
         """A subscriber is no device."""
 
     async def finish(self) -> None:
