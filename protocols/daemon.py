@@ -8,6 +8,7 @@ the workers save where they stand.
 import resource
 import signal
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -38,6 +39,10 @@ from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 
+# The event loop gives the interpreter lock away at each system call, and a worker thread that folds keeps it for as
+# long as this: Python's 5 ms were a stall of everybody (broker/ARCHITECTURE.md has the measurement).
+_SWITCH_SECONDS = 0.0005
+
 _log = structlog.get_logger(__name__)
 
 Ready = Callable[[Services, Mapping[str, Address]], Awaitable[None]]
@@ -64,6 +69,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     if settings.storage.url != "sqlite":
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         await _run(settings, ready, stop)
     except BaseExceptionGroup as group:
