@@ -3,8 +3,9 @@
     python -m tests.benchmarks.websocket [--seconds 5] [ack] [fanout] [idle] [soak]
 
 `ack`: 50 registered devices, 20 messages in flight each, every one durable before its acknowledgement. `fanout`: the
-same, with 10 subscribers of /live. `idle`: memory of 5,000 sockets that do nothing. `soak`: 2,000 sockets, 50 devices
-sending, 20 subscribers of which 5 stop reading; memory is printed as it goes, and who missed how much at the end.
+same, with 10 subscribers of /live; then with messages that come over MQTT. `idle`: memory of 5,000 sockets that do
+nothing. `soak`: 2,000 sockets, 50 devices sending, 20 subscribers of which 5 stop reading; memory is printed as it
+goes, and who missed how much at the end.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import trio
 
+from tests.benchmarks.load import publish_qos1
 from tests.benchmarks.websocket_load import Drive, Frames, Reader, Sender, connect, masked, result_of
 from tests.daemon import USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
@@ -149,6 +151,30 @@ def fanout(daemon: Daemon, seconds: float, yardstick: float, *, subscribers: int
     )
 
 
+def _publish(port: int, seconds: float, rate: "multiprocessing.Queue[float]") -> None:
+    credentials = [(device_id(n), device_token(n)) for n in range(_DEVICES)]
+    rate.put(publish_qos1(port, credentials, DATA.encode(), window=20, seconds=seconds, warmup=1.0).rate)
+
+
+def fanout_of_mqtt(daemon: Daemon, seconds: float, *, subscribers: int = 10) -> None:
+    """The same for messages that come over MQTT, from a process of their own."""
+    readers = [Reader(connect(daemon.port("http"), _LIVE)) for _ in range(subscribers)]
+    sent: multiprocessing.Queue[float] = multiprocessing.Queue()
+    process = multiprocessing.Process(target=_publish, args=(daemon.port("mqtt"), seconds + 2, sent))
+    process.start()
+    drive = Drive(readers)
+    drive.run(2.0)
+    before, begin = [one.frames.data for one in readers], time.perf_counter()
+    drive.run(seconds)
+    elapsed = time.perf_counter() - begin
+    rates = [(one.frames.data - count) / elapsed for one, count in zip(readers, before, strict=True)]
+    drive.run(2.0)
+    ingest = sent.get(timeout=30)
+    process.join()
+    drive.close()
+    print(f"        the same of MQTT     {min(rates):>9,.0f} frames/s each at {ingest:,.0f} msg/s")
+
+
 def idle(daemon: Daemon, *, sockets: int = 5000) -> None:
     assert daemon.process is not None
     before = resident_kib(daemon.process.pid)
@@ -219,6 +245,7 @@ def main() -> None:
                 ack(daemon, options.seconds, yardstick)
             if "fanout" in options.what:
                 fanout(daemon, options.seconds, yardstick)
+                fanout_of_mqtt(daemon, options.seconds)
             if "idle" in options.what:
                 idle(daemon)
             if "soak" in options.what:
