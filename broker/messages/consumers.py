@@ -86,10 +86,15 @@ class Folder:
         self._position = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
 
     async def flush(self) -> None:
-        """Fold everything that is durable now."""
+        """Fold everything that is durable now.
+
+        What is stored meanwhile waits for the next time: under load there is always more, and a step of a few rows
+        writes nearly as many buckets as one of thousands.
+        """
         async with self._flushing:
+            until = self._held[-1][-1].position if self._held else 0
             try:
-                while self._held or not self._follows:
+                while not self._follows or (self._held and self._held[0][0].position <= until):
                     if self._follows:
                         await self._step(self._take_held())
                     else:
@@ -101,8 +106,11 @@ class Folder:
     async def _read_on(self) -> None:
         # From here on every commit is held; what is both held and read is folded once, because `_step` looks.
         self._held, self._held_rows, self._follows = deque(), 0, True
-        while self._follows and (rows := await self._database.read(partial(_after, self._position))):
+        is_behind = True
+        while self._follows and is_behind:
+            rows = await self._database.read(partial(_after, self._position))
             await self._step(rows)
+            is_behind = len(rows) == _STEP_ROWS
 
     def _lose_track(self) -> None:
         self._follows = False  # what was taken is read from the log next time

@@ -99,3 +99,27 @@ async def test_a_flush_whose_commit_failed_is_made_up_for(engine: SqliteEngine) 
         await services.folder.flush()
         assert await count_and_sum(services, kitchen) == (3, 6)
         assert services.folder.statistics().held_rows == 0
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["reading the log", "following"])
+async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: HeldRunner, *, follows: bool) -> None:
+    """Or it would go on in steps of a few rows for as long as anybody sends."""
+    kitchen = await kitchen_of(held)
+    if follows:
+        await held.folder.flush()
+    await send(held, kitchen, 1, 2, 3)
+    durable = held.ingest.submit(kitchen, b'{"intensity":4}')
+    await held.ingest.wait_committed()
+    runner.hold_commits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.database.write, lambda _tx: None)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(held.folder.flush)
+        await wait_all_tasks_blocked()
+        for value in (5, 6):  # they commit together with what the flush writes
+            held.ingest.submit(kitchen, b'{"intensity":%d}' % value)
+        runner.commits.set()
+    assert held.folder.statistics().position == durable
+    assert held.folder.statistics().held_rows == 2
+    await held.folder.flush()
+    assert held.folder.statistics().held_rows == 0
