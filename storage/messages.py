@@ -1,8 +1,15 @@
-"""The message log and what folds over it keep. The caller holds the transaction."""
+"""The message log and what folds over it keep. The caller holds the transaction.
+
+A row is appended without an entry in an index, because the rows of one commit are of many devices, and each of them
+would change another page of every index. When some thousand such rows have come, or a fold asks for it, all get
+their entries at once. Whoever searches by device looks into the index, and then through the rows that have none yet.
+"""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 from typing import Any, Literal
 
 from storage.records import ActionRow, FailedMessageRow, MessageRow
@@ -13,10 +20,14 @@ _ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
 _FAILED = ("position", "device", "cts", "reason", "payload")
 
 _NEWEST = 1_000  # positions at the end of the log
+_UNINDEXED = 4_000  # more than that do not stay without an entry; looking through them takes a third of a millisecond
+_AT_FIRST = {"indexed": 0}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 Table = Literal["message", "action"]
+_TABLES: Sequence[Table] = ("message", "action")
 _COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
+_TS: Mapping[Table, int] = {"message": _MESSAGE.index("ts"), "action": _ACTION.index("ts")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +99,41 @@ class MessageStore:
     ) -> None:
         """Add rows that already have their positions; `head` is the highest position ever given out."""
         if messages:
-            self._db.insert_many("message", _MESSAGE, messages)
+            self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
         if actions:
-            self._db.insert_many("action", _ACTION, actions)
+            self._db.insert_many("action", _ACTION, actions, same=_AT_FIRST)
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
-        self._db.execute(
-            "INSERT INTO counter (name, value) VALUES ('head', :head)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            {"head": head},
-        )
+        self._set_counter("head", head)
+        if head - self._counter("indexed") >= _UNINDEXED:
+            self.index()
 
     def head(self) -> int:
         """The highest position ever given out: positions never come twice, not even after everything was deleted."""
-        row = self._db.execute("SELECT value FROM counter WHERE name = 'head'").one()
+        return self._counter("head")
+
+    def index(self) -> None:
+        """Give all rows their entries in the indexes."""
+        head, indexed = self.head(), self._counter("indexed")
+        if head == indexed:
+            return
+        for table in _TABLES:
+            self._db.execute(
+                f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - ours
+                {"indexed": indexed, "head": head},
+            )
+        self._set_counter("indexed", head)
+
+    def _counter(self, name: str) -> int:
+        row = self._db.execute("SELECT value FROM counter WHERE name = :name", {"name": name}).one()
         return int(row["value"]) if row else 0
+
+    def _set_counter(self, name: str, value: int) -> None:
+        self._db.execute(
+            "INSERT INTO counter (name, value) VALUES (:name, :value)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            {"name": name, "value": value},
+        )
 
     def last_cts(self) -> int:
         row = self._db.execute(
@@ -115,19 +146,36 @@ class MessageStore:
         row = self._db.execute("SELECT value FROM secret WHERE name = 'mid'").one()
         return bytes(row["value"]) if row else b""
 
-    def after(self, position: int, *, limit: int | None = None, device: int | None = None) -> list[MessageRow]:
-        """The log, or one device's part of it, from behind `position` on, in order."""
-        condition = "position > :position" + (" AND device = :device" if device is not None else "")
+    def after(self, position: int, *, limit: int | None = None) -> list[MessageRow]:
+        """The log from behind `position` on, in order."""
         rows = self._db.execute(
-            f"SELECT {_COLUMNS['message']} FROM message WHERE {condition}"  # noqa: S608 - ours
+            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :position"  # noqa: S608 - ours
             f" ORDER BY position{_limit(limit)}",
-            {"position": position, "limit": limit, "device": device},
+            {"position": position, "limit": limit},
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
-    def last_position(self) -> int:
-        """Of the messages that are there; 0 when there are none."""
-        row = self._db.execute("SELECT max(position) AS position FROM message").one()
+    def after_of(self, devices: Collection[int], position: int) -> list[MessageRow]:
+        """The devices' rows of the log from behind `position` on, each device's in order."""
+        if (last := self.last_position()) <= position:
+            return []  # without a look into the index of each device
+        found: list[MessageRow] = []
+        if (indexed := self._counter("indexed")) > position:
+            for device in devices:
+                rows = self._db.execute(
+                    f"SELECT {_COLUMNS['message']} FROM message"  # noqa: S608 - ours
+                    " WHERE indexed = 1 AND device = :device AND position > :position ORDER BY position",
+                    {"position": position, "device": device},
+                )
+                found += [MessageRow(*row) for row in rows.tuples()]
+        if last > indexed:
+            wanted = set(devices)
+            found += [row for row in self.after(max(position, indexed)) if row.device in wanted]
+        return found
+
+    def last_position(self, table: Table = "message") -> int:
+        """Of the rows that are there; 0 when there are none."""
+        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - ours
         return int(row["position"] or 0) if row else 0
 
     # By position
@@ -151,8 +199,10 @@ class MessageStore:
 
     def count(self, device: int, *, start_ms: int, end_ms: int) -> int:
         row = self._db.execute(
-            "SELECT count(*) AS count FROM message WHERE device = :device AND ts BETWEEN :start AND :end",
-            {"device": device, "start": start_ms, "end": end_ms},
+            "SELECT (SELECT count(*) FROM message WHERE indexed = 1 AND device = :device"
+            " AND ts BETWEEN :start AND :end) + (SELECT count(*) FROM message WHERE position > :indexed"
+            " AND device = :device AND ts BETWEEN :start AND :end) AS count",
+            {"device": device, "start": start_ms, "end": end_ms, "indexed": self._counter("indexed")},
         ).one()
         return int(row["count"]) if row else 0
 
@@ -170,23 +220,24 @@ class MessageStore:
         conditions = "".join(f" AND {condition}" for condition in self._matching(match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
         rows = self._db.execute(
-            # The plus keeps the devices' own index out of it.
             f"SELECT {_COLUMNS['message']} FROM message WHERE position > :behind"  # noqa: S608 - only our names
-            f" AND +device IN ({', '.join(f':{name}' for name in names)}){conditions}"
+            f" AND device IN ({', '.join(f':{name}' for name in names)}){conditions}"
             " ORDER BY position DESC LIMIT :limit",
             {"behind": self.last_position() - _NEWEST, "limit": limit, "field": match.field} | names,
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
     def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Sequence[Any]]:
+        """What the index has, and laid in between what is not there yet."""
         if not devices:
             return iter(())
+        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
         conditions = "".join(f" AND {condition}" for condition in (*search.conditions(), *self._matching(search.match)))
         columns = ("position",) if search.by_arrival else ("ts", "position")
         order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
         chosen = _COLUMNS[table] if len(devices) == 1 else ", ".join(columns)
         parts = [
-            f"SELECT {chosen} FROM {table} WHERE device = :device_{index}{conditions}"  # noqa: S608 - only our names
+            f"SELECT {chosen} FROM {table} WHERE indexed = 1 AND device = :device_{index}{conditions}"  # noqa: S608 - ours
             f" ORDER BY {order}{_limit(search.limit)}"
             for index in range(len(devices))
         ]
@@ -198,8 +249,18 @@ class MessageStore:
                 f"SELECT {_COLUMNS[table]} FROM {table} WHERE position IN"  # noqa: S608 - only our names
                 f" (SELECT position FROM ({merged} ORDER BY {order}{_limit(search.limit)}) AS found) ORDER BY {order}"
             )
-        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
-        return self._db.execute(sql, parameters).tuples()
+        rows = self._db.execute(sql, parameters).tuples()
+        if self.last_position(table) <= (indexed := self._counter("indexed")):
+            return rows
+        late = self._db.execute(
+            f"SELECT {_COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - only our names
+            f" AND device IN ({', '.join(f':device_{index}' for index in range(len(devices)))}){conditions}"
+            f" ORDER BY {order}{_limit(search.limit)}",
+            parameters | {"indexed": indexed},
+        ).tuples()
+        ts = _TS[table]
+        place = (lambda row: row[0]) if search.by_arrival else (lambda row: (row[ts], row[0]))
+        return islice(merge(rows, late, key=place, reverse=search.descending), search.limit)
 
     def _matching(self, match: Match) -> Iterator[str]:
         if match.field is not None:
@@ -209,10 +270,25 @@ class MessageStore:
         if match.action is not None:
             yield self._db.json_any_named("data", "actions", "action")
 
-    def last_ts(self, table: str, device: int) -> int | None:
-        """The highest `ts` of the device in `message` or `action`."""
-        row = self._db.execute(f"SELECT max(ts) AS ts FROM {table} WHERE device = :device", {"device": device}).one()  # noqa: S608
-        return row["ts"] if row else None
+    def last_ts(self, table: Table, devices: Collection[int]) -> dict[int, int]:
+        """The highest `ts` of each of these devices that has a row."""
+        found: dict[int, int] = {}
+        for device in devices:
+            row = self._db.execute(
+                f"SELECT max(ts) AS ts FROM {table} WHERE indexed = 1 AND device = :device",  # noqa: S608 - ours
+                {"device": device},
+            ).one()
+            if row is not None and row["ts"] is not None:
+                found[device] = row["ts"]
+        late = self._db.execute(
+            f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608 - ours
+            {"indexed": self._counter("indexed")},
+        )
+        wanted = set(devices)
+        for row in late:
+            if row["device"] in wanted:
+                found[row["device"]] = max(row["ts"], found.get(row["device"], 0))
+        return found
 
     # Consumers of the log and their snapshots
 

@@ -52,7 +52,7 @@ class RemovalStore:
         """Whether there was anything."""
         rows = self._db.execute(
             f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - ours
-            f" (SELECT position FROM {table} WHERE device = :device LIMIT :limit) RETURNING position",
+            f" (SELECT position FROM {table} WHERE indexed = 1 AND device = :device LIMIT :limit) RETURNING position",
             {"device": device, "limit": limit},
         )
         return bool(list(rows))

@@ -18,8 +18,13 @@ class Connection(Protocol):
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows: ...
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-        """Insert array-like rows in one statement, in order, as fast as the engine can."""
+    def insert_many(
+        self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = ...
+    ) -> None:
+        """Insert array-like rows in one statement, in order, as fast as the engine can.
+
+        `same` has the columns that are the same in each row, and never change between two calls.
+        """
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows, or replace those with the same key, in few statements. Numbers arrive bit by bit."""

@@ -93,8 +93,8 @@ class _BreakableConnection:
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         return self._connection.execute(sql, parameters)
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-        self._connection.insert_many(table, columns, rows)
+    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
+        self._connection.insert_many(table, columns, rows, **same)
 
     def json_has(self, column: str, parameter: str) -> str:
         return self._connection.json_has(column, parameter)

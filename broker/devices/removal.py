@@ -67,4 +67,5 @@ class Removal:
 
 
 def _remove_some(device: int, before_ms: int, tx: Transaction) -> bool:
+    tx.messages.index()  # by which it finds what is left of the device
     return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

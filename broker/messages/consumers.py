@@ -8,10 +8,9 @@ rows are let go and read from the log again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -176,12 +175,9 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def unfolded(tx: Transaction, devices: Iterable[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
+def unfolded(tx: Transaction, devices: Collection[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
     """The devices' rows of this time that no fold has seen in this transaction: lay them on top of what is kept."""
-    position = tx.messages.consumer_position(_CONSUMER)
-    if tx.messages.last_position() <= position:
-        return ()  # without a look into the index of each device
-    rows = chain.from_iterable(tx.messages.after(position, device=device) for device in devices)
+    rows = tx.messages.after_of(devices, tx.messages.consumer_position(_CONSUMER))
     return decoded([row for row in rows if start_ms <= row.ts < end_ms])
 
 
@@ -205,4 +201,5 @@ def _save(saves: Sequence[Save], before: int, after: int, tx: Transaction) -> in
         for save in saves:
             save(tx)
         tx.messages.set_consumer_position(_CONSUMER, after)
+        tx.messages.index()  # so that who asks a quiet store finds everything there
     return stood

@@ -35,14 +35,14 @@ class Statuses:
         """The statuses of many devices, in their order."""
         keys = [device.key for device in devices]
         presences = await self._presence.of_all(keys)
-        last_ts = await self._database.read(
-            lambda tx: {key: (tx.messages.last_ts("message", key), tx.messages.last_ts("action", key)) for key in keys}
+        messages, actions = await self._database.read(
+            lambda tx: (tx.messages.last_ts("message", keys), tx.messages.last_ts("action", keys))
         )
         snapshots = await self._snapshots.of_all(keys) if with_snapshot else {}
         return [
             DeviceStatus(
-                last_message_ts=last_ts[key][0],
-                last_action_ts=last_ts[key][1],
+                last_message_ts=messages.get(key),
+                last_action_ts=actions.get(key),
                 availability=presences[key].availability,
                 last_time_online=presences[key].last_time_online,
                 snapshot=snapshots.get(key),

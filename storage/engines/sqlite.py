@@ -7,6 +7,7 @@ and takes it back once per row; measured against a busy event loop that is 2.5 t
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from storage.sql import StoreError
 _CACHE_KIB = 65536
 _BUSY_MS = 5000
 _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class SqliteRows:
@@ -61,11 +63,15 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise _store_error(error) from error
 
-    def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+    def insert_many(
+        self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = _NOTHING
+    ) -> None:
         if (sql := self._inserts.get(table)) is None:
-            values = ", ".join(f"json_extract(value, '$[{index}]')" for index in range(len(columns)))
+            values = [f"json_extract(value, '$[{index}]')" for index in range(len(columns))]
+            values += map(str, same.values())
             # The names come from the stores, never from a request.
-            sql = f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM json_each(:rows)"  # noqa: S608
+            names = ", ".join((*columns, *same))
+            sql = f"INSERT INTO {table} ({names}) SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
             self._inserts[table] = sql
         self.execute(sql, {"rows": self._encode(rows).decode()})
 
@@ -159,6 +165,9 @@ class SqliteEngine:
         try:
             connection = self._connect(read_only=read_only)
             connection.row_factory = sqlite3.Row
+            if not read_only:
+                # A statement keeps the pages it changes until it has succeeded, and would from 64 KiB on open a file.
+                connection.execute("PRAGMA temp_store=MEMORY")
             return SqliteConnection(connection)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error

@@ -17,8 +17,8 @@ from tests.daemon import Daemon
 DEVICES = 100
 _DAY_MS = 86_400_000
 _INDEXES = {
-    "message_by_time": "CREATE INDEX message_by_time ON message (device, ts)",
-    "message_by_arrival": "CREATE INDEX message_by_arrival ON message (device)",
+    "message_by_time": "CREATE INDEX message_by_time ON message (device, ts) WHERE indexed = 1",
+    "message_by_arrival": "CREATE INDEX message_by_arrival ON message (device) WHERE indexed = 1",
 }
 
 # One row for each message to come, with the numbers that are in it.
@@ -29,7 +29,8 @@ INSERT INTO draft
   SELECT :device, :end - i * :period, 20 + (i * 7919 % 1000) / 100.0, i % 101 FROM n;
 """
 _LOG = """
-INSERT INTO message SELECT row_number() OVER (ORDER BY ts, device), device, ts, ts, 1,
+INSERT INTO message (position, device, ts, cts, mv, data)
+  SELECT row_number() OVER (ORDER BY ts, device), device, ts, ts, 1,
   printf('{"state":%s,"intensity":%d,"temperature":%.2f,"text":"as usual"}',
          iif(intensity > 50, 'true', 'false'), intensity, temperature) FROM draft;
 """
@@ -91,7 +92,8 @@ def generate(store: Path, messages: int, end_ms: int) -> None:
         db.execute(statement)
     db.execute(_SNAPSHOTS)
     (head,) = db.execute("SELECT max(position) FROM message").fetchone()
-    db.execute("INSERT OR REPLACE INTO counter VALUES ('head', ?)", (head,))
+    for name in ("head", "indexed"):
+        db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, head))
     db.execute("INSERT OR REPLACE INTO consumer VALUES ('folds', ?)", (head,))
     db.execute("COMMIT")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

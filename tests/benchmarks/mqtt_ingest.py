@@ -32,7 +32,9 @@ def raw_inserts(folder: Path, seconds: float) -> float:
         stamp = int(now * 1000)
         rows = [(position + n, n % 50, stamp, stamp, 1, data) for n in range(1, 1001)]
         connection.execute("BEGIN")
-        connection.executemany("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?)", rows)
+        connection.executemany(
+            "INSERT INTO message (position, device, ts, cts, mv, data) VALUES (?, ?, ?, ?, ?, ?)", rows
+        )
         connection.execute("COMMIT")
         position += len(rows)
     rate = position / (time.perf_counter() - begin)

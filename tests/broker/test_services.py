@@ -47,7 +47,8 @@ async def test_what_was_submitted_before_a_crash_of_the_rest_is_stored(open_agai
             services.ingest.submit(await services.devices.get(world.kitchen), b'{"state":true}', 3)
             raise ZeroDivisionError
     async with open_again() as services:
-        assert await services.database.read(lambda tx: tx.messages.last_ts("message", world.kitchen)) == 3
+        last = await services.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        assert last == {world.kitchen: 3}
 
 
 async def test_what_was_submitted_before_everything_is_cancelled_is_stored(open_again: OpenServices) -> None:
@@ -58,7 +59,8 @@ async def test_what_was_submitted_before_everything_is_cancelled_is_stored(open_
             scope.cancel()
             await trio.sleep_forever()
     async with open_again() as services:
-        assert await services.database.read(lambda tx: tx.messages.last_ts("message", world.kitchen)) == 3
+        last = await services.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        assert last == {world.kitchen: 3}
 
 
 async def test_a_store_that_cannot_be_opened_is_the_callers_to_handle(settings: Settings) -> None:

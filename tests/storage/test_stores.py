@@ -159,8 +159,7 @@ async def test_the_highest_ts_of_a_device(services: Services, world: World) -> N
     await services.ingest.wait_committed()
     assert await services.database.read(
         lambda tx: (
-            tx.messages.last_ts("message", world.kitchen),
-            tx.messages.last_ts("action", world.kitchen),
-            tx.messages.last_ts("message", world.hall),
+            tx.messages.last_ts("message", [world.kitchen, world.hall]),
+            tx.messages.last_ts("action", [world.kitchen]),
         )
-    ) == (9, 4, None)
+    ) == ({world.kitchen: 9}, {world.kitchen: 4})

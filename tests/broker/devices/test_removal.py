@@ -47,6 +47,8 @@ async def test_everything_goes_when_its_time_is_over_and_nothing_of_others(
     monkeypatch.setattr(removal, "_STEP_ROWS", step_rows)
     await fill(services)
     kitchen = await services.devices.find(KITCHEN)
+    services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')  # no index knows of it yet
+    await services.ingest.wait_committed()
     before = await services.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert all(before[0].values())
     await services.inventory.delete(kitchen)
