@@ -70,13 +70,19 @@ class DeviceTypeLists:
         search = TypeSearch(owner=user, or_of_organizations=with_organization, or_shared=with_shared)
         return await self._page(caller, search, count, offset)
 
-    async def of_application(self, caller: Caller, application_id: str, *, count: int, offset: int) -> TypePage:
-        """The types on which the caller's application requests permissions. Raises NotFound, PermissionDenied."""
+    async def application(self, caller: Caller, application_id: str) -> ApplicationRecord:
+        """The caller's application. Raises NotFound, PermissionDenied: it is another one's."""
         application = await self._database.read(lambda tx: tx.accounts.application_by_id(application_id))
         if application is None:
             raise NotFound
         if application.key != caller.application:
             raise PermissionDenied(f"device types of application {application.id}")
+        return application
+
+    async def of_application(
+        self, caller: Caller, application: ApplicationRecord, *, count: int, offset: int
+    ) -> TypePage:
+        """The types on which the caller's application requests permissions."""
         return await self._page(caller, _requested(application, _viewer(caller)), count, offset)
 
     async def see(self, caller: Caller, record: DeviceTypeRecord) -> SeenType:

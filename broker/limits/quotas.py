@@ -47,10 +47,11 @@ class QuotaStanding:
 
 @dataclass(frozen=True, slots=True)
 class QuotaStatistics:
-    """All but the first two count since the start."""
+    """`owners_told` counts the devices whose owner was told today; the three last ones count since the start."""
 
     organizations: int
     devices_on_a_plan: int
+    owners_told: int
     units: int
     refused: int
     deliveries_dropped: int
@@ -72,7 +73,8 @@ class Quotas:
         self._devices: dict[int, Allowance] = {}
         self._has_unknown = False  # organizations that came after the last reload; they are counted, not yet limited
         self._used_up: dict[int, Device] = {}  # whose owners are to be told
-        self._told: dict[int, int] = {}  # by device: the end of the day for which its owner was told
+        self._told: set[int] = set()  # devices whose owners were told on the day that ends then
+        self._told_until_ms = 0
         self._wanted = trio.Event()
         self._units = self._refused = self._dropped = 0
 
@@ -190,13 +192,13 @@ class Quotas:
     def _require_day(self, device: Device, daily: Allowance, now_ms: int) -> None:
         if not daily.has_room(1, now_ms):
             self._refused += 1
-            self._tell_owner(device, daily, now_ms)
+            self._tell_owner(device, now_ms)
             raise DailyQuotaExceeded(daily.wait_seconds(now_ms), device.id)
 
     def _use_day(self, device: Device, daily: Allowance, now_ms: int) -> None:
         daily.use(1)
         if not daily.has_room(1, now_ms):
-            self._tell_owner(device, daily, now_ms)
+            self._tell_owner(device, now_ms)
 
     def standing(self, device: Device) -> QuotaStanding:
         now_ms = self._clock.now_ms()
@@ -208,12 +210,20 @@ class Quotas:
 
     # --- Telling owners ---
 
-    def _tell_owner(self, device: Device, daily: Allowance, now_ms: int) -> None:
-        until_ms = daily.usage(now_ms).until_ms
-        if self._told.get(device.key) != until_ms:
-            self._told[device.key] = until_ms
+    def _tell_owner(self, device: Device, now_ms: int) -> None:
+        told = self._told_on_day(now_ms)
+        if device.key not in told:
+            told.add(device.key)
             self._used_up[device.key] = device
             self._wanted.set()
+
+    def _told_on_day(self, now_ms: int) -> set[int]:
+        """The devices whose owners were told today. Those of another day are forgotten, all at once."""
+        _since_ms, until_ms = utc_day(now_ms)
+        if until_ms != self._told_until_ms:
+            self._told_until_ms = until_ms
+            self._told.clear()
+        return self._told
 
     async def attend_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do what needs the store: look up organizations that nobody knew, and tell owners."""
@@ -248,4 +258,11 @@ class Quotas:
             _log.warning("quota_mail_not_sent", device=device.id, reason=str(error))
 
     def statistics(self) -> QuotaStatistics:
-        return QuotaStatistics(len(self._organizations), len(self._devices), self._units, self._refused, self._dropped)
+        return QuotaStatistics(
+            organizations=len(self._organizations),
+            devices_on_a_plan=len(self._devices),
+            owners_told=len(self._told_on_day(self._clock.now_ms())),
+            units=self._units,
+            refused=self._refused,
+            deliveries_dropped=self._dropped,
+        )

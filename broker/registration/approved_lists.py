@@ -105,10 +105,9 @@ class ApprovedLists:
         return found
 
     async def rejected_rows(
-        self, type_: DeviceType, upload_id: str, *, offset: int, count: int
+        self, upload: ApprovedUploadRecord, *, offset: int, count: int
     ) -> tuple[list[tuple[int, str]], int]:
-        """Rows by their number, from 1, each with the reason; and how many there are in all. Raises NotFound."""
-        upload = await self.upload_status(type_, upload_id)
+        """Rows by their number, from 1, each with the reason; and how many there are in all."""
         rows = await self._database.read(
             lambda tx: tx.approved_lists.rejections(upload.key, offset=offset, limit=count)
         )
@@ -119,6 +118,13 @@ class ApprovedLists:
     async def certificates(self, type_: DeviceType) -> Sequence[tuple[str, bytes]]:
         """Their ids and DER."""
         return await self._database.read(lambda tx: tx.approved_lists.certificates(type_.key))
+
+    async def certificate(self, type_: DeviceType, id_: str) -> bytes:
+        """Its DER. Raises NotFound."""
+        for known, der in await self.certificates(type_):
+            if known == id_:
+                return der
+        raise NotFound
 
     async def add_certificate(self, type_: DeviceType, pem: str) -> tuple[str, bytes]:
         """Raises ValidationFailed, Conflict when it is there already, or too many are."""

@@ -1,6 +1,8 @@
 """Who is calling: the bearer token of a REST call (compatibility.md 1.3 and section 2)."""
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from quart import g, request
 
@@ -31,27 +33,50 @@ class Guard:
         self._admission = admission
         self._meters = meters
 
-    async def caller(self, *accepted: TokenKind, channel: Channel = Channel.REST, offered: str | None = None) -> Caller:
-        """The holder of the request's token. `channel` is the row of the rate limits that the call is counted in.
+    async def caller(self, *accepted: TokenKind, channel: Channel = Channel.REST) -> Caller:
+        """The holder of the request's token, for calls whose path names no object: `before_limit` is for the others.
 
-        `offered` is the token of a call that may have it in its body; the header's counts first.
+        Args:
+            accepted: the kinds of token that the path table has for this call.
+            channel: the row of the rate limits that the call is counted in.
 
         Raises:
             Unauthorized: there is no valid token.
             PermissionDenied: this call does not accept its kind, or its device must show a certificate and has not.
             RateLimitExceeded: it has made too many calls.
         """
+        caller, refusal = await self._admitted(accepted, channel)
+        if refusal is not None:
+            raise refusal
+        return caller
+
+    @asynccontextmanager
+    async def before_limit(self, *accepted: TokenKind, offered: str | None = None) -> AsyncIterator[Caller]:
+        """The same, for calls on an object: the block looks up what the path names, and checks the permission for it.
+
+        It does nothing else; query and body are read after it. A caller over its limit is refused where the block
+        ends, because compatibility.md 3.2 has this order: token, path object, permission, rate limit, body.
+
+        `offered` is the token of a call that may have it in its body; the header's counts first.
+        """
+        caller, refusal = await self._admitted(accepted, Channel.REST, offered)
+        yield caller
+        if refusal is not None:
+            raise refusal
+
+    async def _admitted(
+        self, accepted: tuple[TokenKind, ...], channel: Channel, offered: str | None = None
+    ) -> tuple[Caller, RateLimitExceeded | None]:
+        """The caller, whose call is counted; and the refusal that is due once there is no other one."""
         token = bearer_token() or offered
         if token is None:
             raise Unauthorized
         caller = await self._tokens.caller(token)
         refusal = self._count(caller, channel)
-        if caller.kind not in accepted:  # compatibility.md 3.2 has the order: permission, then rate limit
+        if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
         await self._admission.check_caller(caller, client_certificate())
-        if refusal is not None:
-            raise refusal
-        return caller
+        return caller, refusal
 
     def _count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, once however often its caller is asked for; its answer will tell where the caller stands."""

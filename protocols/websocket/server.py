@@ -99,7 +99,9 @@ async def _admit(
         case "/v1.1/websocket":
             meter = None
             if call.token is not None:
-                meter = services.meters.of(Channel.WEBSOCKET, await services.tokens.caller(call.token))
+                caller = await services.tokens.caller(call.token)
+                await services.admission.check_caller(caller, shown)  # before the limit: compatibility.md 3.2
+                meter = services.meters.of(Channel.WEBSOCKET, caller)
             if meter is not None:  # compatibility.md 19.1: it can fail the handshake
                 meter.check()
             channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token, handshake_meter=meter)

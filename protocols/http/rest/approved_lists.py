@@ -1,7 +1,6 @@
 """/devicetypes/{dtid}/whitelist: the approved list of a device type (compatibility.md 7.2)."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,7 +15,7 @@ from config.limits import CERTIFICATE_MAX_BYTES
 from protocols.http.answers import json_answer
 from protocols.http.body import Query, members, read_body
 from protocols.http.guard import Guard
-from protocols.http.rest.named_types import administered_type
+from protocols.http.rest.named_types import AdministeredTypes
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 _PARTS_MAX: Final = 16
@@ -25,18 +24,18 @@ _FILE: Final = "file"
 
 def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("approved_lists", __name__)
-    lists, administered = services.approved_lists, partial(administered_type, services, guard)
+    lists, administered = services.approved_lists, AdministeredTypes(services, guard)
 
     @routes.post("/devicetypes/<dtid>/whitelist")
     async def upload(dtid: str) -> Response:
-        type_ = await administered(dtid)
+        type_ = await administered.get(dtid)
         content = _csv(await read_body(), request.headers.get("Content-Type", ""))
         uploaded = {"uploadId": await lists.upload(type_, content)}
         return json_answer(uploaded | {"data": uploaded})
 
     @routes.get("/devicetypes/<dtid>/whitelist")
     async def entries(dtid: str) -> Response:
-        type_ = await administered(dtid)
+        type_ = await administered.get(dtid)
         count, offset = Query.of_request().paging()
         found, total = await lists.entries(type_, offset=offset, count=count)
         return json_answer(
@@ -51,11 +50,11 @@ def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/devicetypes/<dtid>/whitelist/status")
     async def switch(dtid: str) -> Response:
-        return _switch(await lists.is_enabled(await administered(dtid)))
+        return _switch(await lists.is_enabled(await administered.get(dtid)))
 
     @routes.put("/devicetypes/<dtid>/whitelist/enable")
     async def enable(dtid: str) -> Response:
-        type_ = await administered(dtid)
+        type_ = await administered.get(dtid)
         wanted = members(await read_body(), _Switch).enable_whitelist
         if wanted is None:
             raise ValidationFailed.of("enableWhitelist", "Required parameter")
@@ -64,25 +63,30 @@ def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/devicetypes/<dtid>/whitelist/<upload_id>/status")
     async def upload_status(dtid: str, upload_id: str) -> Response:
-        about = _upload(await lists.upload_status(await administered(dtid), upload_id))
+        async with administered.before_limit(dtid) as type_:
+            about = _upload(await lists.upload_status(type_, upload_id))
         return json_answer(about | {"data": about})
 
     @routes.get("/devicetypes/<dtid>/whitelist/<upload_id>/rejectedRows")
     async def rejected_rows(dtid: str, upload_id: str) -> Response:
-        type_ = await administered(dtid)
+        async with administered.before_limit(dtid) as type_:
+            upload = await lists.upload_status(type_, upload_id)
         count, offset = Query.of_request().paging()
-        found, total = await lists.rejected_rows(type_, upload_id, offset=offset, count=count)
+        found, total = await lists.rejected_rows(upload, offset=offset, count=count)
         rows = [{"index": index, "message": message} for index, message in found]
         return json_answer({"data": rows, "total": total, "offset": offset, "count": len(rows)})
 
     @routes.get("/devicetypes/<dtid>/whitelist/vdid/<vdid>")
     async def device_of(dtid: str, vdid: str) -> Response:
-        entry = await lists.find(await administered(dtid), vdid)
+        async with administered.before_limit(dtid) as type_:
+            entry = await lists.find(type_, vdid)
         return json_answer({"data": {"did": entry.device_id}})
 
     @routes.delete("/devicetypes/<dtid>/whitelist/<vdid>")
     async def remove(dtid: str, vdid: str) -> Response:
-        return json_answer({"data": _entry(await lists.remove(await administered(dtid), vdid))})
+        async with administered.before_limit(dtid) as type_:
+            await lists.find(type_, vdid)
+        return json_answer({"data": _entry(await lists.remove(type_, vdid))})
 
     return routes
 
@@ -90,11 +94,11 @@ def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
 def approved_certificates_blueprint(services: Services, guard: Guard) -> Blueprint:
     """What the ids of an approved list are signed with."""
     routes = Blueprint("approved_certificates", __name__)
-    lists, administered = services.approved_lists, partial(administered_type, services, guard)
+    lists, administered = services.approved_lists, AdministeredTypes(services, guard)
 
     @routes.get("/devicetypes/<dtid>/whitelist/certificates")
     async def certificates(dtid: str) -> Response:
-        type_ = await administered(dtid)
+        type_ = await administered.get(dtid)
         count, offset = Query.of_request().paging()
         found = await lists.certificates(type_)
         page = [_certificate(*one) for one in found[offset : offset + count]]
@@ -102,7 +106,7 @@ def approved_certificates_blueprint(services: Services, guard: Guard) -> Bluepri
 
     @routes.post("/devicetypes/<dtid>/whitelist/certificates")
     async def add_certificate(dtid: str) -> Response:
-        type_ = await administered(dtid)
+        type_ = await administered.get(dtid)
         pem = members(await read_body(limit=CERTIFICATE_MAX_BYTES), _NewCertificate).certificate
         if not pem:
             raise ValidationFailed.of("certificate", "Required parameter")
@@ -110,7 +114,9 @@ def approved_certificates_blueprint(services: Services, guard: Guard) -> Bluepri
 
     @routes.delete("/devicetypes/<dtid>/whitelist/certificates/<certificate_id>")
     async def remove_certificate(dtid: str, certificate_id: str) -> Response:
-        removed = await lists.remove_certificate(await administered(dtid), certificate_id)
+        async with administered.before_limit(dtid) as type_:
+            await lists.certificate(type_, certificate_id)
+        removed = await lists.remove_certificate(type_, certificate_id)
         return json_answer({"data": _certificate(certificate_id, removed)})
 
     return routes

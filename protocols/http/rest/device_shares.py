@@ -6,7 +6,6 @@ import msgspec
 from quart import Blueprint, Response
 
 from broker.accounts.permissions import Permission
-from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.shares import ShareStatus
 from broker.errors import PermissionDenied, ValidationFailed
@@ -33,16 +32,16 @@ def device_shares_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_shares", __name__)
     named, shares = NamedDevices(services, guard), services.shares
 
-    async def found(device_id: str, share_id: str) -> tuple[Caller, Device, ShareRecord]:
-        caller = await guard.caller(USER)
+    async def found(device_id: str, share_id: str) -> tuple[Device, ShareRecord]:
         device = await services.devices.find(device_id)
-        return caller, device, await shares.find(device, share_id)
+        return device, await shares.find(device, share_id)
 
     async def found_by_either(device_id: str, share_id: str) -> ShareRecord:
         """For the owner, and for the one it is offered to."""
-        caller, device, share = await found(device_id, share_id)
-        if not await shares.is_for(caller.user, share):
-            await services.permissions.require(caller, device, Permission.MANAGE)
+        async with guard.before_limit(USER) as caller:
+            device, share = await found(device_id, share_id)
+            if not await shares.is_for(caller.user, share):
+                await services.permissions.require(caller, device, Permission.MANAGE)
         return share
 
     @routes.post("/devices/<device_id>/shares")
@@ -67,9 +66,10 @@ def device_shares_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.put("/devices/<device_id>/shares/<share_id>")
     async def answer(device_id: str, share_id: str) -> Response:
-        caller, _, share = await found(device_id, share_id)
-        if caller.user is None or not await shares.is_for(caller.user, share):
-            raise PermissionDenied(f"the invitation of share {share.id}")
+        async with guard.before_limit(USER) as caller:
+            _, share = await found(device_id, share_id)
+            if caller.user is None or not await shares.is_for(caller.user, share):
+                raise PermissionDenied(f"the invitation of share {share.id}")
         status = _status(members(await read_body(), _Put).status)
         return _answer(await shares.answer(share.id, caller.user, status))
 

@@ -2,17 +2,17 @@
 
 from quart import Blueprint, Response
 
-from broker.accounts.tokens import Caller
 from broker.device_types.lists import CATEGORIES, SeenType, TypePage
 from broker.services import Services
 from protocols.http.answers import json_answer
 from protocols.http.body import Query
 from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
+from protocols.http.rest.named_users import NamedUsers
 
 
 def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_types", __name__)
-    lists = services.device_type_lists
+    named, lists = NamedUsers(services, guard), services.device_type_lists
 
     @routes.get("/devicetypes")
     async def search() -> Response:
@@ -32,15 +32,14 @@ def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/devicetypes/<dtid>")
     async def record(dtid: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
-        device_type = await services.device_types.find(dtid)
-        return json_answer({"data": _record(await lists.see(caller, device_type.record))})
+        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
+            device_type = await services.device_types.find(dtid)
+            seen = await lists.see(caller, device_type.record)
+        return json_answer({"data": _record(seen)})
 
     @routes.get("/users/<user_id>/devicetypes")
     async def of_user(user_id: str) -> Response:
-        caller: Caller = await guard.caller(USER, APPLICATION)
-        user = await services.users.find(user_id, caller)
-        await services.permissions.require_user(caller, user.key)
+        caller, user = await named.get(user_id, USER, APPLICATION)
         query = Query.of_request()
         with_shared = query.boolean("includeShared", default=False)
         with_organization = query.boolean("includeOrganization", default=False)
@@ -52,10 +51,10 @@ def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/applications/<aid>/devicetypes")
     async def of_application(aid: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        count, offset = query.paging()
-        return _page(await lists.of_application(caller, aid, count=count, offset=offset), offset)
+        async with guard.before_limit(USER, APPLICATION) as caller:
+            application = await lists.application(caller, aid)
+        count, offset = Query.of_request().paging()
+        return _page(await lists.of_application(caller, application, count=count, offset=offset), offset)
 
     return routes
 

@@ -43,12 +43,14 @@ def export_blueprint(exports: Exports, guard: Guard) -> Blueprint:
 
     @routes.get("/messages/export/<export_id>/status")
     async def status(export_id: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        return json_answer(_status(await exports.find(caller, export_id)))
+        async with guard.before_limit(USER, APPLICATION) as caller:
+            export = await exports.find(caller, export_id)
+        return json_answer(_status(export))
 
     @routes.get("/messages/export/<export_id>/result")
     async def result(export_id: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION)
+        async with guard.before_limit(USER, APPLICATION) as caller:
+            await exports.find(caller, export_id)
         export, path = await exports.result(caller, export_id)
         try:
             file = await trio.open_file(path, "rb")

@@ -5,6 +5,7 @@ from typing import Final
 
 from quart import Blueprint, Response
 
+from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, ManifestVersion
 from broker.errors import NotFound
 from broker.services import Services
@@ -18,20 +19,21 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 def manifests_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("manifests", __name__)
 
-    async def readable(dtid: str) -> DeviceType:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
+    async def readable(caller: Caller, dtid: str) -> DeviceType:
         device_type = await services.device_types.find(dtid)
         await services.device_type_lists.see(caller, device_type.record)
         return device_type
 
     @routes.get("/devicetypes/<dtid>/availablemanifestversions")
     async def versions(dtid: str) -> Response:
-        device_type = await readable(dtid)
+        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
+            device_type = await readable(caller, dtid)
         return json_answer({"data": {"versions": device_type.versions}})
 
     @routes.get("/devicetypes/<dtid>/manifests/<version>/properties")
     async def properties(dtid: str, version: str) -> Response:
-        found = _chosen(await readable(dtid), version)
+        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
+            found = _chosen(await readable(caller, dtid), version)
         declared = found.manifest.properties()
         return json_answer({"data": {"properties": declared, "actions": declared["actions"], "version": found.version}})
 

@@ -8,15 +8,15 @@ from protocols.http.guard import Guard
 
 
 class NamedDevices:
-    """Every call on one device asks it first: token, then device, then permission (compatibility.md 3.2)."""
+    """Every call on one device asks it first: token, device, permission, rate limit (compatibility.md 3.2)."""
 
     def __init__(self, services: Services, guard: Guard) -> None:
         self._services = services
         self._guard = guard
 
     async def get(self, device_id: str, permission: Permission, *kinds: TokenKind) -> tuple[Caller, Device]:
-        """Raises Unauthorized, DeviceNotFound, PermissionDenied."""
-        caller = await self._guard.caller(*kinds)
-        device = await self._services.devices.find(device_id)
-        await self._services.permissions.require(caller, device, permission)
+        """Raises Unauthorized, DeviceNotFound, PermissionDenied, RateLimitExceeded."""
+        async with self._guard.before_limit(*kinds) as caller:
+            device = await self._services.devices.find(device_id)
+            await self._services.permissions.require(caller, device, permission)
         return caller, device

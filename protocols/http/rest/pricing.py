@@ -14,7 +14,7 @@ from broker.services import Services
 from protocols.http.answers import json_answer
 from protocols.http.body import Query, members, read_body
 from protocols.http.guard import USER, Guard
-from protocols.http.rest.named_types import administered_type
+from protocols.http.rest.named_types import AdministeredTypes
 from storage.records import TierRecord
 
 _STATUSES: Final = ("NEW", "PENDING", "APPROVED", "REJECTED")
@@ -24,20 +24,21 @@ _ACTIONS: Final = ("upgrade", "select", "edit")
 def pricing_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("pricing", __name__)
     plans, tiers, payments = services.plans, services.tiers, services.payments
+    administered = AdministeredTypes(services, guard)
 
     async def owned(device_id: str) -> tuple[Caller, Device]:
         """Money is the owner's business alone (compatibility.md 6.3)."""
-        caller = await guard.caller(USER)
-        device = await services.devices.find(device_id)
-        if caller.user != device.owner:
-            raise PermissionDenied(f"ownership of device {device.id}")
+        async with guard.before_limit(USER) as caller:
+            device = await services.devices.find(device_id)
+            if caller.user != device.owner:
+                raise PermissionDenied(f"ownership of device {device.id}")
         return caller, device
 
     @routes.get("/pricing/devicetypes/<type_id>/pricingtiers")
     async def list_plans(type_id: str) -> Response:
-        caller = await guard.caller(USER)
-        type_ = await services.device_types.find(type_id)
-        await services.permissions.require_type(caller, type_.record)
+        async with guard.before_limit(USER) as caller:
+            type_ = await services.device_types.find(type_id)
+            await services.permissions.require_type(caller, type_.record)
         query = Query.of_request()
         latest, status = query.boolean("latest", default=False), query.choice("status", _STATUSES, "")
         query.check()
@@ -46,7 +47,7 @@ def pricing_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.post("/pricing/devicetypes/<type_id>/pricingtiers")
     async def add_plan(type_id: str) -> Response:
-        type_ = await administered_type(services, guard, type_id)
+        type_ = await administered.get(type_id)
         plan = plan_object(await plans.add(type_, _object(await read_body())))
         return json_answer({"data": plan} | plan)
 

@@ -10,7 +10,7 @@ from broker.errors import BadRequest, ValidationFailed
 from broker.services import Services
 from protocols.http.answers import json_answer
 from protocols.http.body import Query, members, read_body
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
+from protocols.http.guard import APPLICATION, DEVICE, USER, Guard, bearer_token
 from protocols.http.rest.cloud_connectors import redirect_to
 from protocols.http.rest.device_records import device_record
 
@@ -33,10 +33,10 @@ def provider_auth_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.post("/devices/<device_id>/providerauth")
     async def authorize(device_id: str) -> Response:
-        body = await read_body(limit=_BODY_BYTES)
-        caller = await guard.caller(USER, APPLICATION, DEVICE, offered=_offered_token(body))
-        device = await holder(caller, device_id)
-        given = _given(body)
+        offered = None if bearer_token() else _offered_token(await read_body(limit=_BODY_BYTES))
+        async with guard.before_limit(USER, APPLICATION, DEVICE, offered=offered) as caller:
+            device = await holder(caller, device_id)
+        given = _given(await read_body(limit=_BODY_BYTES))
         query = Query.of_request()
         mobile = query.boolean("mobile", default=bool(given.mobile))
         query.check()
@@ -45,8 +45,9 @@ def provider_auth_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.delete("/devices/<device_id>/providerauth")
     async def revoke(device_id: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
-        await services.connectors.revoke(await holder(caller, device_id))
+        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
+            device = await holder(caller, device_id)
+        await services.connectors.revoke(device)
         return json_answer({"data": device_record(await services.devices.find(device_id))})
 
     return routes

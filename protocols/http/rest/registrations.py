@@ -79,8 +79,9 @@ def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/devices/registrations/<rid>/status")
     async def status(rid: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        return _progress(await registrations.progress_for(caller, rid))
+        async with guard.before_limit(USER, APPLICATION) as caller:
+            progress = await registrations.progress_for(caller, rid)
+        return _progress(progress)
 
     @routes.delete("/devices/<device_id>/registrations")
     async def revoke(device_id: str) -> Response:

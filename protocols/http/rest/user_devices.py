@@ -13,6 +13,7 @@ from protocols.http.body import Query
 from protocols.http.guard import APPLICATION, USER, Guard
 from protocols.http.rest.device_records import device_entry
 from protocols.http.rest.device_shares import share_record
+from protocols.http.rest.named_users import NamedUsers
 
 _FILTERS: Final[Mapping[str, Sequence[ShareStatus]]] = {
     "ALL": tuple(ShareStatus),
@@ -24,12 +25,11 @@ _FILTERS: Final[Mapping[str, Sequence[ShareStatus]]] = {
 
 def user_devices_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("user_devices", __name__)
+    named = NamedUsers(services, guard)
 
     @routes.get("/users/<user_id>/devices")
     async def devices(user_id: str) -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        user = await services.users.find(user_id, caller)
-        await services.permissions.require_user(caller, user.key)
+        caller, user = await named.get(user_id, USER, APPLICATION)
         query = Query.of_request()
         chosen = Chosen(
             owner=Ownership(query.choice("owner", tuple(Ownership), Ownership.ALL)),
@@ -48,9 +48,7 @@ def user_devices_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     @routes.get("/users/<user_id>/shares")
     async def shares(user_id: str) -> Response:
-        caller = await guard.caller(USER)
-        user = await services.users.find(user_id, caller)
-        await services.permissions.require_user(caller, user.key)
+        _, user = await named.get(user_id, USER)
         query = Query.of_request()
         statuses = _FILTERS[query.choice("filter", tuple(_FILTERS), "ALL")]
         count, offset = query.paging()

@@ -10,12 +10,13 @@ from config.limits import APPLICATION_PROPERTIES_MAX_CHARACTERS
 from protocols.http.answers import json_answer
 from protocols.http.body import Query, members, read_body
 from protocols.http.guard import APPLICATION, USER, Guard
+from protocols.http.rest.named_users import NamedUsers
 from storage.records import UserRecord
 
 
 def users_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("users", __name__)
-    users, properties = services.users, services.properties
+    named, users, properties = NamedUsers(services, guard), services.users, services.properties
 
     @routes.get("/users/self")
     async def profile() -> Response:
@@ -23,9 +24,7 @@ def users_blueprint(services: Services, guard: Guard) -> Blueprint:
         return json_answer({"data": _profile(await users.self_of(caller))})
 
     async def caller_for(user_id: str) -> tuple[Caller, UserRecord]:
-        caller = await guard.caller(USER, APPLICATION)
-        user = await users.find(user_id, caller)
-        await services.permissions.require_user(caller, user.key)
+        caller, user = await named.get(user_id, USER, APPLICATION)
         _require_application(caller, Query.of_request().text("aid"))
         return caller, user
 

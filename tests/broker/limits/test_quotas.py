@@ -335,6 +335,25 @@ async def test_the_owner_is_told_once_a_day_that_a_quota_is_used_up(
     assert await subjects() == [told, told]
 
 
+async def test_whom_it_told_is_forgotten_when_the_day_is_over(
+    services: Services, kitchen: Device, hall: Device, fake_clock: FakeClock
+) -> None:
+    def told() -> int:
+        return services.quotas.statistics().owners_told
+
+    for device in (kitchen, hall):
+        services.quotas.set_device_limit(device.key, 1)
+        services.ingest.submit(device, MESSAGE)
+    assert told() == 2
+    fake_clock.advance(MIDNIGHT - NOW_MS - 1)
+    assert told() == 2
+    fake_clock.advance(1)
+    services.ingest.submit(kitchen, MESSAGE)
+    assert told() == 1
+    fake_clock.advance(DAY_MS)
+    assert told() == 0
+
+
 # --- Restarts -----------------------------------------------------------------------------------------------------
 
 

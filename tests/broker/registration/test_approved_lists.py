@@ -109,7 +109,7 @@ async def test_every_row_has_its_result(lists: ApprovedLists, meters: DeviceType
     rows = ["ok-1", "not ok", "ok_2", "ok-1", "x" * 64, "x" * 65, "ü", "a,b", "\x00", "-", '""']
     done = await upload(lists, meters, rows)
     assert (done.status, done.total, done.succeeded, done.failed) == ("Completed", 11, 4, 7)
-    assert await lists.rejected_rows(meters, done.id, offset=0, count=100) == (
+    assert await lists.rejected_rows(done, offset=0, count=100) == (
         [
             (2, "Invalid vdid"),
             (4, "Duplicate vdid"),
@@ -130,7 +130,7 @@ async def test_what_is_on_the_list_already_is_a_duplicate(lists: ApprovedLists, 
     await upload(lists, meters, ["a", "b"])
     done = await upload(lists, meters, ["b", "c"])
     assert (done.succeeded, done.failed) == (1, 1)
-    assert await lists.rejected_rows(meters, done.id, offset=0, count=100) == ([(1, "Duplicate vdid")], 1)
+    assert await lists.rejected_rows(done, offset=0, count=100) == ([(1, "Duplicate vdid")], 1)
 
 
 @pytest.mark.parametrize("content", [b"no header\na\n", b"vdid\n" + b"a\n" * 10_001])

@@ -4,8 +4,10 @@ import msgpack
 import pytest
 import trio.testing
 
+from broker.limits.meters import Channel
 from broker.services import Services
 from config.settings import Limits, Settings
+from tests.certificates import Authority
 from tests.factories import (
     ADA_TOKEN,
     BOBS,
@@ -18,6 +20,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import Peers, ask, register, said, say
+from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 WITH_ACK, WITHOUT_ACK = "/v1.1/websocket?ack=true", "/v1.1/websocket"
 DATA = {"state": True}
@@ -132,6 +135,23 @@ async def test_the_token_of_the_handshake_counts_until_there_is_a_registration(p
     status, headers, body = await peers.refusal(f"{WITH_ACK}&Authorization=bearer+{ADA_TOKEN}")
     assert (status, headers[b"retry-after"]) == (429, b"60")
     assert (body["error"]["code"], body["error"]["message"]) == (429, "MINUTE rate limit exceeded")
+
+
+async def test_a_certificate_that_is_not_shown_is_told_before_the_limit(
+    peers: Peers, services: Services, world: World
+) -> None:
+    authority = Authority(now=NOW)
+    await provision_secure_type(services, authority)
+    shown, ada = authority.issue().shown, await services.tokens.caller(ADA_TOKEN)
+    begun = await services.registrations.begin(shown, SECURE_TYPE, "vendor-1")
+    await services.registrations.confirm_new(ada, begun.pin, owner=world.ada, name="Board")
+    board = await services.registrations.complete(shown, begun.id, begun.nonce)
+    meter = services.meters.of(Channel.WEBSOCKET, await services.tokens.caller(board.token))
+    assert meter is not None
+    for _ in range(4):
+        meter.count()
+    status, _, body = await peers.refusal(f"{WITH_ACK}&Authorization=bearer+{board.token}")
+    assert (status, body["error"]["code"]) == (403, 403)
 
 
 async def test_live_is_not_limited(peers: Peers, services: Services) -> None:

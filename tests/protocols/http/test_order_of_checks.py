@@ -1,0 +1,294 @@
+"""Token, path object, permission, rate limit, body: in this order on every path (compatibility.md 3.2).
+
+Who makes the calls has none left in this minute. What it is told of objects is the same as ever, and nothing happens.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+import pytest
+import trio
+
+from broker.accounts.tokens import Caller
+from broker.export.requests import ExportRequest
+from broker.export.status import ExportStatus
+from broker.services import Services
+from config.settings import Limits, Settings
+from protocols.http.answers import REST_ROOT
+from protocols.http.server import build_app
+from storage.database import Transaction
+from tests.certificates import Authority
+from tests.factories import (
+    ADA,
+    ADA_TOKEN,
+    BOB,
+    BOB_TOKEN,
+    BOBS,
+    DASHBOARD,
+    KITCHEN,
+    KITCHEN_TOKEN,
+    LIGHT_TYPE,
+    NOW_MS,
+    World,
+)
+from tests.fakes import FakeClock
+from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_conventions import error_of
+from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+from tests.type_world import BETA_APPLICATION, CAROL, add_types
+
+ID: Final = "f" * 32
+UNKNOWN_TYPE: Final = "dt" + "e" * 32
+FOREIGN_TYPE: Final = "dt-" + "f" * 32
+VDID: Final = "vendor-1"
+
+#: Every call that a user may make on something its path names, and how a broken query or body of it is refused.
+ON_OBJECTS: Final = """
+GET /users/{user}/properties -
+POST /users/{user}/properties 400
+PUT /users/{user}/properties 400
+DELETE /users/{user}/properties -
+GET /users/{user}/devices 4001
+GET /users/{user}/devicetypes 4001
+GET /users/{user}/shares 4001
+GET /devices/{device} 4001
+PUT /devices/{device} 400
+DELETE /devices/{device} -
+GET /devices/{device}/tokens -
+PUT /devices/{device}/tokens -
+DELETE /devices/{device}/tokens -
+POST /devices/{device}/providerauth 400
+DELETE /devices/{device}/providerauth -
+GET /devices/{device}/status 4001
+PUT /devices/{device}/status 400
+GET /devices/{device}/presence -
+POST /devices/{device}/shares 400
+GET /devices/{device}/shares 4001
+GET /devices/{device}/shares/{share} -
+PUT /devices/{lent}/shares/{invitation} 400
+DELETE /devices/{device}/shares/{share} -
+GET /devices/registrations/{registration}/status -
+DELETE /devices/{device}/registrations -
+GET /devicetypes/{type} -
+GET /applications/{application}/devicetypes 4001
+GET /devicetypes/{type}/availablemanifestversions -
+GET /devicetypes/{type}/manifests/{version}/properties -
+POST /devicetypes/{type}/whitelist 400
+GET /devicetypes/{type}/whitelist 4001
+GET /devicetypes/{type}/whitelist/status -
+PUT /devicetypes/{type}/whitelist/enable 400
+GET /devicetypes/{type}/whitelist/{upload}/status -
+GET /devicetypes/{type}/whitelist/{upload}/rejectedRows 4001
+GET /devicetypes/{type}/whitelist/vdid/{vdid} -
+DELETE /devicetypes/{type}/whitelist/{vdid} -
+GET /devicetypes/{type}/whitelist/certificates 4001
+POST /devicetypes/{type}/whitelist/certificates 400
+DELETE /devicetypes/{type}/whitelist/certificates/{certificate} -
+GET /messages/export/{export}/status -
+GET /messages/export/{export}/result -
+GET /pricing/devices/{device}/revenueshare/upgradepath 4001
+GET /pricing/devicetypes/{type}/pricingtiers 4001
+POST /pricing/devicetypes/{type}/pricingtiers 400
+GET /pricing/devices/{device}/pricingtiers 4001
+PUT /pricing/devices/{device}/pricingtiers 400
+"""
+#: Something is wrong with this, whatever a call reads. It has the type of a form, but no form is there.
+BROKEN_BODY: Final = b"{"
+BROKEN_TYPE: Final = {"Content-Type": "multipart/form-data"}
+BROKEN_QUERY: Final = "?" + "&".join(
+    f"{name}=none" for name in ("count", "includeProperties", "includeSnapshot", "latest", "active", "action")
+)
+#: No token is asked for here, or none is counted: those of the accounts, of third parties, and for firmware.
+UNCOUNTED: Final = re.compile(r"/(accounts|cloudconnectors|updates)/.*|/openapi\.json|/subscriptions/<id_>/validate")
+PARAMETER: Final = re.compile(r"<[^>]+>|{[^}]+}")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a path may name: nothing there is, something that is not for Ada, and something that is."""
+
+    unknown: str
+    foreign: str
+    own: str
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    limits = Limits(rest_user="1/1000", messages_user="1/1000", rest_device="1/1000", quotas="off")
+    return Settings(state_dir=settings.state_dir, limits=limits)
+
+
+@pytest.fixture
+async def named(services: Services, world: World) -> dict[str, Named]:
+    """Ada administrates Acme. She shared a light with Bob; he offered her his, and Carol, too."""
+    await add_types(services.database, world)
+    private = {"id": FOREIGN_TYPE, "unique_name": "example.secret", "organization": "Beta", "published": False}
+    await services.provisioning.apply({"device_types": [private]})
+    await services.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
+    ada, bob = [await services.tokens.caller(token) for token in (ADA_TOKEN, BOB_TOKEN)]
+    kitchen, bobs = [await services.devices.find(id_) for id_ in (KITCHEN, BOBS)]
+    to_bob, to_ada, to_carol = [
+        (await services.shares.offer(device, uid=uid)).id
+        for device, uid in ((kitchen, BOB), (bobs, ADA), (bobs, CAROL))
+    ]
+    upload, certificate = await approved_list(services)
+    return {
+        "user": Named(ID, BOB, ADA),
+        "device": Named(ID, BOBS, KITCHEN),
+        "share": Named(ID, to_carol, to_bob),
+        "lent": Named(ID, KITCHEN, BOBS),
+        "invitation": Named(ID, to_bob, to_ada),
+        "registration": Named(ID, *await registrations(services, bob, ada)),
+        "type": Named(UNKNOWN_TYPE, FOREIGN_TYPE, LIGHT_TYPE),
+        "version": Named("9", "1", "1"),
+        "application": Named(ID, BETA_APPLICATION, DASHBOARD),
+        "upload": Named(ID, upload, upload),
+        "vdid": Named("vendor-9", VDID, VDID),
+        "certificate": Named(ID, certificate, certificate),
+        "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
+    }
+
+
+async def approved_list(services: Services) -> tuple[str, str]:
+    """An upload that is worked through, and a certificate."""
+    lists, type_ = services.approved_lists, await services.device_types.find(LIGHT_TYPE)
+    upload = await lists.upload(type_, f"vdid\n{VDID}\n".encode())
+    with trio.fail_after(10):
+        while (await lists.upload_status(type_, upload)).status == "Processing":
+            await trio.lowlevel.checkpoint()
+    certificate, _ = await lists.add_certificate(type_, Authority("Vendor", now=NOW).pem)
+    return upload, certificate
+
+
+async def registrations(services: Services, *callers: Caller) -> list[str]:
+    """One whose PIN each of them has entered."""
+    authority = Authority(now=NOW)
+    await provision_secure_type(services, authority)
+    ids = []
+    for caller in callers:
+        begun = await services.registrations.begin(authority.issue().shown, SECURE_TYPE, f"vendor-{caller.user}")
+        await services.registrations.confirm_new(caller, begun.pin, owner=caller.user or 0, name="Board")
+        ids.append(begun.id)
+    return ids
+
+
+async def exported(services: Services, caller: Caller, device: str) -> str:
+    """One that is ready."""
+    wanted = ExportRequest(start_ms=NOW_MS - 1, end_ms=NOW_MS, sdids=device)
+    export = await services.exports.create(caller, wanted)
+    with trio.fail_after(10):
+        while (await services.exports.find(caller, export)).status is not ExportStatus.SUCCESS:
+            await trio.lowlevel.checkpoint()
+    return export
+
+
+def routes(services: Services) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Method and path of every counted call: those that name something, with {} for it, and the others.
+
+    Where this version serves nothing yet, there is nothing to look up.
+    """
+    on_objects: set[tuple[str, str]] = set()
+    others: set[tuple[str, str]] = set()
+    for rule in build_app(services).url_map.iter_rules():
+        path = rule.rule.removeprefix(REST_ROOT)
+        if path == rule.rule or UNCOUNTED.fullmatch(path):
+            continue
+        names_one = "<" in path and not rule.endpoint.startswith("not_yet.")
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
+            (on_objects if names_one else others).add((method, PARAMETER.sub("{}", path)))
+    return on_objects, others
+
+
+def rows() -> list[tuple[str, str, str]]:
+    return [(method, path, code) for method, path, code in map(str.split, ON_OBJECTS.split("\n")[1:-1])]
+
+
+async def call(api: httpx.AsyncClient, method: str, path: str, token: str = ADA_TOKEN) -> httpx.Response:
+    """With all that can be wrong with it."""
+    body = BROKEN_BODY if method in {"POST", "PUT"} else None
+    return await api.request(method, path + BROKEN_QUERY, headers=bearer(token) | BROKEN_TYPE, content=body)
+
+
+def unknown(path: str, named: dict[str, Named]) -> Iterator[str]:
+    """The path, with one after the other of what it names unknown, the others own."""
+    parameters = re.findall("{([^}]+)}", path)
+    for missing in parameters:
+        yield path.format(**{one: named[one].unknown if one == missing else named[one].own for one in parameters})
+
+
+def everything(tx: Transaction) -> dict[str, list[tuple[object, ...]]]:
+    """All that is stored, but for the counters themselves, and mails, which are on their way."""
+    names = tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").tuples()
+    tables = {str(name) for (name,) in names} - {"tally", "recent_call", "mail"}
+    return {table: list(map(tuple, tx.connection.execute(f"SELECT * FROM {table}").tuples())) for table in tables}  # noqa: S608 - its own tables
+
+
+async def test_objects_and_permissions_go_before_the_limit_and_the_limit_before_the_body(
+    api: httpx.AsyncClient, services: Services, named: dict[str, Named], fake_clock: FakeClock
+) -> None:
+    foreign, own = ({name: getattr(one, which) for name, one in named.items()} for which in ("foreign", "own"))
+    before = await services.database.read(everything)
+    wrong = []
+    for method, path, code in rows():
+        fake_clock.advance(60_000)
+        last = await (
+            api.get("/users/self", headers=bearer(ADA_TOKEN))
+            if code == "-"
+            else call(api, method, path.format(**own))  # what is wrong with it is told while there are calls left
+        )
+        told = "-" if last.status_code == 200 else str(last.json()["error"]["code"])
+        remaining = last.headers["X-Rate-Limit-Remaining"]
+        expected = [(one, 404) for one in unknown(path, named)]
+        expected += [(path.format(**foreign), 403), (path.format(**own), 429)]
+        for asked, status in expected:
+            answer = await call(api, method, asked)
+            seen = (told, answer.status_code, answer.headers.get("X-Rate-Limit-Remaining"))
+            if seen != (code, status, remaining):
+                wrong.append((method, asked, seen, (code, status, remaining)))
+    assert wrong == []
+    assert await services.database.read(everything) == before, "nothing took effect"
+
+
+async def test_the_table_has_every_path_that_names_something(services: Services) -> None:
+    on_objects, _ = routes(services)
+    assert {(method, PARAMETER.sub("{}", path)) for method, path, _ in rows()} == on_objects
+
+
+async def test_where_the_path_names_nothing_the_limit_goes_before_all_else(
+    api: httpx.AsyncClient, services: Services, named: dict[str, Named]
+) -> None:
+    """What a query or a body names is looked up when they are read, and so after it."""
+    for path in ("/tags", "/messages"):
+        await call(api, "GET" if path == "/tags" else "POST", path)
+    wrong = []
+    for method, path in sorted(routes(services)[1]):
+        query = f"?mid={ID}&sdid={BOBS}&sdids={BOBS}&dids={ID}&uid={BOB}"
+        answer = await api.request(method, path.replace("{}", ID) + query, headers=bearer(ADA_TOKEN))
+        if answer.status_code != 429:
+            wrong.append((method, path, answer.status_code))
+    assert wrong == []
+
+
+async def test_a_token_that_the_call_does_not_take_goes_before_the_limit(
+    api: httpx.AsyncClient, named: dict[str, Named]
+) -> None:
+    await api.get(f"/devices/{KITCHEN}", headers=bearer(KITCHEN_TOKEN))
+    for method, path in (("GET", "/users/self"), ("DELETE", f"/devices/{ID}")):
+        error_of(await call(api, method, path, KITCHEN_TOKEN), 403)
+    error_of(await call(api, "GET", f"/devices/{KITCHEN}", KITCHEN_TOKEN), 429)
+
+
+async def test_it_is_the_same_for_a_token_in_the_body(api: httpx.AsyncClient, named: dict[str, Named]) -> None:
+    for device, status in ((KITCHEN, 4001), (ID, 404), (BOBS, 403), (KITCHEN, 429)):
+        answer = await api.post(f"/devices/{device}/providerauth?mobile=7", json={"token": ADA_TOKEN})
+        assert answer.json()["error"]["code"] == status
+
+
+async def test_a_body_that_is_too_long_is_refused_last(api: httpx.AsyncClient, named: dict[str, Named]) -> None:
+    for device, status in ((KITCHEN, 413), (ID, 404), (BOBS, 403), (KITCHEN, 429)):
+        headers = bearer(ADA_TOKEN)
+        answer = await api.post(f"/devices/{device}/providerauth", headers=headers, content=b" " * 20_000)
+        error_of(answer, status)
