@@ -107,7 +107,14 @@ class DtlsClient:
         return True
 
     async def _flush(self) -> None:
-        for datagram in self._take():
+        flight = self._take()
+        if flight:
+            self._last_flight = flight
+            await self.send_again()
+
+    async def send_again(self) -> None:
+        """The last flight of the handshake, as when its time-out has passed."""
+        for datagram in self._last_flight:
             await self.socket.send(datagram)
 
     def _take(self) -> list[bytes]:
@@ -143,10 +150,12 @@ class DtlsClient:
         await self.send(message)
         return await self.receive()
 
-    async def say_goodbye(self) -> None:
-        """close_notify."""
+    def close_notify(self) -> bytes:
         self._ssl.shutdown()
-        await self._flush()
+        return self._ssl.bio_read(4096)
+
+    async def say_goodbye(self) -> None:
+        await self.socket.send(self.close_notify())
 
     @property
     def cipher(self) -> str | None:

@@ -196,6 +196,18 @@ async def _still_serves(address: Address) -> None:
 
 
 class TestSessions:
+    async def test_begin_although_our_last_flight_was_lost(self, client: DtlsClient, listener: DtlsListener) -> None:
+        """The peer sends its own again and gets ours again (RFC 6347 section 4.2.4)."""
+        await client.handshake(answers=2)  # our cookie and our first flight
+        await client.begin()
+        for _ in range(2):
+            with trio.fail_after(5):
+                await client.socket.recv(4096)
+            await client.send_again()
+        await client.handshake()
+        assert (await client.ask(_post(1))).code == Code.CREATED
+        assert listener.statistics().handshakes == 1
+
     async def test_end_with_close_notify_and_disturb_nobody(
         self, client: DtlsClient, address: Address, listener: DtlsListener, context: SSL.Context
     ) -> None:
@@ -288,6 +300,19 @@ class TestSessions:
         await client.handshake()
         await client.socket.send(client.encrypt(_post(1)) + client.encrypt(_post(2)))
         assert {(await client.receive()).message_id, (await client.receive()).message_id} == {1, 2}
+
+    async def test_end_with_close_notify_in_a_datagram_with_a_message(
+        self, client: DtlsClient, address: Address, listener: DtlsListener
+    ) -> None:
+        """The record of the message takes the straight way, and so does what comes after it in the datagram."""
+        await client.handshake()
+        await client.ask(_post(1))
+        await client.socket.send(client.encrypt(_post(2)) + client.close_notify())
+        with trio.fail_after(5):
+            while listener.statistics().sessions:
+                await trio.lowlevel.checkpoint()
+        assert not listener.endpoint.statistics().sessions
+        await _still_serves(address)
 
     async def test_a_path_may_name_another_device_than_the_key(self, address: Address) -> None:
         """The token in the path decides; a gateway speaks for its devices."""
