@@ -35,6 +35,8 @@ class OperatorsPayment(msgspec.Struct, frozen=True):
     tier: str
     device: str
     created_on: int
+    processor: str
+    external_id: str | None  # what the processor calls it
 
 
 class _PlanDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +51,10 @@ class _PaymentDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Literal["accepted", "declined"]
 
 
+class _Refund(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reference: str
+
+
 async def _plans(services: Services, _arguments: Mapping[str, Any]) -> object:
     return [_plan(plan) for plan in await services.plans.undecided()]
 
@@ -59,12 +65,18 @@ async def _decide_plan(services: Services, arguments: Mapping[str, Any]) -> obje
 
 
 async def _payments(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return [_payment(services, payment) for payment in await services.payments.pending()]
+    found = [*await services.payments.to_refund(), *await services.payments.pending()]
+    return [_payment(services, payment) for payment in found]
 
 
 async def _decide_payment(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PaymentDecision)
     return _payment(services, await services.payments.decide(wanted.reference, wanted.outcome))
+
+
+async def _refunded(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Refund)
+    return _payment(services, await services.payments.refunded(wanted.reference))
 
 
 def _plan(plan: Plan) -> OperatorsPlan:
@@ -75,7 +87,16 @@ def _plan(plan: Plan) -> OperatorsPlan:
 def _payment(services: Services, payment: Payment) -> OperatorsPayment:
     record = payment.record
     price = services.payments.price(payment.tier)
-    return OperatorsPayment(record.id, record.status, price, payment.tier.name, record.device_id, record.created_on)
+    return OperatorsPayment(
+        reference=record.id,
+        status=record.status,
+        price=price,
+        tier=payment.tier.name,
+        device=record.device_id,
+        created_on=record.created_on,
+        processor=record.processor,
+        external_id=record.external_id,
+    )
 
 
 MONETIZATION_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
@@ -83,4 +104,5 @@ MONETIZATION_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awai
     "plans decide": _decide_plan,
     "payments": _payments,
     "payments decide": _decide_payment,
+    "payments refunded": _refunded,
 }

@@ -110,10 +110,11 @@ class MonetizationStore:
         )
 
     def limits(self, device_type: int | None = None) -> dict[int, int]:
-        """Messages a day of every device that is on a plan, or of those of one type."""
+        """Messages a day of every device that is on a plan, or of those of one type; -1 on a paid tier."""
         condition = "" if device_type is None else " AND d.device_type = :device_type"
         rows = self._db.execute(
-            "SELECT d.key, coalesce(t.message_limit, free.message_limit) AS message_limit FROM device AS d"  # noqa: S608
+            "SELECT d.key, CASE t.type WHEN 'paid' THEN -1 ELSE coalesce(t.message_limit, free.message_limit) END"  # noqa: S608
+            " AS message_limit FROM device AS d"
             " LEFT JOIN device_tier AS own ON own.device = d.key LEFT JOIN monetization_tier AS t ON t.key = own.tier"
             f" LEFT JOIN ({_LATEST_FREE}) AS free ON free.device_type = d.device_type"
             f" WHERE d.deleted_on IS NULL AND coalesce(t.key, free.tier) IS NOT NULL{condition}",
@@ -137,13 +138,8 @@ class MonetizationStore:
         row = self._db.execute("SELECT * FROM upgrade_token WHERE hash = :hash", {"hash": hash_}).one()
         return UpgradeTokenRecord(**dict(row)) if row else None
 
-    def use_upgrade_token(self, hash_: bytes, *, now_ms: int) -> bool:
-        """False when somebody has used it."""
-        row = self._db.execute(
-            "UPDATE upgrade_token SET used_on = :now WHERE hash = :hash AND used_on IS NULL RETURNING used_on",
-            {"hash": hash_, "now": now_ms},
-        ).one()
-        return row is not None
+    def use_upgrade_token(self, hash_: bytes, *, now_ms: int) -> None:
+        self._db.execute("UPDATE upgrade_token SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
 
     def add_payment(self, payment: PaymentRecord) -> None:
         self._db.execute(
@@ -171,6 +167,13 @@ class MonetizationStore:
         )
         return [_payment(row) for row in rows]
 
+    def payments_of(self, device: int, status: str) -> list[PaymentRecord]:
+        rows = self._db.execute(
+            "SELECT * FROM payment WHERE device = :device AND status = :status ORDER BY key",
+            {"device": device, "status": status},
+        )
+        return [_payment(row) for row in rows]
+
     def has_paid(self, device: int, tier: int) -> bool:
         row = self._db.execute(
             "SELECT key FROM payment WHERE device = :device AND tier = :tier AND status = 'accepted' LIMIT 1",
@@ -178,8 +181,20 @@ class MonetizationStore:
         ).one()
         return row is not None
 
-    def set_external_id(self, id_: str, external_id: str) -> None:
-        self._db.execute("UPDATE payment SET external_id = :value WHERE id = :id", {"id": id_, "value": external_id})
+    def set_external_id(self, id_: str, external_id: str) -> bool:
+        """False when the payment is decided already."""
+        row = self._db.execute(
+            "UPDATE payment SET external_id = :value WHERE id = :id AND status = 'pending' RETURNING key",
+            {"id": id_, "value": external_id},
+        ).one()
+        return row is not None
+
+    def set_way_back(self, id_: str, code_hash: bytes, redirect_uri: str) -> None:
+        """Another browser waits for it from now on."""
+        self._db.execute(
+            "UPDATE payment SET code_hash = :hash, redirect_uri = :redirect_uri WHERE id = :id",
+            {"id": id_, "hash": code_hash, "redirect_uri": redirect_uri},
+        )
 
     def decide_payment(self, id_: str, status: str, *, now_ms: int) -> None:
         self._db.execute(

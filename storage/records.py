@@ -477,7 +477,7 @@ class PaymentRecord:
     user: int
     tier: int
     processor: str
-    status: str  # pending | accepted | declined | failed
+    status: str  # pending | accepted | declined | failed | refund_due | refunded
     cost: str
     owner_share: str  # of the device type's owner
     redirect_uri: str

@@ -34,12 +34,13 @@ _log = structlog.get_logger(__name__)
 
 
 def units_of(size: int) -> int:
-    return -(-size // UNIT_BYTES)
+    """Of a message or an Action; an empty one is one, too."""
+    return -(-size // UNIT_BYTES) or 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """Where a device's quotas stand. `device` is None unless it is on a plan."""
+    """Where quotas stand. `device` is None unless it is on a plan."""
 
     organization: Usage
     device: Usage | None
@@ -133,7 +134,7 @@ class Quotas:
             self._require_day(device, daily, now_ms)
         payer = device.type.record.organization
         organization = self._organizations.get(payer) or self._organization(payer, now_ms)
-        units = -(-size // UNIT_BYTES)
+        units = -(-size // UNIT_BYTES) or 1  # units_of, without a call for each message
         if not organization.take(units, now_ms):
             raise self._refusal(device, organization, now_ms)
         self._units += units
@@ -200,9 +201,10 @@ class Quotas:
         if not daily.has_room(1, now_ms):
             self._tell_owner(device, now_ms)
 
-    def standing(self, device: Device) -> QuotaStanding:
+    def standing(self, device: Device, by_day: Device | None = None) -> QuotaStanding:
+        """Of the organization that `device` is charged to, and of the plan that `by_day`, or it itself, is on."""
         now_ms = self._clock.now_ms()
-        daily = self._devices.get(device.key)
+        daily = self._devices.get((by_day or device).key)
         return QuotaStanding(
             self._organization(device.type_organization, now_ms).usage(now_ms),
             None if daily is None else daily.usage(now_ms),

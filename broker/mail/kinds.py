@@ -88,10 +88,14 @@ class DeviceShareInvitation(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceQuotaUsedUp(Mail):
-    """The cause is the device, so that it goes out once a day whatever the caller does."""
+    """The cause is the device, so that it goes out once a day whatever the caller does.
+
+    The quotas of all of somebody's devices may be used up in one minute, and that of one before and after midnight.
+    """
 
     kind = "device_quota_used_up"
-    per_cause = Rate(1, 1)
+    per_recipient = Rate(1000, 1000)
+    per_cause = Rate(2, 1)
     device: str
     device_id: str
     limit: int

@@ -10,6 +10,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 Outcome = Literal["accepted", "declined", "failed"]
+Fate = Literal["closed", "paid", "on_its_way"]
 MANUAL: Final = "manual"
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +58,13 @@ class Processor(Protocol):
     async def begin(self, order: Order) -> Checkout | None:
         """Begin to collect. None: people settle it, and the operator says how. Raises PaymentFailed."""
 
+    async def close(self, external_id: str) -> Fate:
+        """See to it that nobody pays a checkout any more, or learn that somebody has. Doing so again does no harm.
+
+        `on_its_way`: somebody has paid in a way that takes days, so it may still fail. Raises PaymentFailed: it may be
+        open.
+        """
+
     def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:
         """What a notification says; None when it is about nothing that concerns us. Header names are in lower case.
 
@@ -72,6 +80,9 @@ class ManualProcessor:
     async def begin(self, order: Order) -> Checkout | None:
         _log.info("payment_waits_for_operator", reference=order.reference, cost=order.cost)
         return None
+
+    async def close(self, external_id: str) -> Fate:  # noqa: ARG002 - it has no checkouts
+        return "closed"
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:  # noqa: ARG002 - whatever it says
         raise NotificationRefused("payments are confirmed by the operator")

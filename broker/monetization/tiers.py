@@ -11,6 +11,7 @@ from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed
 from broker.facts import DeviceCreated, DeviceDeleted, PlanApproved, Router
+from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
 from storage.database import Database, Transaction
 from storage.records import TierRecord
@@ -121,7 +122,7 @@ class Tiers:
 
     def activated(self, device: int, tier: TierRecord) -> None:
         """The store says that the device is on this tier. For `announce`, so that the order is that of the commits."""
-        self._change(device, tier.message_limit)
+        self._change(device, _daily_limit(tier))
 
 
 def _limits(device_type: int | None, tx: Transaction) -> Mapping[int, int]:
@@ -130,7 +131,12 @@ def _limits(device_type: int | None, tx: Transaction) -> Mapping[int, int]:
 
 def _limit_of(device: int, tx: Transaction) -> Mapping[int, int]:
     tier = tx.monetization.tier_of(device)
-    return {} if tier is None else {device: tier.message_limit}
+    return {} if tier is None else {device: _daily_limit(tier)}
+
+
+def _daily_limit(tier: TierRecord) -> int:
+    """The paid tier removes the quota, whatever number its plan has (compatibility.md 21.2)."""
+    return UNLIMITED if tier.type == "paid" else tier.message_limit
 
 
 def tiers_of(tx: Transaction, device: int) -> list[DeviceTier]:

@@ -1,10 +1,11 @@
-"""`trunkline payments`: the payments that wait for the operator, who confirms or declines them."""
+"""`trunkline payments`: those that the operator confirms or declines, and those whose money has to go back."""
 
 from pathlib import Path
 
 import click
 import msgspec
 
+from broker.monetization.payments import REFUND_DUE
 from protocols.cli.asking import ask_daemon
 from protocols.monetization_commands import OperatorsPayment
 
@@ -17,15 +18,21 @@ _config = click.option(
 @_config
 @click.pass_context
 def payments(context: click.Context, config: Path | None) -> None:
-    """List the payments that are not decided yet."""
+    """List the payments that have to be sent back, and those that are not decided yet."""
     if context.invoked_subcommand is None:
         for payment in msgspec.convert(ask_daemon(config, "payments", {}), list[OperatorsPayment]):
-            click.echo(f"{payment.reference}  {payment.price}  {payment.tier}  device {payment.device}")
+            click.echo(_line(payment))
 
 
-def _decide(config: Path | None, reference: str, outcome: str) -> None:
-    answer = ask_daemon(config, "payments decide", {"reference": reference, "outcome": outcome})
-    payment = msgspec.convert(answer, OperatorsPayment)
+def _line(payment: OperatorsPayment) -> str:
+    line = f"{payment.reference}  {payment.price}  {payment.tier}  device {payment.device}"
+    if payment.status == REFUND_DUE:
+        line += f"  to be refunded: {payment.processor} {payment.external_id or ''}".rstrip()
+    return line
+
+
+def _tell(config: Path | None, command: str, **arguments: str) -> None:
+    payment = msgspec.convert(ask_daemon(config, command, arguments), OperatorsPayment)
     click.echo(f"{payment.reference}  {payment.status}")
 
 
@@ -34,7 +41,7 @@ def _decide(config: Path | None, reference: str, outcome: str) -> None:
 @_config
 def accept(reference: str, config: Path | None) -> None:
     """The money is there: the device gets its paid tier."""
-    _decide(config, reference, "accepted")
+    _tell(config, "payments decide", reference=reference, outcome="accepted")
 
 
 @payments.command()
@@ -42,4 +49,12 @@ def accept(reference: str, config: Path | None) -> None:
 @_config
 def decline(reference: str, config: Path | None) -> None:
     """Nothing was paid."""
-    _decide(config, reference, "declined")
+    _tell(config, "payments decide", reference=reference, outcome="declined")
+
+
+@payments.command()
+@click.argument("reference")
+@_config
+def refunded(reference: str, config: Path | None) -> None:
+    """The money was sent back."""
+    _tell(config, "payments refunded", reference=reference)

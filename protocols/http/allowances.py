@@ -28,9 +28,9 @@ _UNCOUNTED: Final = re.compile(
 )
 
 
-def charge_to(device: Device) -> None:
-    """The answer tells of this device's quotas."""
-    g.charged_device = device
+def charge_to(device: Device, *, by_day: Device | None = None) -> None:
+    """The answer tells of the quotas of this device's organization, and of the daily one of `by_day`, or its own."""
+    g.charged = device, by_day
 
 
 class Allowances:
@@ -54,8 +54,9 @@ class Allowances:
             answer.headers.update(rate_members(g.rate_standing))
         if self._quotas is not None and g.get("channel") is Channel.MESSAGES:
             answer.headers["x-quota-max-payload-size"] = str(MAX_DATA_BYTES)
-            if "charged_device" in g:
-                answer.headers.update(_members(self._quotas.standing(g.charged_device)))
+            if "charged" in g:
+                device, by_day = g.charged
+                answer.headers.update(_members(self._quotas.standing(device, by_day)))
         return answer
 
 

@@ -2,6 +2,9 @@
 
 Stripe collects on pages of its own, so no card number ever comes near us. The notification counts, not the browser's
 return; it is checked as Stripe documents it: HMAC-SHA256 over time and body, not older than five minutes.
+
+A session that is open can be paid for a day. `close` expires it; Stripe refuses that once it is complete or expired
+already (https://docs.stripe.com/api/checkout/sessions/expire), and then says which.
 """
 
 import hmac
@@ -10,13 +13,14 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from broker.monetization.port import (
     Checkout,
     Decided,
+    Fate,
     ManualProcessor,
     NotificationRefused,
     Order,
@@ -25,7 +29,7 @@ from broker.monetization.port import (
     Processor,
 )
 from config.settings import Payments, Settings
-from protocols.outbound.http import HttpFailedError, OutboundHttp
+from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 
 TOLERANCE_SECONDS: Final = 300
@@ -41,6 +45,8 @@ _OUTCOMES: Final[Mapping[str, Outcome]] = {
 class _Session(msgspec.Struct):
     id: str
     url: str | None = None
+    status: str | None = None  # open | complete | expired
+    payment_status: str = ""  # paid | unpaid | no_payment_required
 
 
 class _Event(msgspec.Struct):
@@ -61,7 +67,8 @@ class Stripe:
         form = {
             "mode": "payment",
             "client_reference_id": order.reference,
-            "metadata[reference]": order.reference,
+            # So that whoever looks for the payment in Stripe's dashboard finds it.
+            "payment_intent_data[metadata][reference]": order.reference,
             "line_items[0][quantity]": "1",
             "line_items[0][price_data][currency]": self._settings.currency,
             "line_items[0][price_data][unit_amount]": str(int(Decimal(order.cost) * 100)),
@@ -69,30 +76,41 @@ class Stripe:
             "success_url": order.returns_to,
             "cancel_url": f"{order.returns_to}&cancelled=1",
         }
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Idempotency-Key": order.reference}
+        session = _session_in(await self._ask("POST", "", headers=headers, body=urlencode(form).encode()))
+        if session.url is None or not session.url.startswith(("https://", "http://127.0.0.1:")):
+            raise PaymentFailed("a session without an address")
+        return Checkout(session.url, session.id)
+
+    async def close(self, external_id: str) -> Fate:
+        path = f"/{quote(external_id, safe='')}"
+        answer = await self._ask("POST", f"{path}/expire")
+        if answer.status == 404 and b"resource_missing" in answer.body:  # it was another account's: it ends in a day
+            return "closed"
+        if answer.status != 200:
+            answer = await self._ask("GET", path)
+        session = _session_in(answer)
+        if session.status == "expired":
+            return "closed"
+        if session.status == "complete":
+            return "paid" if session.payment_status == "paid" else "on_its_way"
+        raise PaymentFailed(f"a session that stays {session.status}")
+
+    async def _ask(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> HttpAnswer:
+        """What Stripe answers about sessions. Raises PaymentFailed: nothing."""
         try:
-            answer = await self._http.send(
-                "POST",
-                f"{self._settings.stripe_url.rstrip('/')}/v1/checkout/sessions",
-                headers={
-                    "Authorization": f"Bearer {self._settings.stripe_key}",
-                    "Content-Type": "application/x-www-form-urlencoded",
-                    "Idempotency-Key": order.reference,
-                },
-                body=urlencode(form).encode(),
+            return await self._http.send(
+                method,
+                f"{self._settings.stripe_url.rstrip('/')}/v1/checkout/sessions{path}",
+                headers={"Authorization": f"Bearer {self._settings.stripe_key}", **(headers or {})},
+                body=body,
                 seconds=_SECONDS,
                 most_bytes=_MOST_BYTES,
             )
         except HttpFailedError as error:
             raise PaymentFailed(str(error)) from error
-        if answer.status != 200:
-            raise PaymentFailed(f"status {answer.status}")
-        try:
-            session = msgspec.json.decode(answer.body, type=_Session)
-        except msgspec.DecodeError as error:
-            raise PaymentFailed("an answer that cannot be read") from error
-        if session.url is None or not session.url.startswith(("https://", "http://127.0.0.1:")):
-            raise PaymentFailed("a session without an address")
-        return Checkout(session.url, session.id)
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:
         self._check_signature(body, headers.get("stripe-signature", ""))
@@ -119,6 +137,16 @@ class Stripe:
         given = [value for name, _, value in parts if name.strip() == "v1"]
         if not any(hmac.compare_digest(wanted.encode(), one.encode()) for one in given):
             raise NotificationRefused("a wrong signature")
+
+
+def _session_in(answer: HttpAnswer) -> _Session:
+    """Raises PaymentFailed."""
+    if answer.status != 200:
+        raise PaymentFailed(f"status {answer.status}")
+    try:
+        return msgspec.json.decode(answer.body, type=_Session)
+    except msgspec.DecodeError as error:
+        raise PaymentFailed("an answer that cannot be read") from error
 
 
 def payment_processor(settings: Settings) -> Processor:

@@ -466,8 +466,19 @@ async def test_a_used_up_quota_is_mailed_once_a_day_for_each_device(
         await trio.sleep(23 * 3600)
         assert not await office.send(mail=mail, cause="device:1")
         assert await office.send(mail=mail, cause="device:2")
-        await trio.sleep(3600)
+        await trio.sleep(3590)
+        assert await office.send(mail=mail, cause="device:3")
+        await trio.sleep(20)
         assert await office.send(mail=mail, cause="device:1")
+        assert await office.send(mail=mail, cause="device:3"), "it is another day, if not another minute"
+
+
+async def test_the_quotas_of_all_of_ones_devices_may_be_used_up_at_once(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    async with open_office() as office:
+        mail = DeviceQuotaUsedUp(device="Light", device_id="1", limit=150, reset_on=NOW_MS)
+        assert all([await office.send(mail=mail, cause=f"device:{number}") for number in range(120)])
 
 
 async def test_a_rule_sends_five_a_minute_and_fifty_a_day(open_office: OpenOffice, autojump_clock: MockClock) -> None:

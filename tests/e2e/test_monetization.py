@@ -1,5 +1,6 @@
 """From a plan to a paid device with the real daemon: the operator by hand, and Stripe's stand-in."""
 
+import signal
 import subprocess
 import time
 from functools import partial
@@ -7,10 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 import trio
 
 from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, running_daemon
-from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, event, signed
+from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, signed
 
 CALLBACK = "https://app.example.org/callback"
 PLAN = {
@@ -28,12 +30,19 @@ def trunkline(daemon: Daemon, *arguments: str) -> str:
 
 
 def begin_payment(daemon: Daemon, http: httpx.Client) -> httpx.Response:
-    """Add a plan, have it approved, use up the free tier, and press the button of the upgrade page."""
-    device, light = device_id(0), "example.light"
+    """Add a plan, have it approved, and press the button of the upgrade page."""
+    light = "example.light"
     http.post(f"{daemon.base_url}/pricing/devicetypes/{light}/pricingtiers", json=PLAN).raise_for_status()
     assert "Plus: 4.99" in trunkline(daemon, "plans")
     assert trunkline(daemon, "plans", "approve", light, "1").endswith("APPROVED\n")
-    upgrade = http.get(f"{daemon.base_url}/pricing/devices/{device}/revenueshare/upgradepath").json()["data"]["url"]
+    return press_button(daemon, http)
+
+
+def press_button(daemon: Daemon, http: httpx.Client) -> httpx.Response:
+    """Of the page at a new upgrade address."""
+    upgrade = http.get(f"{daemon.base_url}/pricing/devices/{device_id(0)}/revenueshare/upgradepath").json()["data"][
+        "url"
+    ]
     page = http.get(f"{upgrade}&redirect_uri={CALLBACK}")
     assert "4.99 USD" in page.text
     token = urlsplit(upgrade).query.partition("=")[2]
@@ -87,6 +96,13 @@ def test_the_daily_quota_of_the_free_tier_ends_with_the_payment(tmp_path: Path) 
         daemon.stop()
 
 
+def stripe_settings(stripe: StripeStandIn) -> str:
+    return (
+        f'[payments]\nprocessor = "stripe"\nstripe_key = "{KEY}"\nstripe_webhook_secret = "{WEBHOOK_SECRET}"\n'
+        f'stripe_url = "{stripe.url}"\n'
+    )
+
+
 async def test_stripe_collects_and_its_signed_notification_counts(tmp_path: Path, nursery: trio.Nursery) -> None:
     stripe = StripeStandIn()
     await nursery.start(stripe.run)
@@ -94,24 +110,64 @@ async def test_stripe_collects_and_its_signed_notification_counts(tmp_path: Path
 
 
 def _pay_with_stripe(folder: Path, stripe: StripeStandIn) -> None:
-    settings = (
-        f'[payments]\nprocessor = "stripe"\nstripe_key = "{KEY}"\nstripe_webhook_secret = "{WEBHOOK_SECRET}"\n'
-        f'stripe_url = "{stripe.url}"\n'
-    )
     with (
-        running_daemon(folder, devices=1, settings=settings) as daemon,
+        running_daemon(folder, devices=1, settings=stripe_settings(stripe)) as daemon,
         httpx.Client(headers=bearer(USER_TOKEN)) as http,
     ):
         assert begin_payment(daemon, http).headers["Location"].startswith("https://checkout.example/pay/")
-        [(reference, session)] = stripe.sessions.items()
-        paid = event("checkout.session.completed", reference, payment_status="paid")
+        [session] = stripe.sessions.values()
+        success_url, paid = session.form["success_url"], session.pay()
         webhook = f"http://{daemon.addresses['http']}/accounts/pricing/notifications"
 
-        assert "Waiting" in http.get(session["success_url"]).text  # coming back proves nothing
+        assert "Waiting" in http.get(success_url).text  # coming back proves nothing
         assert http.post(webhook, content=paid, headers=signed(paid, time.time(), secret="whsec_x")).status_code == 400
         assert active_tier(daemon, http) == "Free"
 
         for _ in range(2):  # Stripe repeats itself
             assert http.post(webhook, content=paid, headers=signed(paid, time.time())).status_code == 200
-        assert http.get(session["success_url"]).headers["Location"] == f"{CALLBACK}?status=accepted"
+        assert http.get(success_url).headers["Location"] == f"{CALLBACK}?status=accepted"
         assert active_tier(daemon, http) == "Plus"
+
+
+async def test_a_daemon_that_is_killed_while_it_asks_stripe_lets_nobody_pay_twice(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    stripe = StripeStandIn()
+    await nursery.start(stripe.run)
+    await trio.to_thread.run_sync(partial(_killed_while_asking, tmp_path, stripe))
+
+
+def _killed_while_asking(folder: Path, stripe: StripeStandIn) -> None:
+    with (
+        running_daemon(folder, devices=1, settings=stripe_settings(stripe)) as daemon,
+        httpx.Client(headers=bearer(USER_TOKEN)) as http,
+    ):
+
+        async def kill() -> None:
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGKILL)
+
+        stripe.before_answer = kill
+        with pytest.raises(httpx.TransportError):
+            begin_payment(daemon, http)
+        stripe.before_answer = trio.lowlevel.checkpoint
+        daemon.kill()  # it is dead already; this waits for it
+        daemon.start()
+
+        assert [press_button(daemon, http).status_code for _ in range(2)] == [302, 302]
+        lost, first, second = stripe.sessions.values()
+        assert [lost.status, first.status, second.status] == ["open", "expired", "open"]  # nobody knows the lost one
+        assert second.reference in trunkline(daemon, "payments")
+
+        _notify(daemon, http, second.pay())
+        assert active_tier(daemon, http) == "Plus"
+        assert trunkline(daemon, "payments") == ""
+        _notify(daemon, http, lost.pay())  # it cannot happen; if it does, the operator sees it
+        assert trunkline(daemon, "payments").endswith("to be refunded: stripe\n")
+        assert trunkline(daemon, "payments", "refunded", lost.reference) == f"{lost.reference}  refunded\n"
+        assert trunkline(daemon, "payments") == ""
+
+
+def _notify(daemon: Daemon, http: httpx.Client, notification: bytes) -> None:
+    webhook = f"http://{daemon.addresses['http']}/accounts/pricing/notifications"
+    http.post(webhook, content=notification, headers=signed(notification, time.time())).raise_for_status()

@@ -13,7 +13,7 @@ from broker.monetization.payments import Begun, Payment, Payments
 from broker.monetization.port import NotificationRefused
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import Form
-from protocols.http.accounts.pages import notice, page, pages_blueprint, redirect_to
+from protocols.http.accounts.pages import notice, only_looks, page, pages_blueprint, redirect_to
 from protocols.http.body import Query, read_body
 
 _NOTIFICATION_BYTES = 64 * 1024
@@ -45,9 +45,8 @@ def upgrade_blueprint(payments: Payments) -> Blueprint:
         return page("upgrade.html", ways_out=ways_out, offer=offer, token=code, redirect_uri=redirect_uri or "")
 
     async def come_back(back: str, *, cancelled: bool) -> Response:
-        payment = await payments.returned(back)
-        if cancelled and request.method == "GET" and payment.record.status == "pending":
-            payment = await payments.decide(payment.record.id, "declined", by_processor=True)
+        is_over = cancelled and not only_looks()
+        payment = await (payments.cancelled(back) if is_over else payments.returned(back))
         return _how_it_stands(payment, back, payments.price(payment.tier))
 
     @routes.post("/pricing/notifications")
@@ -82,5 +81,8 @@ def _how_it_stands(payment: Payment, back: str, price: str) -> Response:
             return notice("Thank you", f"{payment.tier.name} is active now. You may close this page.")
         case "declined":
             return notice("Nothing was paid", "The upgrade was declined. Your device stays on its tier.")
+        case "refund_due" | "refunded":
+            reference = f"If you ask about the money, please name the reference {payment.record.id}."
+            return notice("Your money goes back", "The upgrade was paid already, or the device is deleted.", reference)
         case _:
             return notice("The payment failed", "Your device stays on its tier. Please try again later.")

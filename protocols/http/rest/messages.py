@@ -106,7 +106,7 @@ class _Sending:
         source = destination
         if post.sdid and post.sdid != destination.id:
             source = await self._writable(caller, post.sdid)
-        charge_to(source)
+        charge_to(source, by_day=destination)
         await self._ingest.wait_room()
         position = self._ingest.submit_action(source, destination, data, _ts(post.ts))
         return await self._stored(position)

@@ -90,7 +90,7 @@ class Channel:
         self._link.close()
 
 
-@pytest.mark.parametrize(("size", "units"), [(1, 1), (900, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3)])
+@pytest.mark.parametrize(("size", "units"), [(0, 1), (1, 1), (900, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3)])
 def test_a_unit_is_every_started_1024_bytes(size: int, units: int) -> None:
     assert units_of(size) == units
 
@@ -102,6 +102,13 @@ async def test_what_enters_the_pipeline_counts(services: Services, kitchen: Devi
     services.ingest.submit_action(hall, kitchen, ACTION)
     await services.ingest.wait_committed()
     assert services.quotas.standing(kitchen).organization == Usage(3, 100_000, OCTOBER, NOVEMBER)
+
+
+async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Device) -> None:
+    """A device whose Manifest has a transform may send one (8.5); it is kept as a failed message."""
+    await allow(services, 100_000)
+    services.quotas.charge_message(kitchen, 0, NOW_MS)
+    assert used(services, kitchen) == 1
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,18 @@ async def test_an_action_is_charged_to_its_source(api: httpx.AsyncClient, servic
     body = {"sdid": HALL, "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
     answer = await api.post("/actions", headers=bearer(ADA_TOKEN), json=body)
     assert (answer.status_code, answer.headers["x-quota-organization-limits"]) == (200, "1/100000")
+    assert "x-quota-device-limits" not in answer.headers
+
+
+async def test_an_action_tells_of_the_daily_quota_of_its_destination(
+    api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    services.quotas.set_device_limit(world.kitchen, 0)
+    services.quotas.set_device_limit(world.hall, 5)
+    body = {"sdid": HALL, "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
+    answer = await api.post("/actions", headers=bearer(ADA_TOKEN), json=body)
+    assert refusal(answer)[2] == f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."
+    assert answer.headers["x-quota-device-limits"] == "0/0"
 
 
 @pytest.mark.parametrize("body", [{"data": {}}, {"sdid": "ff" * 16, "data": {"state": True}}])

@@ -469,6 +469,27 @@ async def test_a_payment_waits_for_the_operator_and_ends_at_the_application(
     assert standing.limit == -1
 
 
+async def test_the_paid_tier_removes_the_quota_whatever_number_its_plan_has(
+    services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None, world: World
+) -> None:
+    await approved(services, api, {"tiers": [FREE, PAID | {"messageLimit": 1000}]})
+    address = await upgrade_address(api)
+    assert "no daily limit" in (await pages.get(address)).text
+    await pay(pages, address)
+    [payment] = await services.payments.pending()
+    await services.payments.decide(payment.record.id, "accepted")
+    kitchen = await services.devices.get(world.kitchen)
+
+    def limit() -> int | None:
+        standing = services.quotas.standing(kitchen).device
+        return None if standing is None else standing.limit
+
+    assert limit() == -1
+    services.quotas.set_device_limit(world.kitchen, None)
+    await services.tiers.resume()  # as after a restart
+    assert limit() == -1
+
+
 async def test_a_declined_payment_changes_nothing_and_says_so(
     services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None
 ) -> None:
@@ -480,22 +501,6 @@ async def test_a_declined_payment_changes_nothing_and_says_so(
     assert [tier["name"] for tier in await tiers(api, "?active=true")] == ["Free"]
     with pytest.raises(Exception, match="The payment is declined"):
         await services.payments.decide(payment.record.id, "accepted")
-
-
-async def test_a_decision_holds_also_when_whoever_told_us_has_gone(
-    services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None, world: World
-) -> None:
-    await approved(services, api)
-    await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    with trio.CancelScope() as gone:
-        gone.cancel()
-        await services.payments.decide(payment.record.id, "accepted")
-    assert gone.cancelled_caught
-    await services.database.write(lambda _tx: None)  # and with it whatever was begun before
-    standing = services.quotas.standing(await services.devices.get(world.kitchen)).device
-    assert standing is not None
-    assert standing.limit == -1
 
 
 async def test_limits_read_before_a_payment_do_not_undo_it(
@@ -535,7 +540,7 @@ async def test_a_payment_for_a_device_that_was_deleted_meanwhile_gives_it_no_quo
     [payment] = await services.payments.pending()
     kitchen = await services.devices.find(KITCHEN)
     await services.inventory.delete(kitchen)
-    assert (await services.payments.decide(payment.record.id, "accepted")).record.status == "accepted"
+    assert (await services.payments.decide(payment.record.id, "accepted")).record.status == "refund_due"
     assert services.quotas.standing(kitchen).device is None
 
 
@@ -550,6 +555,38 @@ async def test_who_has_paid_may_go_to_the_free_tier_and_back(
     for ptid in (free, paid):
         assert (await api.put(TIERS, headers=bearer(ADA_TOKEN), json={"ptid": ptid})).status_code == 200
         assert [tier["ptid"] for tier in await tiers(api, "?active=1")] == [ptid]
+
+
+async def test_who_has_paid_and_went_back_to_the_free_tier_cannot_pay_again(
+    services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None
+) -> None:
+    await approved(services, api)
+    addresses = [await upgrade_address(api) for _ in range(2)]
+    await pay(pages, addresses[0])
+    [payment] = await services.payments.pending()
+    await services.payments.decide(payment.record.id, "accepted")
+    free, _ = await tiers(api)
+    await api.put(TIERS, headers=bearer(ADA_TOKEN), json={"ptid": free["ptid"]})
+    refused = await pay(pages, addresses[1])
+    assert (refused.status_code, "paid for already" in refused.text) == (409, True)
+    assert (await api.get(UPGRADE, headers=bearer(ADA_TOKEN))).status_code == 409
+    assert await services.payments.pending() == []
+
+
+async def test_a_second_address_goes_on_with_the_payment_that_waits_for_the_operator(
+    services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None
+) -> None:
+    """Somebody may have sent the money with the first one's reference."""
+    await approved(services, api)
+    first, second = [await upgrade_address(api) for _ in range(2)]
+    await pay(pages, first)
+    [payment] = await services.payments.pending()
+    begun = await pay(pages, second)
+    assert payment.record.id in (await pages.get(begun.headers["Location"])).text
+    assert [one.record.id for one in await services.payments.pending()] == [payment.record.id]
+
+    await services.payments.decide(payment.record.id, "accepted")
+    assert (await pages.get(begun.headers["Location"])).headers["Location"] == f"{CALLBACK}?status=accepted"
 
 
 async def test_on_the_paid_tier_there_is_nothing_to_upgrade_to(

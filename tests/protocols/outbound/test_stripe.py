@@ -37,19 +37,20 @@ async def test_a_checkout_session_is_asked_for_in_the_form_that_stripe_wants(sta
     checkout = await stripe_at(stand_in.url).begin(ORDER)
     assert (checkout.url, checkout.external_id) == (
         f"https://checkout.example/pay/{ORDER.reference}",
-        "cs_test_abababab",
+        f"cs_test_{ORDER.reference}",
     )
-    session = stand_in.sessions[ORDER.reference]
+    session = stand_in.sessions[ORDER.reference].form
     assert session["line_items[0][price_data][unit_amount]"] == "299"
     assert session["line_items[0][price_data][currency]"] == "eur"
     assert session["success_url"] == ORDER.returns_to
     assert session["cancel_url"] == ORDER.returns_to + "&cancelled=1"
+    assert session["payment_intent_data[metadata][reference]"] == ORDER.reference
 
 
 @pytest.mark.parametrize("cost", ["0.01", "1", "4.99", "19.9", "1234567.89", "1.10", "8.70"])
 async def test_prices_are_exact(stand_in: StripeStandIn, cost: str) -> None:
     await stripe_at(stand_in.url).begin(Order(ORDER.reference, "Plus", cost, "upgrade", ORDER.returns_to))
-    asked = stand_in.sessions[ORDER.reference]["line_items[0][price_data][unit_amount]"]
+    asked = stand_in.sessions[ORDER.reference].form["line_items[0][price_data][unit_amount]"]
     assert Decimal(asked) == Decimal(cost) * 100
 
 
@@ -86,6 +87,46 @@ async def test_an_answer_that_cannot_be_used_is_a_failed_payment(
 async def test_nobody_there_is_a_failed_payment() -> None:
     with pytest.raises(PaymentFailed):
         await stripe_at("http://127.0.0.1:1").begin(ORDER)
+
+
+async def test_a_session_that_is_closed_cannot_be_paid_and_can_be_closed_again(stand_in: StripeStandIn) -> None:
+    stripe = stripe_at(stand_in.url)
+    checkout = await stripe.begin(ORDER)
+    for _ in range(2):
+        assert await stripe.close(checkout.external_id) == "closed"
+    assert stand_in.open_sessions() == []
+
+
+@pytest.mark.parametrize(("payment_status", "fate"), [("paid", "paid"), ("unpaid", "on_its_way")])
+async def test_whoever_closes_too_late_learns_that_it_was_paid(
+    stand_in: StripeStandIn, payment_status: str, fate: str
+) -> None:
+    stripe = stripe_at(stand_in.url)
+    checkout = await stripe.begin(ORDER)
+    stand_in.sessions[ORDER.reference].pay(payment_status)
+    assert await stripe.close(checkout.external_id) == fate
+
+
+async def test_a_session_of_another_account_is_closed_for_us(stand_in: StripeStandIn) -> None:
+    assert await stripe_at(stand_in.url).close("cs_live_of_another_account") == "closed"
+
+
+NOT_KNOWN = [
+    (500, b"{}"),
+    (404, b"not stripe"),
+    (200, b"{}"),
+    (200, b'{"id":"cs_1"}'),
+    (200, b'{"id":"","status":"open"}'),
+]
+
+
+@pytest.mark.parametrize("answer", NOT_KNOWN)
+async def test_without_an_answer_nobody_knows_whether_a_session_is_closed(
+    stand_in: StripeStandIn, answer: tuple[int, bytes]
+) -> None:
+    stand_in.answer = answer
+    with pytest.raises(PaymentFailed):
+        await stripe_at(stand_in.url).close("cs_1")
 
 
 NOTIFICATIONS = [
