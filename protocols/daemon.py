@@ -8,7 +8,6 @@ the workers save where they stand.
 import resource
 import signal
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -27,6 +26,7 @@ from protocols.coap.handshakes import DtlsUnavailable
 from protocols.coap.server import serve_coap
 from protocols.control import serve_control
 from protocols.http.front_door import serve_http
+from protocols.interpreter import set_aside_what_stays, switch_threads_often
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -38,10 +38,6 @@ from protocols.websocket.server import converse
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
-
-# The event loop gives the interpreter lock away at each system call, and a worker thread that folds keeps it for as
-# long as this: Python's 5 ms were a stall of everybody (broker/ARCHITECTURE.md has the measurement).
-_SWITCH_SECONDS = 0.0005
 
 _log = structlog.get_logger(__name__)
 
@@ -69,7 +65,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     if settings.storage.url != "sqlite":
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    switch_threads_often()
     try:
         await _run(settings, ready, stop)
     except BaseExceptionGroup as group:
@@ -107,6 +103,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                     addresses = await _listen(services, settings, listeners, connections)
                     services.site.listens_on(addresses)
                     _warn_of_what_is_missing(settings)
+                    set_aside_what_stays()
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)

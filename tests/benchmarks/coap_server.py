@@ -24,6 +24,7 @@ from protocols.coap.dtls import DtlsListener
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.server import serve_coap
+from protocols.interpreter import set_aside_what_stays, switch_threads_often
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.records import DeviceTokenRecord
@@ -50,6 +51,7 @@ async def main() -> None:
         async with trio.open_nursery() as nursery:
             plain = await nursery.start(partial(serve_coap, services, ANYWHERE, endpoint=endpoint))
             dtls = await nursery.start(partial(listener.serve, ANYWHERE, (certificate, key), second))
+            set_aside_what_stays()
             _print({"coap": plain.port, "coaps": dtls.port})
             async for line in _lines():
                 match line.split():
@@ -112,4 +114,5 @@ async def _send_rounds(services: Services, lights: list[Device], end: float) -> 
 
 
 if __name__ == "__main__":
+    switch_threads_often()  # as the daemon does
     trio.run(main)
