@@ -12,9 +12,12 @@ from typing import Any
 
 import msgspec
 import sqlite_utils
+import structlog
 
 from storage.migrations import migrations
 from storage.sql import StoreError
+
+_log = structlog.get_logger(__name__)
 
 _CACHE_KIB = 65536
 _BUSY_MS = 5000
@@ -155,7 +158,10 @@ class SqliteEngine:
             connection = self._connect(read_only=False)
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
-                migrations.apply(sqlite_utils.Database(connection))
+                db = sqlite_utils.Database(connection)
+                if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
+                    _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
+                migrations.apply(db)
             finally:
                 connection.close()
         except sqlite3.Error as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import sqlite_utils
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,7 +176,10 @@ def test_rows_of_a_store_from_before_have_their_entries(tmp_path: Path) -> None:
         db.execute("INSERT INTO counter VALUES ('head', 8)")
     db.conn.close()
     engine = SqliteEngine(path)
-    engine.migrate()
+    with structlog.testing.capture_logs() as logs:
+        engine.migrate()
+    assert [line["event"] for line in logs] == ["migrating"]
+    assert "0017_indexes_behind_the_log" in logs[0]["steps"]
     connection = engine.open(read_only=False)
     log = Log(connection)
     with log:
