@@ -4,6 +4,7 @@ The field `""` counts messages, whatever is in them.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from storage.records import RollupRow
 from storage.sql import Connection
@@ -11,6 +12,7 @@ from storage.sql import Connection
 _KEY = ("device", "field", "level", "bucket")
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
 _NAMES = (*_KEY, *_VALUES)  # in the order of RollupRow
+_values_of = attrgetter(*_NAMES)
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND field = :field AND level = :level"  # noqa: S608 - ours
 
 
@@ -48,8 +50,7 @@ class RollupStore:
         return RollupRow(*row) if row else None
 
     def put_all(self, rollups: Iterable[RollupRow]) -> None:
-        rows = [tuple(getattr(rollup, name) for name in _NAMES) for rollup in rollups]
-        self._db.put_many("rollup", _NAMES, _KEY, rows)
+        self._db.put_many("rollup", _NAMES, _KEY, list(map(_values_of, rollups)))
 
     def first(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
         """Where the first bucket with `start_ms <= bucket < end_ms` starts; None when there is none."""
