@@ -26,7 +26,10 @@ from storage.sql import StoreError
 # Until they are folded, rows are read from the log; a fold writes each bucket and snapshot it touches, however many
 # rows there were, so folding seldom is cheap.
 FLUSH_SECONDS = 5.0
-_STEP_ROWS = 5_000  # one step of work, so that nobody waits long for the writer
+# One step of work, so that nobody waits long for the writer: what it writes is told by the devices, not by the rows.
+_STEP_ROWS = 5_000
+_STEP_ROWS_OF_FEW = 25_000
+_FEW_DEVICES = 500
 _HELD_ROWS = 50_000
 _CONSUMER = "folds"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -117,12 +120,18 @@ class Folder:
             one.forget()
 
     def _take_held(self) -> list[MessageRow]:
+        rows = self._take_up_to(_STEP_ROWS)
+        if self._held and len({row.device for row in rows}) <= _FEW_DEVICES:
+            rows += self._take_up_to(_STEP_ROWS_OF_FEW - len(rows))
+        return rows
+
+    def _take_up_to(self, most: int) -> list[MessageRow]:
         rows: list[MessageRow] = []
-        while self._held and len(rows) < _STEP_ROWS:
+        while self._held and len(rows) < most:
             rows += self._held.popleft()
-        if len(rows) > _STEP_ROWS:
-            self._held.appendleft(rows[_STEP_ROWS:])
-            del rows[_STEP_ROWS:]
+        if len(rows) > most:
+            self._held.appendleft(rows[most:])
+            del rows[most:]
         self._held_rows -= len(rows)
         return rows
 

@@ -8,11 +8,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.clock import Clock
 from broker.devices.registry import Device
+from broker.messages import consumers
 from broker.messages.intervals import DAY_MS, HOUR_MS
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Settings
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.factories import NOW_MS, build_world
@@ -123,3 +124,26 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
     assert held.folder.statistics().held_rows == 2
     await held.folder.flush()
     assert held.folder.statistics().held_rows == 0
+
+
+@pytest.mark.parametrize(("few", "steps"), [(1, [8]), (0, [3, 3, 2])], ids=["few devices", "many"])
+async def test_a_step_takes_more_rows_when_they_are_of_few_devices(
+    services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch, few: int, steps: list[int]
+) -> None:
+    """What a step writes is told by its devices, and everybody's messages wait for it."""
+    monkeypatch.setattr(consumers, "_STEP_ROWS", 3)
+    monkeypatch.setattr(consumers, "_FEW_DEVICES", few)
+    taken: list[int] = []
+
+    class Counting:
+        def fold(self, tx: Transaction, rows: consumers.Decoded) -> consumers.Save:  # noqa: ARG002
+            taken.append(len(rows))
+            return lambda _tx: None
+
+        def forget(self) -> None: ...
+
+    folder = consumers.Folder(services.database, services.router, [Counting()])
+    await folder.flush()
+    await send(services, kitchen, *range(8))
+    await folder.flush()
+    assert taken == steps
