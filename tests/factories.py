@@ -1,7 +1,7 @@
 """A small world in the store: who exists in most tests, made through the stores themselves."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.device_types.catalog import DeviceType
@@ -93,6 +93,27 @@ class World:
     hall: int
     bobs: int
     application: int
+
+
+def change_application(
+    tx: Transaction,
+    id_: str,
+    *,
+    redirect_uris: Sequence[str] | None = None,
+    permissions: Sequence[Mapping[str, object]] = (),
+) -> None:
+    """Register it again: with these permissions, and where its browsers may be sent, if that is given."""
+    known = tx.accounts.application_by_id(id_)
+    assert known is not None
+    tx.accounts.put_application(
+        known.id,
+        organization=known.organization,
+        name=known.name,
+        secret=known.secret,
+        methods=known.methods,
+        redirect_uris=known.redirect_uris if redirect_uris is None else redirect_uris,
+        permissions=permissions,
+    )
 
 
 async def build_world(database: Database, vault: Vault) -> World:

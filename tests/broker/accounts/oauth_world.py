@@ -13,7 +13,7 @@ from broker.secrets import Vault
 from broker.services import Services
 from storage.database import Transaction
 from storage.records import UserRecord
-from tests.factories import ACME, ADA, BOB
+from tests.factories import ACME, ADA, BOB, change_application
 
 WEB, MOBILE, BOTH, PAGE, SERVER, TV = ("a1" * 16, "a2" * 16, "a3" * 16, "a4" * 16, "a5" * 16, "a6" * 16)
 SECRETS = {one: f"s3cret %2B+{one[:2]}:x" for one in (WEB, MOBILE, BOTH, PAGE, SERVER, TV)}
@@ -134,20 +134,7 @@ class OAuthWorld:
     async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:
         """Change what the application asks for."""
 
-        def work(tx: Transaction) -> None:
-            known = tx.accounts.application_by_id(application)
-            assert known is not None
-            tx.accounts.put_application(
-                known.id,
-                organization=known.organization,
-                name=known.name,
-                secret=known.secret,
-                methods=known.methods,
-                redirect_uris=known.redirect_uris,
-                permissions=permissions,
-            )
-
-        await self.services.database.write(work)
+        await self.services.database.write(lambda tx: change_application(tx, application, permissions=permissions))
 
     async def change_methods(self, application: str, *methods: str) -> None:
         def work(tx: Transaction) -> None:

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from config.settings import Address
-from storage.database import Transaction
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld
 from tests.browser import Chromium
+from tests.factories import change_application
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 
@@ -55,20 +55,7 @@ def callback() -> Iterator[str]:
 async def test_a_callback_may_go_on_to_another_origin(
     door: Address, oauth: OAuthWorld, callback: str, window: Chromium, consent: bool
 ) -> None:
-    def register(tx: Transaction) -> None:
-        known = tx.accounts.application_by_id(WEB)
-        assert known is not None
-        tx.accounts.put_application(
-            known.id,
-            organization=known.organization,
-            name=known.name,
-            secret=known.secret,
-            methods=known.methods,
-            redirect_uris=[callback],
-            permissions=(),
-        )
-
-    await oauth.services.database.write(register)
+    await oauth.services.database.write(lambda tx: change_application(tx, WEB, redirect_uris=[callback]))
     await give_password(oauth.services, oauth.ada)
     if consent:
         await ask_for_their_locks(oauth)

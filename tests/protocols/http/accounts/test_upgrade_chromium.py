@@ -12,10 +12,10 @@ from broker.monetization.port import Checkout, ManualProcessor, Order, PaymentFa
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Address, Settings
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from tests.browser import Chromium
-from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
+from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World, change_application
 from tests.fakes import FakeClock, run_inline
 from tests.protocols.http.accounts.test_chromium import site
 
@@ -67,20 +67,7 @@ async def test_the_button_leads_to_the_processor_and_to_the_application(
 ) -> None:
     collector.url = elsewhere if is_open else ""
 
-    def register(tx: Transaction) -> None:
-        known = tx.accounts.application_by_id(DASHBOARD)
-        assert known is not None
-        tx.accounts.put_application(
-            known.id,
-            organization=known.organization,
-            name=known.name,
-            secret=known.secret,
-            methods=known.methods,
-            redirect_uris=[elsewhere],
-            permissions=(),
-        )
-
-    await services.database.write(register)
+    await services.database.write(lambda tx: change_application(tx, DASHBOARD, redirect_uris=[elsewhere]))
     plan = {"device_type": LIGHT_TYPE, "free_messages_per_day": 150, "paid_cost": "2.99"}
     await services.provisioning.apply({"plans": [plan]})
     caller = await services.tokens.caller(ADA_TOKEN)
