@@ -244,10 +244,15 @@ class TestDtls:
 
     def test_many_at_once(self, server: Server, dtls: str) -> None:
         url = server.url("v1.1/messages", 0, port=server.dtls)
-        arguments = (dtls, "-u", device_id(0), "-k", KEY, "-m", "post", "-t", "50", "-e", STATE, url)
+        arguments = ("-u", device_id(0), "-k", KEY, "-m", "post", "-t", "50", "-e", STATE, url)
         with ExitStack() as stack:
+            # libcoap lets its sockets share a port (SO_REUSEADDR), and so the kernel gives two of thirty the same one
+            # in one of a hundred runs. Each has an address of its own, as devices have.
             running = [
-                stack.enter_context(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)) for _ in range(30)
+                stack.enter_context(
+                    subprocess.Popen((dtls, "-a", f"127.0.1.{one}", *arguments), stdout=subprocess.PIPE, text=True)
+                )
+                for one in range(1, 31)
             ]
             for one in running:
                 stack.callback(one.kill)
