@@ -22,7 +22,7 @@ from protocols import systemd
 from protocols.coap.dtls import DtlsListener, serve_coap_dtls
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.handshakes import DtlsUnavailable
+from protocols.coap.gnutls import DtlsUnavailable
 from protocols.coap.server import serve_coap
 from protocols.control import serve_control
 from protocols.http.front_door import serve_http

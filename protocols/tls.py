@@ -26,7 +26,8 @@ T = TypeVar("T")
 Chain = tuple[Path, Path]
 
 _BIO_BYTES: Final = 64 * 1024
-_CHAIN_BYTES: Final = 16 * 1024
+#: The longest chain of a peer that is kept for as long as its connection lasts.
+CHAIN_BYTES: Final = 16 * 1024
 #: Those of `ssl.create_default_context`, for TLS 1.2.
 _CIPHERS: Final = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
 
@@ -67,9 +68,14 @@ def use_certificates(context: SSL.Context, first: Chain, second: Chain | None = 
     """
     _use_certificate(context, *first)
     if second is not None:
-        if _kind_of_key(first[0]) == _kind_of_key(second[0]):
-            raise OSError(f"cannot use certificate {second[0]} beside {first[0]}: both have the same kind of key")
+        require_two_kinds(first, second)
         _use_certificate(context, *second)
+
+
+def require_two_kinds(first: Chain, second: Chain) -> None:
+    """Raises OSError when two chains have the same kind of key, so that no client could need the second."""
+    if _kind_of_key(first[0]) == _kind_of_key(second[0]):
+        raise OSError(f"cannot use certificate {second[0]} beside {first[0]}: both have the same kind of key")
 
 
 def _kind_of_key(certificate: Path) -> int:
@@ -114,7 +120,7 @@ def shown_by(connection: SSL.Connection) -> ClientCertificate | None:
         return None
     chain = connection.get_peer_cert_chain() or ()  # on this side without the peer's own
     shown = ClientCertificate(_der(certificate), tuple(map(_der, chain)))
-    if shown.size > _CHAIN_BYTES:
+    if shown.size > CHAIN_BYTES:
         raise SSL.Error("the chain of certificates is too long")
     return shown
 

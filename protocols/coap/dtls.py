@@ -1,47 +1,84 @@
-"""The CoAP listener over DTLS: `trio.DTLSEndpoint` for handshakes and endings, and a straight way for what is said.
+"""The CoAP listener over DTLS: handshakes, and a straight way for what is said after them.
 
-trio answers first ClientHellos without holding anything and gives us a channel for each peer that has shown its cookie.
-Its task does the handshake and then waits for alerts. What the peers say is decrypted where it is read, so that all
-that came in one go is submitted together, and answers are encrypted where they are given. Whatever OpenSSL raises about
-a peer, its close_notify included, ends that peer's session only.
+- **Before the cookie** a peer has cost a hash and left nothing; only so many first hellos are looked at for each
+  wake-up, so that a flood of them does not starve the sessions.
+- **A handshake** is a task. The keys of devices lie in the store, and GnuTLS does not wait for them; so what names an
+  identity is held back until its key was read.
+- **A session** has no task. What its peer says is decrypted where it is read, so that all that came in one go is
+  submitted together, and answers are encrypted where they are given. A new handshake from its address leaves it alone
+  until it is done: whoever repeats an old hello of a peer disturbs nobody.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
 
 import structlog
 import trio
-from OpenSSL import SSL
 
 from broker.services import Services
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
-from protocols.coap.datagrams import DtlsDatagrams
-from protocols.coap.endpoint import Endpoint
-from protocols.coap.handshakes import (
-    PreSharedKeys,
-    client_certificate,
-    decrypted,
-    encrypted,
-    self_test,
-    server_context,
+from protocols.coap.datagrams import (
+    APPLICATION_DATA,
+    client_random,
+    is_client_hello,
+    psk_identity,
+    records,
 )
+from protocols.coap.dtls_connection import HANDSHAKE_SECONDS, ConnectionOver, DtlsConnection, DtlsContext
+from protocols.coap.dtls_self_test import self_test
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.gnutls import Prestate
 from protocols.coap.server import say_goodbye
 from protocols.coap.session import Session, SessionLimits
 from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics
-from protocols.tls import Chain
+from protocols.tls import Chain, require_two_kinds
 
-HANDSHAKE_SECONDS: Final = 30.0
-WAITING_PER_SESSION: Final = 64
-#: OpenSSL 4.0 holds 63 KiB for each: 21 are a buffer for handshakes that it keeps, 13 are its record layers.
-MAX_SESSIONS: Final = 5_000
-_KEY_WORKERS = 2
+HELLOS_PER_WAKE_UP = 64
+_MAX_WAITING_DATAGRAMS = 16
+_KEYS_AT_ONCE = 2
+#: GnuTLS calls a flight overdue while it waits for the rest of the peer's.
+_SOONEST_RETRANSMISSION_SECONDS = 0.25
 
 _log = structlog.get_logger(__name__)
+
+
+class DtlsListener:
+    """One UDP socket and its DTLS sessions."""
+
+    def __init__(self, services: Services, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
+        self._services = services
+        self._limits = limits or SessionLimits()
+        self.endpoint = endpoint or Endpoint(services, limits=self._limits)
+        self._peers: _Peers | None = None
+
+    async def serve(
+        self, bind: Address, first: Chain, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
+    ) -> None:
+        """As `serve_coap_dtls`."""
+        if second is not None:
+            require_two_kinds(first, second)
+        self_test()
+        context = DtlsContext([first] if second is None else [first, second], now=trio.current_time)
+        with await DatagramSocket.bound(bind) as sock:
+            try:
+                async with trio.open_nursery() as nursery:
+                    self.endpoint.start(nursery)
+                    peers = self._peers = _Peers(self._services, self.endpoint, self._limits, sock, context, nursery)
+                    task_status.started(sock.address)
+                    await read_forever(sock, self._services.ingest, peers.take, peers.taken)
+            finally:
+                # Sessions outlive the reading by what there is to tell them.
+                await say_goodbye(self._services, self.endpoint)
+                self.endpoint.close_all()
+
+    def statistics(self) -> DtlsStatistics:
+        return DtlsStatistics() if self._peers is None else self._peers.statistics()
 
 
 async def serve_coap_dtls(
@@ -51,7 +88,7 @@ async def serve_coap_dtls(
     key: Path,
     *,
     second: Chain | None = None,
-    listener: "DtlsListener | None" = None,
+    listener: DtlsListener | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; then tell every observer.
@@ -66,146 +103,205 @@ async def serve_coap_dtls(
         task_status: told the bound address.
 
     Raises:
-        DtlsUnavailable: the self-test failed; nothing was opened.
-        OSError: the address cannot be bound, or the certificate cannot be read.
+        DtlsUnavailable: there is no GnuTLS, or the self-test failed; nothing was opened.
+        OSError: the address cannot be bound, or the certificate cannot be used.
     """
     listener = listener or DtlsListener(services)
     await listener.serve(bind, (certificate, key), second, task_status=task_status)
 
 
-class DtlsListener:
-    """One UDP socket and its DTLS sessions."""
+@dataclass(slots=True, eq=False)
+class _HalfOpen:
+    """A handshake under way."""
 
-    def __init__(self, services: Services, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
+    random: bytes
+    arrived: trio.MemorySendChannel[list[bytes]]
+    scope: trio.CancelScope
+
+
+class _Peers:
+    """Everybody who speaks to one socket."""
+
+    def __init__(
+        self,
+        services: Services,
+        endpoint: Endpoint,
+        limits: SessionLimits,
+        sock: DatagramSocket,
+        context: DtlsContext,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Handshakes are tasks of `nursery`."""
         self._services = services
-        self._limits = limits or SessionLimits(sessions=MAX_SESSIONS)
-        self.endpoint = endpoint or Endpoint(services, limits=self._limits)
-        self._keys = PreSharedKeys()
-        self._half_open: OrderedDict[PeerAddress, trio.CancelScope] = OrderedDict()
-        self._datagrams: DtlsDatagrams | None = None
-        self._sessions = self._handshakes = self._failed = self._evicted = 0
+        self._endpoint = endpoint
+        self._limits = limits
+        self._socket = sock
+        self._context = context
+        self._nursery = nursery
+        self._half_open: OrderedDict[PeerAddress, _HalfOpen] = OrderedDict()
+        #: Who takes the records of an address.
+        self._sessions: dict[PeerAddress, Callable[[bytes], None]] = {}
+        self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
+        self._hellos = 0  # since the last wake-up
+        self._handshakes = self._failed = self._evicted = self._hellos_dropped = self._lost = 0
 
-    async def serve(
-        self, bind: Address, first: Chain, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
-    ) -> None:
-        context = server_context(first, second, self._keys)
-        await self_test()
-        with await DatagramSocket.bound(bind) as sock:
-            async with trio.open_nursery() as nursery:
-                serving: trio.CancelScope = await nursery.start(self._serve_sessions, sock, context)
-                task_status.started(sock.address)
-                try:
-                    await trio.sleep_forever()
-                finally:
-                    # Sessions outlive the listener by what there is to tell them.
-                    await say_goodbye(self._services, self.endpoint)
-                    serving.cancel()
+    # --- In ----------------------------------------------------------------------------------------------------------
 
-    async def _serve_sessions(
-        self, sock: DatagramSocket, context: SSL.Context, *, task_status: trio.TaskStatus[trio.CancelScope]
+    def take(self, datagram: bytes, address: PeerAddress) -> None:
+        """A datagram from the network."""
+        found = records(datagram)
+        if not found:
+            return
+        if found[0][0] != APPLICATION_DATA:
+            if is_client_hello(found[0]):
+                self._take_hello(found[0], address)
+                return
+            half_open = self._half_open.get(address)
+            if half_open is not None:
+                with suppress(trio.WouldBlock):  # otherwise it is lost, and will be sent again
+                    half_open.arrived.send_nowait(found)
+                return
+        take = self._sessions.get(address)
+        if take is not None:
+            for record in found:
+                take(record)
+
+    def taken(self) -> None:
+        """All datagrams of one wake-up have been taken."""
+        self._hellos = 0
+        self._endpoint.submitted()
+
+    def _send(self, address: PeerAddress, datagram: bytes) -> None:
+        """Sent or lost, at once: DTLS and CoAP both send again."""
+        try:
+            self._socket.send(datagram, address)
+        except OSError:
+            self._lost += 1
+
+    # --- Handshakes --------------------------------------------------------------------------------------------------
+
+    def _take_hello(self, hello: bytes, address: PeerAddress) -> None:
+        self._hellos += 1
+        if self._hellos > HELLOS_PER_WAKE_UP:
+            self._hellos_dropped += 1
+            return
+        name = repr(address).encode()
+        prestate = self._context.prestate(hello, name)
+        if prestate is None:
+            self._send(address, self._context.challenge(name))
+            return
+        random, former = client_random(hello), self._half_open.get(address)
+        if former is not None:
+            if former.random == random:
+                return  # said again; so will our flight be, when its time has come
+            del self._half_open[address]
+            former.scope.cancel()
+        arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
+        arrived.send_nowait([hello])
+        scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS)
+        half_open = self._half_open[address] = _HalfOpen(random, arrived, scope)
+        self._nursery.start_soon(self._shake_hands, address, half_open, prestate, arriving)
+        if len(self._half_open) > self._limits.half_open_handshakes:
+            self._half_open.popitem(last=False)[1].scope.cancel()
+            self._evicted += 1
+
+    async def _shake_hands(
+        self,
+        address: PeerAddress,
+        half_open: _HalfOpen,
+        prestate: Prestate,
+        arriving: trio.MemoryReceiveChannel[list[bytes]],
     ) -> None:
-        datagrams = self._datagrams = DtlsDatagrams(sock, self._half_open)
-        dtls = trio.DTLSEndpoint(cast("trio.socket.SocketType", datagrams), incoming_packets_buffer=WAITING_PER_SESSION)
-        with dtls, trio.CancelScope(shield=True) as scope:
-            async with trio.open_nursery() as nursery:
-                self.endpoint.start(nursery)
-                nursery.start_soon(read_forever, sock, self._services.ingest, datagrams.take, self._taken)
-                for _ in range(_KEY_WORKERS):
-                    nursery.start_soon(self._find_keys_forever, datagrams)
-                await nursery.start(dtls.serve, context, partial(self._contain, datagrams))
-                task_status.started(scope)
+        """The edge of one peer: what is raised in it ends it and touches nothing else."""
+        connection: DtlsConnection | None = None
+        try:
+            with half_open.scope:
+                connection = await self._connect(address, prestate, arriving)
+            if connection is not None:
+                self._handshakes += 1
+                self._open_session(address, connection)
+        except ConnectionOver:
+            pass  # it gave up, or could not show what it had to show
+        except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a handshake
+            _log.exception("coap_handshake_failed")
+        if self._half_open.get(address) is half_open:
+            del self._half_open[address]
+        if connection is None:
+            self._failed += 1
+
+    async def _connect(
+        self, address: PeerAddress, prestate: Prestate, arriving: trio.MemoryReceiveChannel[list[bytes]]
+    ) -> DtlsConnection:
+        connection = DtlsConnection(self._context, partial(self._send, address), prestate)
+        is_done = False
+        while not is_done:
+            flight: list[bytes] | None = None
+            with trio.move_on_after(max(connection.retransmits_in, _SOONEST_RETRANSMISSION_SECONDS)):
+                flight = await arriving.receive()
+            if flight is None:  # it is time to send again
+                is_done = connection.shake_hands()
+            else:
+                identity = psk_identity(flight)
+                if identity is not None and (key := await self._find_key(identity)) is not None:
+                    connection.key = identity, key
+                is_done = connection.shake_hands(b"".join(flight))
+        return connection
+
+    async def _find_key(self, identity: bytes) -> bytes | None:
+        """Read anew for each handshake."""
+        async with self._keys_at_once:
+            try:
+                return await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
+            except Exception:  # noqa: BLE001 - a store or a secret that cannot be read: this handshake fails, others need not
+                _log.exception("coap_key_not_read", device=identity.decode())
+                return None
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    async def _contain(self, datagrams: DtlsDatagrams, channel: trio.DTLSChannel) -> None:
-        """The edge of one peer: what is raised in it ends it and touches nothing else."""
+    def _open_session(self, address: PeerAddress, connection: DtlsConnection) -> None:
+        endpoint, shown = self._endpoint, connection.certificate
+        if self._sessions.pop(address, None) is not None and (former := endpoint.find(address)) is not None:
+            endpoint.close(former)  # its peer has begun anew
+        session = endpoint.open(
+            address,
+            partial(_send_in, connection),
+            partial(self._end, address, connection),
+            idle_seconds=COAP_IDLE_SECONDS,
+            is_verified=True,
+        )
+        session.certificate = shown
+        if not session.is_closed:  # as the one too many
+            self._sessions[address] = partial(self._take, connection, session)
+
+    def _take(self, connection: DtlsConnection, session: Session, record: bytes) -> None:
         try:
-            if await self._shake_hands(channel):
-                await self._converse(datagrams, channel)
-        except (SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # it said goodbye, began anew, or made no sense
+            message = connection.receive(record)
+            if message:
+                self._endpoint.receive(session, message)
+        except ConnectionOver:
+            self._endpoint.close(session)
         except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a session
             _log.exception("coap_session_failed")
+            self._endpoint.close(session)
 
-    async def _shake_hands(self, channel: trio.DTLSChannel) -> bool:
-        address = channel.peer_address
-        with trio.move_on_after(HANDSHAKE_SECONDS) as scope:
-            self._half_open[address] = scope
-            if len(self._half_open) > self._limits.half_open_handshakes:
-                self._half_open.popitem(last=False)[1].cancel()
-                self._evicted += 1
-            try:
-                await channel.do_handshake()
-            except (SSL.Error, trio.BrokenResourceError):
-                self._failed += 1
-                return False
-            finally:
-                if self._half_open.get(address) is scope:
-                    del self._half_open[address]
-            self._handshakes += 1
-            return True
-        self._failed += 1
-        return False
-
-    async def _converse(self, datagrams: DtlsDatagrams, channel: trio.DTLSChannel) -> None:
-        endpoint, address, shown = self.endpoint, channel.peer_address, client_certificate(channel)
-        with trio.CancelScope() as scope:
-            send = partial(self._send, datagrams, channel)
-            session = endpoint.open(channel, send, scope.cancel, idle_seconds=COAP_IDLE_SECONDS, is_verified=True)
-            session.certificate = shown
-            take = datagrams.sessions[address] = partial(self._take, session, channel, scope)
-            self._sessions += 1
-            try:
-                while True:  # what came before it was known here; and an alert ends it
-                    endpoint.receive(session, await channel.receive())
-                    endpoint.submitted()
-            finally:
-                self._sessions -= 1
-                if datagrams.sessions.get(address) is take:
-                    del datagrams.sessions[address]
-                endpoint.close(session)
-
-    def _take(self, session: Session, channel: trio.DTLSChannel, scope: trio.CancelScope, record: bytes) -> None:
-        try:
-            datagram = decrypted(channel, record)
-            if datagram:
-                self.endpoint.receive(session, datagram)
-        except SSL.Error:
-            scope.cancel()
-        except Exception:  # noqa: BLE001 - as in `_contain`
-            _log.exception("coap_session_failed")
-            scope.cancel()
-
-    def _taken(self) -> None:
-        if self._datagrams is not None:
-            self._datagrams.taken()
-        self.endpoint.submitted()
-
-    @staticmethod
-    def _send(datagrams: DtlsDatagrams, channel: trio.DTLSChannel, datagram: bytes) -> None:
-        with suppress(SSL.Error):  # the session is over
-            datagrams.send(encrypted(channel, datagram), channel.peer_address)
-
-    # --- Keys --------------------------------------------------------------------------------------------------------
-
-    async def _find_keys_forever(self, datagrams: DtlsDatagrams) -> None:
-        async for address, identity in datagrams.held:
-            key: bytes | None = None
-            try:
-                key = await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
-            except Exception:  # noqa: BLE001 - a store or a secret that cannot be read: this handshake fails, others need not
-                _log.exception("coap_key_not_read", device=identity.decode())
-            self._keys.put(identity, key)
-            datagrams.release(address)
+    def _end(self, address: PeerAddress, connection: DtlsConnection) -> None:
+        if self._sessions.pop(address, None) is not None:  # otherwise its peer knows
+            with suppress(ConnectionOver):
+                connection.say_goodbye()
+        connection.close()
 
     def statistics(self) -> DtlsStatistics:
-        datagrams = self._datagrams
         return DtlsStatistics(
-            sessions=self._sessions,
+            sessions=len(self._sessions),
             half_open=len(self._half_open),
             handshakes=self._handshakes,
             handshakes_failed=self._failed,
             half_open_evicted=self._evicted,
-            hellos_dropped=0 if datagrams is None else datagrams.hellos_dropped,
-            datagrams_lost=0 if datagrams is None else datagrams.lost,
+            hellos_dropped=self._hellos_dropped,
+            datagrams_lost=self._lost,
         )
+
+
+def _send_in(connection: DtlsConnection, message: bytes) -> None:
+    with suppress(ConnectionOver):
+        connection.send(message)

@@ -111,6 +111,11 @@ class Endpoint:
         self._retransmissions += session.exchange.retransmissions
         session.end()
 
+    def close_all(self) -> None:
+        """The listener is closing."""
+        for session in self._sessions:
+            self.close(session)
+
     def _make_room(self) -> None:
         while (session := self._sessions.surplus()) is not None:
             self._evicted += 1

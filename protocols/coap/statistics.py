@@ -23,10 +23,10 @@ class EndpointStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DtlsStatistics:
-    sessions: int
-    half_open: int
-    handshakes: int
-    handshakes_failed: int
-    half_open_evicted: int
-    hellos_dropped: int
-    datagrams_lost: int  # as above
+    sessions: int = 0
+    half_open: int = 0
+    handshakes: int = 0
+    handshakes_failed: int = 0
+    half_open_evicted: int = 0
+    hellos_dropped: int = 0
+    datagrams_lost: int = 0  # as above

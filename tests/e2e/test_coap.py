@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from protocols.coap.gnutls import LIBRARY
 from tests.daemon import device_id, device_token
-from tests.programs import require_program
+from tests.programs import require_library, require_program
 from tests.protocols.coap.dtls_client import make_certificate
 
 DEVICES = 60
@@ -34,6 +35,7 @@ class Server:
 
     def __init__(self, folder: Path, certificate: Sequence[Path], prefix: Sequence[str] = ()) -> None:
         """`certificate` is a chain and its key, or two of each."""
+        require_library(LIBRARY)
         self.prefix = tuple(prefix)
         module = "tests.benchmarks.coap_server"
         arguments = [

@@ -11,9 +11,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from protocols.coap.gnutls import LIBRARY
 from tests.certificates import Authority, Issued, Kind
 from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
-from tests.programs import require_program
+from tests.programs import require_library, require_program
 
 PATIENCE_SECONDS: Final = 20
 SECURE_TYPE: Final = "dt" + "5e" * 16
@@ -140,6 +141,7 @@ class TestMqtt:
 
 class TestCoap:
     def post(self, daemon: Daemon, token: str, shown: list[Path]) -> str:
+        require_library(LIBRARY)
         program = require_program("coap-client-openssl")
         tls: list[str | Path] = ["-n"]
         for option, path in zip(("-c", "-j"), shown, strict=False):

@@ -22,8 +22,8 @@ _ffi, _lib = _openssl.ffi, _openssl.lib
 _MTU = 1400
 
 
-def make_certificate(folder: Path, kind: str) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, `ecdsa` or `rsa`, and its key, in PEM."""
+def make_certificate(folder: Path, kind: str, *, padding: int = 0) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, `ecdsa` or `rsa`, and its key, in PEM; `padding` in bytes."""
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
     if kind == "ecdsa":
         key = ec.generate_private_key(ec.SECP256R1())
@@ -32,6 +32,7 @@ def make_certificate(folder: Path, kind: str) -> tuple[Path, Path]:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    filler = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.25.1"), bytes(padding))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -42,6 +43,7 @@ def make_certificate(folder: Path, kind: str) -> tuple[Path, Path]:
         .not_valid_after(now + dt.timedelta(days=30))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(filler, critical=False)
         .sign(key, hashes.SHA256())
     )
     paths = folder / f"{kind}.pem", folder / f"{kind}.key"
@@ -84,9 +86,9 @@ class DtlsClient:
 
     def connect(self, context: SSL.Context) -> None:
         """From the same port as before, if there was a connection: as after a restart."""
-        self._ssl = SSL.Connection(context, None)
-        self._ssl.set_ciphertext_mtu(_MTU)
-        self._ssl.set_connect_state()
+        self.session = SSL.Connection(context, None)
+        self.session.set_ciphertext_mtu(_MTU)
+        self.session.set_connect_state()
 
     async def handshake(self, *, answers: int = 100, seconds: float = 5) -> None:
         """Until it is done, or the server has answered that often. Raises TooSlowError when it does not answer."""
@@ -94,12 +96,12 @@ class DtlsClient:
             if await self.begin():
                 return
             with trio.fail_after(seconds):
-                self._ssl.bio_write(await self.socket.recv(4096))
+                self.session.bio_write(await self.socket.recv(4096))
 
     async def begin(self) -> bool:
         """Send what can be sent now; whether the handshake is done."""
         try:
-            self._ssl.do_handshake()
+            self.session.do_handshake()
         except SSL.WantReadError:
             return False
         finally:
@@ -107,20 +109,19 @@ class DtlsClient:
         return True
 
     async def _flush(self) -> None:
-        flight = self._take()
-        if flight:
-            self._last_flight = flight
-            await self.send_again()
+        for datagram in self._take():
+            await self.socket.send(datagram)
 
     async def send_again(self) -> None:
-        """The last flight of the handshake, as when its time-out has passed."""
-        for datagram in self._last_flight:
-            await self.socket.send(datagram)
+        """The last flight of the handshake, when its time-out has passed."""
+        await trio.sleep(self.session.DTLSv1_get_timeout() or 0)
+        self.session.DTLSv1_handle_timeout()
+        await self._flush()
 
     def _take(self) -> list[bytes]:
         """The records that OpenSSL wants to send."""
         try:
-            flight = self._ssl.bio_read(65_536)
+            flight = self.session.bio_read(65_536)
         except SSL.WantReadError:
             return []
         records = []
@@ -131,8 +132,8 @@ class DtlsClient:
         return records
 
     def encrypt(self, message: Message) -> bytes:
-        self._ssl.write(encode(message))
-        return self._ssl.bio_read(4096)
+        self.session.write(encode(message))
+        return self.session.bio_read(4096)
 
     async def send(self, message: Message) -> None:
         await self.socket.send(self.encrypt(message))
@@ -140,9 +141,9 @@ class DtlsClient:
     async def receive(self) -> Message:
         while True:
             with trio.fail_after(5):
-                self._ssl.bio_write(await self.socket.recv(4096))
+                self.session.bio_write(await self.socket.recv(4096))
             try:
-                return decode(self._ssl.read(4096))
+                return decode(self.session.read(4096))
             except SSL.WantReadError:  # a late part of the handshake
                 continue
 
@@ -151,15 +152,15 @@ class DtlsClient:
         return await self.receive()
 
     def close_notify(self) -> bytes:
-        self._ssl.shutdown()
-        return self._ssl.bio_read(4096)
+        self.session.shutdown()
+        return self.session.bio_read(4096)
 
     async def say_goodbye(self) -> None:
         await self.socket.send(self.close_notify())
 
     @property
     def cipher(self) -> str | None:
-        return self._ssl.get_cipher_name()
+        return self.session.get_cipher_name()
 
 
 @contextmanager

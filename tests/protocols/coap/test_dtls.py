@@ -14,22 +14,28 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
-from protocols.coap import handshakes
-from protocols.coap.datagrams import HELLOS_PER_WAKE_UP, is_client_hello
-from protocols.coap.dtls import DtlsListener, serve_coap_dtls
+from protocols.coap.dtls import HELLOS_PER_WAKE_UP, DtlsListener, serve_coap_dtls
+from protocols.coap.dtls_connection import DtlsConnection, DtlsContext
 from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
-from protocols.coap.handshakes import DtlsUnavailable, self_test
+from protocols.coap.gnutls import LIBRARY, DtlsUnavailable
 from protocols.coap.messages import CON, Code, Message, Option
 from protocols.coap.session import SessionLimits
+from protocols.tls import CHAIN_BYTES
 from storage.database import Transaction
 from storage.records import DeviceTokenRecord
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.programs import require_library
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls_client import DtlsClient, client_context, dtls_client, make_certificate, psk_context
 
 STATE = b'{"data":{"state":true}}'
 ECDSA, PSK = b"ECDHE-ECDSA-AES128-CCM8", b"PSK-AES128-CCM8"
 HALF_OPEN = 4
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    require_library(LIBRARY)
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +124,16 @@ class TestCertificates:
             await client.handshake()
             assert (await client.ask(_post(1))).code == Code.CREATED
 
+    async def test_of_a_client_are_refused_when_they_are_too_long(
+        self, address: Address, listener: DtlsListener, context: SSL.Context, tmp_path: Path
+    ) -> None:
+        certificate, key = make_certificate(tmp_path, "ecdsa", padding=CHAIN_BYTES)
+        context.use_certificate_file(str(certificate))
+        context.use_privatekey_file(str(key))
+        with dtls_client(address, context) as client, pytest.raises(SSL.Error, match="alert"):
+            await client.handshake()
+        assert listener.statistics().handshakes_failed == 1
+
     async def test_that_cannot_be_read(self, services: Services, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cannot use certificate"):
             await serve_coap_dtls(services, Address("127.0.0.1", 0), tmp_path / "none.pem", tmp_path / "none.key")
@@ -200,10 +216,9 @@ class TestSessions:
         """The peer sends its own again and gets ours again (RFC 6347 section 4.2.4)."""
         await client.handshake(answers=2)  # our cookie and our first flight
         await client.begin()
-        for _ in range(2):
-            with trio.fail_after(5):
-                await client.socket.recv(4096)
-            await client.send_again()
+        with trio.fail_after(5):
+            await client.socket.recv(4096)
+        await client.send_again()
         await client.handshake()
         assert (await client.ask(_post(1))).code == Code.CREATED
         assert listener.statistics().handshakes == 1
@@ -230,6 +245,32 @@ class TestSessions:
         assert (await client.ask(_post(1))).code == Code.CREATED
         assert listener.statistics().sessions == 1
 
+    async def test_are_left_alone_by_a_handshake_that_does_not_end(
+        self, client: DtlsClient, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        """Whoever has seen a hello of theirs can say it again."""
+        await client.handshake()
+        await client.ask(_post(1))
+        session = client.session
+        client.connect(context)
+        await client.handshake(answers=1)
+        await client.begin()
+        client.session = session
+        assert (await client.ask(_post(2))).code == Code.CREATED
+        assert (listener.statistics().sessions, listener.statistics().half_open) == (1, 1)
+
+    async def test_do_not_negotiate_anew(self, client: DtlsClient, listener: DtlsListener) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        session = client.session
+        assert session.renegotiate()
+        await client.begin()
+        with trio.fail_after(5):
+            session.bio_write(await client.socket.recv(4096))
+        with pytest.raises(SSL.Error, match="no renegotiation"):
+            session.do_handshake()
+        assert listener.statistics().handshakes == 1
+
     async def test_without_observation_end_after_ten_minutes(
         self, client: DtlsClient, listener: DtlsListener, time: Time
     ) -> None:
@@ -241,8 +282,9 @@ class TestSessions:
         assert listener.statistics().sessions == 1
         time.now += 2 * SWEEP_SECONDS
         listener.endpoint.tick(listener.endpoint.now())
-        await wait_all_tasks_blocked()
         assert listener.statistics().sessions == 0
+        with pytest.raises(SSL.ZeroReturnError):  # so that it begins anew when it has something to say
+            await client.receive()
 
     async def test_that_observe_end_offline(self, client: DtlsClient, services: Services, world: World) -> None:
         await client.handshake()
@@ -268,6 +310,23 @@ class TestSessions:
                 while listener.statistics().sessions:
                     await trio.lowlevel.checkpoint()
         assert [entry["event"] for entry in logs] == ["coap_session_failed"]
+        await _still_serves(address)
+
+    async def test_a_bug_in_a_handshake_disturbs_nobody(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        with capture_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(DtlsConnection, "shake_hands", fail)
+            await client.handshake(answers=1)
+            await client.begin()
+            with trio.fail_after(5):
+                while not listener.statistics().handshakes_failed:
+                    await trio.lowlevel.checkpoint()
+        assert [entry["event"] for entry in logs] == ["coap_handshake_failed"]
+        assert listener.statistics().half_open == 0
         await _still_serves(address)
 
     async def test_garbage_is_dropped(self, client: DtlsClient) -> None:
@@ -363,34 +422,9 @@ async def test_stop_tells_observers(
     assert not services.connections.is_online(world.kitchen)
 
 
-class TestSelfTest:
-    async def test_passes(self) -> None:
-        await self_test()
-
-    async def test_that_fails_opens_nothing(
-        self, services: Services, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(handshakes, "_decode_client_hello", lambda packet: (0, b"", packet))
-        with pytest.raises(DtlsUnavailable, match="the cookie of trio"):
-            await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["ecdsa"])
-
-    async def test_notices_a_handshake_that_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(handshakes.PreSharedKeys, "put", lambda *_: None)
-        monkeypatch.setattr(handshakes, "SELF_TEST_SECONDS", 0.3)
-        with pytest.raises(DtlsUnavailable, match="self-test failed"):
-            await self_test()
-
-
-def test_an_encrypted_record_is_no_hello() -> None:
-    """Its 14th byte is the first of a nonce, and may be anything."""
-    hello = b"\x16\xfe\xfd" + b"\0\0" + bytes(6) + b"\0\x01" + b"\x01"
-    assert is_client_hello(hello)
-    assert not is_client_hello(hello[:3] + b"\0\x01" + hello[5:])
-
-
-def test_the_cookie_covers_five_fields() -> None:
-    bare, padded = (handshakes._hello(extensions) for extensions in (b"", b"\0\x15\0\x02\0\0"))
-    assert handshakes._cookie_fields(bare)[2] == handshakes._cookie_fields(padded)[2]
-    other = bytearray(bare)
-    other[13 + 12 + 10] ^= 1  # of the random
-    assert handshakes._cookie_fields(bytes(other))[2] != handshakes._cookie_fields(bare)[2]
+async def test_without_a_library_that_works_nothing_is_opened(
+    services: Services, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DtlsContext, "_find_key", lambda *_: -1)
+    with pytest.raises(DtlsUnavailable, match="the self-test failed"):
+        await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["ecdsa"])

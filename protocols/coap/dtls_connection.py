@@ -1,0 +1,308 @@
+"""DTLS 1.2 connections of a server by GnuTLS: datagrams go in and come out, and nothing here waits or has a socket.
+
+GnuTLS because a device that says something once an hour holds its connection all that time: one takes 10 KiB of GnuTLS
+and 58 of OpenSSL, which keeps the buffers of its handshake (`tests/benchmarks/README.md`).
+
+What GnuTLS calls back is made once for each context. While one of its connections is at work, the context holds the
+datagram for it and collects what it has to say; everything here happens in one thread.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import byref, c_uint, c_void_p, create_string_buffer, memmove, string_at
+from typing import Any, Final
+from weakref import finalize
+
+from broker.registration.certificates import ClientCertificate
+from protocols.coap import gnutls
+from protocols.coap.gnutls import Datum, DtlsUnavailable, Prestate
+from protocols.tls import CHAIN_BYTES, Chain
+
+#: Forward secrecy where the peer can, CCM-8 where it is small (RFC 7252 section 9.1.3, RFC 7925 section 4).
+_PRIORITIES: Final = (
+    b"NONE:+VERS-DTLS1.2:+ECDHE-ECDSA:+ECDHE-RSA:+ECDHE-PSK:+PSK"
+    b":+AES-128-GCM:+AES-128-CCM-8:+AES-128-CCM:+AES-128-CBC:+AEAD:+SHA256"
+    b":+COMP-NULL:+SIGN-ALL:+GROUP-ALL:+CTYPE-X509:%SERVER_PRECEDENCE"
+)
+HANDSHAKE_SECONDS: Final = 30.0
+RETRANSMISSION_SECONDS: Final = 1.0
+COOKIE_SECONDS: Final = 60.0
+#: What IPv6 carries everywhere (RFC 8200 section 5), without its header and that of UDP.
+_FLIGHT_BYTES: Final = 1280 - 48
+_RECORD_BYTES: Final = 16 * 1024
+
+
+class ConnectionOver(Exception):
+    """The peer has ended it, broken it, or could not show what it had to show."""
+
+
+class DtlsContext:
+    """What the connections of a listener share: certificates, ciphers, and the secret of its cookies."""
+
+    side = gnutls.SERVER
+
+    def __init__(self, chains: Iterable[Chain], *, now: Callable[[], float]) -> None:
+        """`now` gives seconds.
+
+        Raises:
+            DtlsUnavailable: there is no GnuTLS that could be used.
+            OSError: a certificate and its key cannot be used.
+        """
+        self.library = gnutls.load()
+        self._now = now
+        self._cookie_keys = _new_cookie_key(), _new_cookie_key()
+        self._next_cookie_key = now() + COOKIE_SECONDS
+        self.pull, self.push, self.wait = (
+            gnutls.Transfer(self._pull),
+            gnutls.Transfer(self._push),
+            gnutls.Wait(lambda _pointer, _milliseconds: self.incoming is not None),
+        )
+        self._find_key_function = gnutls.FindKey(self._find_key)
+        #: For the connection at work, and of it.
+        self.at_work: DtlsConnection | None = None
+        self.incoming: bytes | None = None
+        self.outgoing: list[bytes] = []
+        self.buffer = create_string_buffer(_RECORD_BYTES)
+        self._priorities, self._certificates, self._keys = c_void_p(), c_void_p(), c_void_p()
+        self._prepare(chains)
+
+    def _prepare(self, chains: Iterable[Chain]) -> None:
+        library = self.library
+        self._check(library.gnutls_priority_init(byref(self._priorities), _PRIORITIES, None))
+        self._check(library.gnutls_psk_allocate_server_credentials(byref(self._keys)))
+        self._check(library.gnutls_certificate_allocate_credentials(byref(self._certificates)))
+        # A connection refers to its context, so none is left by then; at the end of the process nobody knows.
+        finalize(self, _free, library, self._priorities, self._keys, self._certificates).atexit = False
+        library.gnutls_psk_set_server_credentials_function(self._keys, self._find_key_function)
+        for certificate, key in chains:
+            code = library.gnutls_certificate_set_x509_key_file(
+                self._certificates, os.fsencode(certificate), os.fsencode(key), gnutls.PEM
+            )
+            if code < 0:
+                raise OSError(f"cannot use certificate {certificate} with key {key}: {self.reason(code)}")
+
+    def _check(self, code: int) -> None:
+        if code < 0:
+            raise DtlsUnavailable(f"GnuTLS: {self.reason(code)}")
+
+    def reason(self, code: int) -> str:
+        text: bytes = self.library.gnutls_strerror(code)
+        return text.decode()
+
+    def equip(self, handle: c_void_p) -> None:
+        """Give a new connection its ciphers and credentials."""
+        library = self.library
+        self._check(library.gnutls_priority_set(handle, self._priorities))
+        self._check(library.gnutls_credentials_set(handle, gnutls.CERTIFICATE_CREDENTIALS, self._certificates))
+        self._check(library.gnutls_credentials_set(handle, gnutls.PSK_CREDENTIALS, self._keys))
+        # Asked for, so that a securely registered device can show its own, but neither required nor verified here.
+        library.gnutls_certificate_server_set_request(handle, gnutls.REQUEST_CERTIFICATE)
+
+    # --- Cookies -----------------------------------------------------------------------------------------------------
+
+    def prestate(self, hello: bytes, address: bytes) -> Prestate | None:
+        """What a connection needs that begins with this hello; None when it has no cookie that this address was given.
+
+        A cookie is good for one to two times COOKIE_SECONDS.
+        """
+        prestate = Prestate()
+        verify = self.library.gnutls_dtls_cookie_verify
+        for key in self._current_cookie_keys():
+            if verify(byref(key), address, len(address), hello, len(hello), byref(prestate)) >= 0:
+                return prestate
+        return None
+
+    def challenge(self, address: bytes) -> bytes:
+        """A HelloVerifyRequest with the cookie of an address (RFC 6347 section 4.2.1)."""
+        key = self._current_cookie_keys()[0]
+        self.library.gnutls_dtls_cookie_send(byref(key), address, len(address), byref(Prestate()), None, self.push)
+        challenge = b"".join(self.outgoing)
+        self.outgoing.clear()
+        return challenge
+
+    def _current_cookie_keys(self) -> tuple[Datum, Datum]:
+        now = self._now()
+        if now >= self._next_cookie_key:
+            is_recent = now < self._next_cookie_key + COOKIE_SECONDS
+            self._cookie_keys = _new_cookie_key(), self._cookie_keys[0] if is_recent else _new_cookie_key()
+            self._next_cookie_key = now + COOKIE_SECONDS
+        return self._cookie_keys
+
+    # --- What GnuTLS calls: none of it may raise ---------------------------------------------------------------------
+
+    def _pull(self, _pointer: object, buffer: int, size: int) -> int:
+        datagram = self.incoming
+        if not datagram:  # GnuTLS takes an empty one for the end
+            if self.at_work is not None:
+                self.at_work.would_block()
+            return -1
+        self.incoming = None
+        count = min(len(datagram), size)
+        memmove(buffer, datagram, count)
+        return count
+
+    def _push(self, _pointer: object, data: int, size: int) -> int:
+        self.outgoing.append(string_at(data, size))
+        return size
+
+    def _find_key(self, _handle: object, identity: bytes, place: Any) -> int:
+        known = self.at_work and self.at_work.key
+        if not known or known[0] != identity:
+            return -1
+        key = known[1]
+        place[0].data = copy = self.library.allocate(len(key))
+        place[0].size = len(key)
+        memmove(copy, key, len(key))
+        return 0
+
+
+class DtlsConnection:
+    """One peer."""
+
+    __slots__ = ("_context", "_handle", "_send", "key")
+
+    def __init__(self, context: DtlsContext, send: Callable[[bytes], None], prestate: Prestate | None = None) -> None:
+        """`send` takes a datagram, at once."""
+        self._context = context
+        self._send = send
+        #: Who the peer may prove to be in its handshake, and with which pre-shared key.
+        self.key: tuple[bytes, bytes] | None = None
+        self._handle: c_void_p | None = None
+        library, handle = context.library, c_void_p()
+        flags = context.side | gnutls.DATAGRAM | gnutls.NONBLOCK | gnutls.NO_TICKETS
+        code = library.gnutls_init(byref(handle), flags)
+        if code < 0:
+            raise ConnectionOver(context.reason(code))
+        self._handle = handle
+        context.equip(handle)
+        if prestate is not None:
+            library.gnutls_dtls_prestate_set(handle, byref(prestate))
+        library.gnutls_dtls_set_mtu(handle, _FLIGHT_BYTES)
+        library.gnutls_dtls_set_timeouts(handle, int(RETRANSMISSION_SECONDS * 1000), int(HANDSHAKE_SECONDS * 1000))
+        library.gnutls_handshake_set_max_packet_length(handle, CHAIN_BYTES)
+        library.gnutls_transport_set_pull_function(handle, context.pull)
+        library.gnutls_transport_set_push_function(handle, context.push)
+        library.gnutls_transport_set_pull_timeout_function(handle, context.wait)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what GnuTLS holds."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._context.library.gnutls_deinit(handle)
+
+    def _begin(self, datagram: bytes | None) -> tuple[Any, c_void_p]:
+        if self._handle is None:
+            raise ConnectionOver("closed")
+        context = self._context
+        context.at_work, context.incoming = self, datagram
+        return context.library, self._handle
+
+    def _flush(self) -> None:
+        outgoing = self._context.outgoing
+        if outgoing:
+            for datagram in _joined(outgoing):
+                self._send(datagram)
+            outgoing.clear()
+
+    def would_block(self) -> None:
+        """There is no datagram for GnuTLS now."""
+        self._context.library.gnutls_transport_set_errno(self._handle, errno.EAGAIN)
+
+    # --- The handshake -----------------------------------------------------------------------------------------------
+
+    def shake_hands(self, datagram: bytes | None = None) -> bool:
+        """Go on with a datagram of the peer, or send again what it has not answered; whether it is done.
+
+        Raises ConnectionOver when it has failed; the peer was told.
+        """
+        library, handle = self._begin(datagram)
+        try:
+            while (code := library.gnutls_handshake(handle)) < 0:
+                if code == gnutls.AGAIN:
+                    return False
+                if library.gnutls_error_is_fatal(code):
+                    library.gnutls_alert_send_appropriate(handle, code)
+                    raise ConnectionOver(self._context.reason(code))
+            library.gnutls_dtls_set_mtu(handle, _RECORD_BYTES)
+            self.key = None
+            return True
+        finally:
+            self._flush()
+
+    @property
+    def retransmits_in(self) -> float:
+        """Seconds until `shake_hands` has something to send again."""
+        _, handle = self._begin(None)
+        milliseconds: int = self._context.library.gnutls_dtls_get_timeout(handle)
+        return milliseconds / 1000
+
+    @property
+    def certificate(self) -> ClientCertificate | None:
+        """What the peer has shown; None when nothing, or a pre-shared key."""
+        library, handle = self._begin(None)
+        count = c_uint()
+        shown = library.gnutls_certificate_get_peers(handle, byref(count))
+        chain = [string_at(shown[index].data, shown[index].size) for index in range(count.value)]
+        return ClientCertificate(chain[0], tuple(chain[1:])) if chain else None
+
+    # --- Afterwards --------------------------------------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        """Raises ConnectionOver."""
+        library, handle = self._begin(None)
+        code = library.gnutls_record_send(handle, message, len(message))
+        self._flush()
+        if code < 0:
+            raise ConnectionOver(self._context.reason(code))
+
+    def receive(self, record: bytes) -> bytes:
+        """The message in a record; none when it is forged, repeated, or has none.
+
+        Raises ConnectionOver for an alert that ends the connection.
+        """
+        library, handle = self._begin(record)
+        context = self._context
+        count = library.gnutls_record_recv(handle, context.buffer, _RECORD_BYTES)
+        if count == gnutls.REHANDSHAKE:
+            library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
+        if context.outgoing:
+            self._flush()
+        if count > 0:
+            return string_at(context.buffer, count)
+        if count == 0:
+            raise ConnectionOver("close_notify")
+        if count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
+            raise ConnectionOver(context.reason(count))
+        return b""
+
+    def say_goodbye(self) -> None:
+        """Send close_notify, if it can still be sent."""
+        if self._handle is not None:
+            library, handle = self._begin(None)
+            library.gnutls_bye(handle, gnutls.CLOSE_WRITING)
+            self._flush()
+
+
+def _free(library: Any, priorities: c_void_p, keys: c_void_p, certificates: c_void_p) -> None:
+    library.gnutls_certificate_free_credentials(certificates)
+    library.gnutls_psk_free_server_credentials(keys)
+    library.gnutls_priority_deinit(priorities)
+
+
+def _new_cookie_key() -> Datum:
+    return Datum.of(os.urandom(gnutls.COOKIE_KEY_BYTES))
+
+
+def _joined(records: Sequence[bytes]) -> Iterator[bytes]:
+    """As few datagrams as can be."""
+    datagram = b""
+    for record in records:
+        if datagram and len(datagram) + len(record) > _FLIGHT_BYTES:
+            yield datagram
+            datagram = b""
+        datagram += record
+    yield datagram

@@ -1,0 +1,125 @@
+"""The functions of GnuTLS that DTLS needs, as gnutls/gnutls.h and gnutls/dtls.h have them.
+
+They are called with the interpreter's lock held: a record takes two microseconds, and to let go of the lock and get it
+back takes longer as soon as another thread wants it. None of them waits, as no connection here has a socket.
+"""
+
+from ctypes import (
+    POINTER,
+    PYFUNCTYPE,
+    PyDLL,
+    Structure,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_ssize_t,
+    c_uint,
+    c_void_p,
+    cast,
+)
+from functools import cache
+from typing import Any, Final, Self
+
+LIBRARY: Final = "libgnutls.so.30"
+#: The oldest that this was tested with: Debian 12's.
+_OLDEST: Final = b"3.7.9"
+
+SERVER, CLIENT, DATAGRAM, NONBLOCK, NO_TICKETS = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 10
+CERTIFICATE_CREDENTIALS, PSK_CREDENTIALS = 1, 4
+REQUEST_CERTIFICATE = 1
+RAW_KEY = 0
+PEM = 1
+CLOSE_WRITING = 1
+WARNING, NO_RENEGOTIATION = 1, 100
+AGAIN, REHANDSHAKE = -28, -37
+COOKIE_KEY_BYTES = 16
+
+
+class DtlsUnavailable(Exception):
+    """GnuTLS is not there, or what is there does not work."""
+
+
+class Datum(Structure):
+    """Bytes of somebody else's."""
+
+    _fields_ = (("data", c_void_p), ("size", c_uint))
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        datum = cls(cast(c_char_p(data), c_void_p), len(data))
+        datum.keeps_alive = data
+        return datum
+
+
+class Prestate(Structure):
+    """What a connection must know of the hello that had a good cookie."""
+
+    _fields_ = (("record_seq", c_uint), ("hsk_read_seq", c_uint), ("hsk_write_seq", c_uint))
+
+
+#: Functions that GnuTLS calls.
+Transfer = PYFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
+Wait = PYFUNCTYPE(c_int, c_void_p, c_uint)
+FindKey = PYFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Datum))
+
+_HANDLE: Final = POINTER(c_void_p)
+
+#: What each function gives and takes.
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "gnutls_check_version": (c_char_p, c_char_p),
+    "gnutls_strerror": (c_char_p, c_int),
+    "gnutls_error_is_fatal": (c_int, c_int),
+    "gnutls_priority_init": (c_int, _HANDLE, c_char_p, c_void_p),
+    "gnutls_priority_deinit": (None, c_void_p),
+    "gnutls_priority_set": (c_int, c_void_p, c_void_p),
+    "gnutls_certificate_allocate_credentials": (c_int, _HANDLE),
+    "gnutls_certificate_free_credentials": (None, c_void_p),
+    "gnutls_certificate_set_x509_key_file": (c_int, c_void_p, c_char_p, c_char_p, c_int),
+    "gnutls_certificate_server_set_request": (None, c_void_p, c_int),
+    "gnutls_certificate_get_peers": (POINTER(Datum), c_void_p, POINTER(c_uint)),
+    "gnutls_psk_allocate_server_credentials": (c_int, _HANDLE),
+    "gnutls_psk_free_server_credentials": (None, c_void_p),
+    "gnutls_psk_set_server_credentials_function": (None, c_void_p, FindKey),
+    "gnutls_psk_allocate_client_credentials": (c_int, _HANDLE),
+    "gnutls_psk_free_client_credentials": (None, c_void_p),
+    "gnutls_psk_set_client_credentials": (c_int, c_void_p, c_char_p, POINTER(Datum), c_int),
+    "gnutls_dtls_cookie_verify": (c_int, POINTER(Datum), c_char_p, c_size_t, c_char_p, c_size_t, POINTER(Prestate)),
+    "gnutls_dtls_cookie_send": (c_int, POINTER(Datum), c_char_p, c_size_t, POINTER(Prestate), c_void_p, Transfer),
+    "gnutls_dtls_prestate_set": (None, c_void_p, POINTER(Prestate)),
+    "gnutls_dtls_set_mtu": (None, c_void_p, c_uint),
+    "gnutls_dtls_set_timeouts": (None, c_void_p, c_uint, c_uint),
+    "gnutls_dtls_get_timeout": (c_uint, c_void_p),
+    "gnutls_init": (c_int, _HANDLE, c_uint),
+    "gnutls_deinit": (None, c_void_p),
+    "gnutls_credentials_set": (c_int, c_void_p, c_int, c_void_p),
+    "gnutls_handshake_set_max_packet_length": (None, c_void_p, c_size_t),
+    "gnutls_transport_set_push_function": (None, c_void_p, Transfer),
+    "gnutls_transport_set_pull_function": (None, c_void_p, Transfer),
+    "gnutls_transport_set_pull_timeout_function": (None, c_void_p, Wait),
+    "gnutls_transport_set_errno": (None, c_void_p, c_int),
+    "gnutls_handshake": (c_int, c_void_p),
+    "gnutls_record_recv": (c_ssize_t, c_void_p, c_void_p, c_size_t),
+    "gnutls_record_send": (c_ssize_t, c_void_p, c_char_p, c_size_t),
+    "gnutls_alert_send": (c_int, c_void_p, c_int, c_int),
+    "gnutls_alert_send_appropriate": (c_int, c_void_p, c_int),
+    "gnutls_bye": (c_int, c_void_p, c_int),
+}
+
+
+@cache
+def load() -> Any:
+    """The library of the operating system. Raises DtlsUnavailable when it is missing or too old."""
+    try:
+        library: Any = PyDLL(LIBRARY)
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        # GnuTLS frees what it is given with the other half of this pair.
+        allocate = PYFUNCTYPE(c_void_p, c_size_t)
+        library.allocate = allocate(c_void_p.in_dll(library, "gnutls_malloc").value or 0)
+    except (OSError, AttributeError, ValueError) as error:
+        raise DtlsUnavailable(f"{LIBRARY} is needed (Debian's package libgnutls30): {error}") from error
+    if library.gnutls_check_version(_OLDEST) is None:
+        found = library.gnutls_check_version(None).decode()
+        raise DtlsUnavailable(f"GnuTLS {_OLDEST.decode()} is needed, and {found} is installed")
+    return library

@@ -1,0 +1,282 @@
+"""DTLS connections by GnuTLS, in memory, with OpenSSL on the other side and garbage between them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from OpenSSL import SSL
+
+from protocols.coap import gnutls
+from protocols.coap.datagrams import records
+from protocols.coap.dtls_connection import COOKIE_SECONDS, ConnectionOver, DtlsConnection, DtlsContext
+from protocols.coap.dtls_self_test import self_test
+from protocols.coap.gnutls import LIBRARY, DtlsUnavailable
+from tests.programs import require_library
+from tests.protocols.coap.conftest import Time
+from tests.protocols.coap.dtls_client import client_context, psk_context
+
+ADDRESS = b"10.0.0.1:5684"
+IDENTITY, KEY = "0" * 32, bytes(range(16))
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    require_library(LIBRARY)
+
+
+class Client:
+    """OpenSSL's side."""
+
+    def __init__(self, context: SSL.Context) -> None:
+        self.session = SSL.Connection(context, None)
+        self.session.set_ciphertext_mtu(1400)
+        self.session.set_connect_state()
+
+    def shake_hands(self, flight: list[bytes]) -> list[bytes]:
+        """The records of its next flight."""
+        for datagram in flight:
+            self.session.bio_write(datagram)
+        with suppress(SSL.WantReadError):
+            self.session.do_handshake()
+        return self.said()
+
+    def said(self) -> list[bytes]:
+        try:
+            return records(self.session.bio_read(65_536))
+        except SSL.WantReadError:
+            return []
+
+    def encrypt(self, message: bytes) -> bytes:
+        self.session.send(message)
+        return self.session.bio_read(4096)
+
+    def decrypt(self, datagram: bytes) -> bytes:
+        self.session.bio_write(datagram)
+        return self.session.recv(4096)
+
+
+def _client(cipher: bytes = b"PSK-AES128-CCM8", key: bytes = KEY) -> Client:
+    return Client(psk_context(IDENTITY, key.hex(), cipher))
+
+
+def _context(time: Time | None = None) -> DtlsContext:
+    return DtlsContext((), now=time or Time())
+
+
+def _begun(client: Client, context: DtlsContext, sent: list[bytes]) -> tuple[DtlsConnection, list[bytes]]:
+    """After the cookie; and the hello."""
+    client.shake_hands([])
+    hello = client.shake_hands([context.challenge(ADDRESS)])
+    prestate = context.prestate(hello[0], ADDRESS)
+    assert prestate is not None
+    return DtlsConnection(context, sent.append, prestate), hello
+
+
+def _connected(client: Client, context: DtlsContext, sent: list[bytes]) -> DtlsConnection:
+    connection, flight = _begun(client, context, sent)
+    connection.key = IDENTITY.encode(), KEY
+    is_done = False
+    while not is_done:
+        for record in flight:
+            is_done = connection.shake_hands(record)
+        flight = client.shake_hands(sent)
+        sent.clear()
+    return connection
+
+
+class TestCookies:
+    def test_are_asked_for(self) -> None:
+        hello = _client().shake_hands([])
+        assert _context().prestate(hello[0], ADDRESS) is None
+
+    def test_are_for_one_address(self) -> None:
+        context, client = _context(), _client()
+        client.shake_hands([])
+        hello = client.shake_hands([context.challenge(ADDRESS)])
+        assert context.prestate(hello[0], ADDRESS) is not None
+        assert context.prestate(hello[0], b"10.0.0.2:5684") is None
+
+    @pytest.mark.parametrize(
+        ("steps", "is_good"),
+        [([0.9], True), ([1.0], True), ([0.9, 0.9], True), ([1.0, 1.0], False), ([2.0], False), ([100.0], False)],
+    )
+    def test_grow_old(self, time: Time, steps: list[float], is_good: bool) -> None:
+        context, client = _context(time), _client()
+        client.shake_hands([])
+        hello = client.shake_hands([context.challenge(ADDRESS)])
+        for step in steps:
+            time.now += step * COOKIE_SECONDS
+            found = context.prestate(hello[0], ADDRESS)
+        assert (found is not None) is is_good
+
+    @given(st.binary(max_size=300))
+    def test_are_not_found_in_garbage(self, garbage: bytes) -> None:
+        assert _context().prestate(garbage, ADDRESS) is None
+
+    def test_are_answered_with_fewer_bytes_than_asked_for(self) -> None:
+        """Nobody can use us to flood somebody else."""
+        assert len(_context().challenge(ADDRESS)) < sum(map(len, _client().shake_hands([])))
+
+
+class TestHandshakes:
+    def test_with_the_right_key(self) -> None:
+        sent: list[bytes] = []
+        client = _client()
+        connection = _connected(client, _context(), sent)
+        assert connection.receive(client.encrypt(b"ping")) == b"ping"
+        connection.send(b"pong")
+        assert client.decrypt(sent.pop()) == b"pong"
+
+    @pytest.mark.parametrize(
+        "key", [pytest.param(None, id="no such device"), pytest.param((b"1" * 32, KEY), id="another device")]
+    )
+    def test_without_a_key(self, key: tuple[bytes, bytes] | None) -> None:
+        sent: list[bytes] = []
+        client = _client()
+        connection, flight = _begun(client, _context(), sent)
+        connection.key = key
+        connection.shake_hands(flight[0])
+        flight = client.shake_hands(sent)
+        sent.clear()
+        with pytest.raises(ConnectionOver):
+            connection.shake_hands(b"".join(flight))
+        with pytest.raises(SSL.Error, match="alert"):
+            client.shake_hands(sent)
+
+    def test_with_a_wrong_key_do_not_end(self) -> None:
+        sent: list[bytes] = []
+        client = _client(key=bytes(16))
+        connection, flight = _begun(client, _context(), sent)
+        connection.key = IDENTITY.encode(), KEY
+        connection.shake_hands(flight[0])
+        flight = client.shake_hands(sent)
+        assert not any(connection.shake_hands(record) for record in flight)
+
+    def test_without_a_cipher_of_ours(self) -> None:
+        sent: list[bytes] = []
+        client = Client(client_context(b"PSK-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"))
+        connection, flight = _begun(client, _context(), sent)
+        with pytest.raises(ConnectionOver):
+            connection.shake_hands(flight[0])
+        with pytest.raises(SSL.Error, match="alert"):
+            client.shake_hands(sent)
+
+    @given(st.lists(st.binary(max_size=100), max_size=5))
+    def test_meet_garbage(self, garbage: list[bytes]) -> None:
+        sent: list[bytes] = []
+        connection, flight = _begun(_client(), _context(), sent)
+        connection.shake_hands(flight[0])
+        try:
+            assert not any(connection.shake_hands(one) for one in garbage)
+        except ConnectionOver:
+            pass
+        finally:
+            connection.close()
+
+    def test_flights_are_few_datagrams(self) -> None:
+        sent: list[bytes] = []
+        connection, flight = _begun(_client(), _context(), sent)
+        connection.shake_hands(flight[0])
+        assert [len(records(datagram)) for datagram in sent] == [2]  # ServerHello and ServerHelloDone
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Client, DtlsConnection]]:
+    require_library(LIBRARY)
+    client = _client()
+    connection = _connected(client, _context(), [])
+    yield client, connection
+    connection.close()
+
+
+class TestRecords:
+    @given(data=st.data())
+    def test_that_are_forged_change_nothing(self, pair: tuple[Client, DtlsConnection], data: st.DataObject) -> None:
+        """Of any kind, epoch and length."""
+        client, connection = pair
+        record = client.encrypt(b"once")
+        forged = bytearray(record)
+        for _ in range(data.draw(st.integers(1, 5))):
+            forged[data.draw(st.integers(0, len(record) - 1))] ^= data.draw(st.integers(1, 255))
+        if forged != record:
+            for one in records(bytes(forged)):
+                assert connection.receive(one) == b""
+        assert connection.receive(client.encrypt(b"again")) == b"again"
+
+    @given(st.integers(0, 255), st.integers(0, 3), st.integers(0, 2**48 - 1), st.binary(max_size=100))
+    def test_that_are_invented_change_nothing(
+        self, pair: tuple[Client, DtlsConnection], kind: int, epoch: int, sequence: int, body: bytes
+    ) -> None:
+        client, connection = pair
+        header = bytes((kind, 0xFE, 0xFD)) + epoch.to_bytes(2, "big") + sequence.to_bytes(6, "big")
+        assert connection.receive(header + len(body).to_bytes(2, "big") + body) == b""
+        assert connection.receive(client.encrypt(b"again")) == b"again"
+
+    def test_that_are_repeated_are_taken_once(self, pair: tuple[Client, DtlsConnection]) -> None:
+        client, connection = pair
+        first, second = client.encrypt(b"first"), client.encrypt(b"second")
+        assert [connection.receive(one) for one in (second, first, first, second)] == [b"second", b"first", b"", b""]
+
+
+class TestEndings:
+    def test_close_notify(self) -> None:
+        client = _client()
+        connection = _connected(client, _context(), [])
+        client.session.shutdown()
+        with pytest.raises(ConnectionOver, match="close_notify"):
+            connection.receive(client.said()[0])
+
+    def test_goodbye(self) -> None:
+        sent: list[bytes] = []
+        client = _client()
+        connection = _connected(client, _context(), sent)
+        connection.say_goodbye()
+        with pytest.raises(SSL.ZeroReturnError):
+            client.decrypt(sent.pop())
+
+    def test_after_them_nothing_can_be_said(self) -> None:
+        client = _client()
+        connection = _connected(client, _context(), [])
+        connection.close()
+        connection.close()
+        connection.say_goodbye()
+        for act in (lambda: connection.send(b"x"), lambda: connection.receive(b"x"), connection.shake_hands):
+            with pytest.raises(ConnectionOver):
+                act()
+
+
+class TestUnavailable:
+    @pytest.fixture(autouse=True)
+    def load_anew(self) -> Iterator[None]:
+        gnutls.load.cache_clear()
+        yield
+        gnutls.load.cache_clear()
+
+    def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gnutls, "LIBRARY", "libnone.so.1")
+        with pytest.raises(DtlsUnavailable, match=r"libnone\.so\.1 is needed \(Debian's package libgnutls30\)"):
+            self_test()
+
+    def test_too_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gnutls, "_OLDEST", b"99.0.0")
+        with pytest.raises(DtlsUnavailable, match=r"GnuTLS 99\.0\.0 is needed, and \d.* is installed"):
+            self_test()
+
+    def test_another_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gnutls, "LIBRARY", "libc.so.6")
+        with pytest.raises(DtlsUnavailable, match="gnutls_check_version"):
+            self_test()
+
+    def test_without_its_ciphers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys.modules[DtlsContext.__module__], "_PRIORITIES", b"NONE:+ROT13")
+        with pytest.raises(DtlsUnavailable, match="GnuTLS: "):
+            self_test()
+
+
+def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot use certificate"):
+        DtlsContext([(tmp_path / "none.pem", tmp_path / "none.key")], now=Time())
