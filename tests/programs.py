@@ -2,10 +2,12 @@
 
 import os
 import shutil
-from ctypes import CDLL
 from typing import Never
 
 import pytest
+
+from protocols.coap.dtls_self_test import self_test
+from protocols.coap.gnutls import DtlsUnavailable
 
 
 def require_program(name: str) -> str:
@@ -16,15 +18,15 @@ def require_program(name: str) -> str:
     return path
 
 
-def require_library(name: str) -> None:
-    """As `require_program`."""
+def require_dtls() -> None:
+    """As `require_program`, for a GnuTLS that passes the daemon's self-test."""
     try:
-        CDLL(name)
-    except OSError:
-        _skip(name)
+        self_test()
+    except DtlsUnavailable as error:
+        _skip("GnuTLS", str(error))
 
 
-def _skip(name: str) -> Never:
+def _skip(name: str, reason: str = "is not installed") -> Never:
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{name} is not installed; .ci/run must install it")
-    pytest.skip(f"{name} is not installed")
+        pytest.fail(f"{name}: {reason}; .ci/run must install it")
+    pytest.skip(f"{name}: {reason}")

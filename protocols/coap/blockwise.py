@@ -140,10 +140,14 @@ def cut(body: bytes, wanted: Block | None) -> Slice | None:
 
     Raises BadRequest when the block is behind the end.
     """
-    block = wanted or Block(0, more=False, exponent=MAX_EXPONENT)
+    if wanted is None and len(body) <= 16 << MAX_EXPONENT:
+        return None
+    return block_of(body, wanted or Block(0, more=False, exponent=MAX_EXPONENT))
+
+
+def block_of(body: bytes, block: Block) -> Slice:
+    """That block of `body`. Raises BadRequest when it is behind the end."""
     if block.start >= max(len(body), 1):
         raise BadRequest
-    if wanted is None and len(body) <= block.size:
-        return None
     end = block.start + block.size
     return Slice(block._replace(more=end < len(body)), body[block.start : end], zlib.crc32(body).to_bytes(4, "big"))

@@ -12,9 +12,9 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -24,12 +24,14 @@ from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.datagrams import (
     APPLICATION_DATA,
+    CHANGE_CIPHER_SPEC,
     client_random,
     is_client_hello,
+    is_in_clear,
     psk_identity,
     records,
 )
-from protocols.coap.dtls_connection import HANDSHAKE_SECONDS, ConnectionOver, DtlsConnection, DtlsContext
+from protocols.coap.dtls_connection import ConnectionOver, DtlsConnection, DtlsContext
 from protocols.coap.dtls_self_test import self_test
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.gnutls import Prestate
@@ -39,9 +41,13 @@ from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics
 from protocols.tls import Chain, require_two_kinds
 
+HANDSHAKE_SECONDS = 30.0
 HELLOS_PER_WAKE_UP = 64
 _MAX_WAITING_DATAGRAMS = 16
 _KEYS_AT_ONCE = 2
+_KEYS_PER_HANDSHAKE = 4
+#: GnuTLS sets each of them aside, 4 KiB a time. A client sends one with each of its flights.
+_CHANGES_PER_HANDSHAKE = 16
 #: GnuTLS calls a flight overdue while it waits for the rest of the peer's.
 _SOONEST_RETRANSMISSION_SECONDS = 0.25
 
@@ -111,8 +117,14 @@ async def serve_coap_dtls(
     await listener.serve(bind, (certificate, key), second, task_status=task_status)
 
 
-@dataclass(slots=True, eq=False)
-class _HalfOpen:
+class _Open(NamedTuple):
+    """A session: who takes its records, and by which hello it began."""
+
+    take: Callable[[bytes], None]
+    random: bytes
+
+
+class _HalfOpen(NamedTuple):
     """A handshake under way."""
 
     random: bytes
@@ -140,8 +152,7 @@ class _Peers:
         self._context = context
         self._nursery = nursery
         self._half_open: OrderedDict[PeerAddress, _HalfOpen] = OrderedDict()
-        #: Who takes the records of an address.
-        self._sessions: dict[PeerAddress, Callable[[bytes], None]] = {}
+        self._sessions: dict[PeerAddress, _Open] = {}
         self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
         self._hellos = 0  # since the last wake-up
         self._handshakes = self._failed = self._evicted = self._hellos_dropped = self._lost = 0
@@ -161,11 +172,13 @@ class _Peers:
             if half_open is not None:
                 with suppress(trio.WouldBlock):  # otherwise it is lost, and will be sent again
                     half_open.arrived.send_nowait(found)
-                return
-        take = self._sessions.get(address)
-        if take is not None:
+                if is_in_clear(found[0]):
+                    return
+                # It may be the goodbye of the session before; whom it is not for, drops it.
+        session = self._sessions.get(address)
+        if session is not None:
             for record in found:
-                take(record)
+                session.take(record)
 
     def taken(self) -> None:
         """All datagrams of one wake-up have been taken."""
@@ -192,9 +205,10 @@ class _Peers:
             self._send(address, self._context.challenge(name))
             return
         random, former = client_random(hello), self._half_open.get(address)
-        if former is not None:
-            if former.random == random:
+        for known in (former, self._sessions.get(address)):
+            if known is not None and known.random == random:
                 return  # said again; so will our flight be, when its time has come
+        if former is not None:
             del self._half_open[address]
             former.scope.cancel()
         arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
@@ -220,7 +234,7 @@ class _Peers:
                 connection = await self._connect(address, prestate, arriving)
             if connection is not None:
                 self._handshakes += 1
-                self._open_session(address, connection)
+                self._open_session(address, connection, half_open.random)
         except ConnectionOver:
             pass  # it gave up, or could not show what it had to show
         except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a handshake
@@ -234,45 +248,51 @@ class _Peers:
         self, address: PeerAddress, prestate: Prestate, arriving: trio.MemoryReceiveChannel[list[bytes]]
     ) -> DtlsConnection:
         connection = DtlsConnection(self._context, partial(self._send, address), prestate)
-        is_done = False
-        while not is_done:
-            flight: list[bytes] | None = None
+        identities: set[bytes] = set()
+        changes = 0
+        while True:
+            flight: list[bytes] = []
             with trio.move_on_after(max(connection.retransmits_in, _SOONEST_RETRANSMISSION_SECONDS)):
                 flight = await arriving.receive()
-            if flight is None:  # it is time to send again
-                is_done = connection.shake_hands()
-            else:
-                identity = psk_identity(flight)
-                if identity is not None and (key := await self._find_key(identity)) is not None:
-                    connection.key = identity, key
-                is_done = connection.shake_hands(b"".join(flight))
-        return connection
+            for record in flight or (None,):  # None: it is time to send again
+                if record is not None:
+                    changes += record[0] == CHANGE_CIPHER_SPEC
+                    if changes > _CHANGES_PER_HANDSHAKE:
+                        raise ConnectionOver("too many records")
+                    identity = psk_identity(record)
+                    if identity is not None and identity not in identities and len(identities) < _KEYS_PER_HANDSHAKE:
+                        identities.add(identity)
+                        connection.key = await self._find_key(identity) or connection.key
+                if connection.shake_hands(record):
+                    return connection
 
-    async def _find_key(self, identity: bytes) -> bytes | None:
-        """Read anew for each handshake."""
+    async def _find_key(self, identity: bytes) -> tuple[bytes, bytes] | None:
+        """A device and its key, read anew for each handshake."""
         async with self._keys_at_once:
             try:
-                return await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
+                key = await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
             except Exception:  # noqa: BLE001 - a store or a secret that cannot be read: this handshake fails, others need not
                 _log.exception("coap_key_not_read", device=identity.decode())
                 return None
+        return None if key is None else (identity, key)
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    def _open_session(self, address: PeerAddress, connection: DtlsConnection) -> None:
-        endpoint, shown = self._endpoint, connection.certificate
+    def _open_session(self, address: PeerAddress, connection: DtlsConnection, random: bytes) -> None:
+        endpoint = self._endpoint
         if self._sessions.pop(address, None) is not None and (former := endpoint.find(address)) is not None:
-            endpoint.close(former)  # its peer has begun anew
+            self._close(former)  # its peer has begun anew
+        self._sessions[address] = _Open(_ignore, random)  # so that it is told if it has to go at once
         session = endpoint.open(
             address,
-            partial(_send_in, connection),
+            partial(self._send_in, connection),
             partial(self._end, address, connection),
             idle_seconds=COAP_IDLE_SECONDS,
             is_verified=True,
+            certificate=connection.certificate,
         )
-        session.certificate = shown
-        if not session.is_closed:  # as the one too many
-            self._sessions[address] = partial(self._take, connection, session)
+        if not session.is_closed:
+            self._sessions[address] = _Open(partial(self._take, connection, session), random)
 
     def _take(self, connection: DtlsConnection, session: Session, record: bytes) -> None:
         try:
@@ -280,10 +300,23 @@ class _Peers:
             if message:
                 self._endpoint.receive(session, message)
         except ConnectionOver:
-            self._endpoint.close(session)
+            self._close(session)
         except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a session
             _log.exception("coap_session_failed")
+            self._close(session)
+
+    def _close(self, session: Session) -> None:
+        try:
             self._endpoint.close(session)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("coap_session_failed")
+            session.end()
+
+    def _send_in(self, connection: DtlsConnection, message: bytes) -> None:
+        try:
+            connection.send(message)
+        except ConnectionOver:  # it is over, or its peer takes only shorter ones
+            self._lost += 1
 
     def _end(self, address: PeerAddress, connection: DtlsConnection) -> None:
         if self._sessions.pop(address, None) is not None:  # otherwise its peer knows
@@ -303,6 +336,5 @@ class _Peers:
         )
 
 
-def _send_in(connection: DtlsConnection, message: bytes) -> None:
-    with suppress(ConnectionOver):
-        connection.send(message)
+def _ignore(_record: bytes) -> None:
+    """Of a session that is about to be opened."""

@@ -23,10 +23,12 @@ from protocols.tls import CHAIN_BYTES, Chain
 _PRIORITIES: Final = (
     b"NONE:+VERS-DTLS1.2:+ECDHE-ECDSA:+ECDHE-RSA:+ECDHE-PSK:+PSK"
     b":+AES-128-GCM:+AES-128-CCM-8:+AES-128-CCM:+AES-128-CBC:+AEAD:+SHA256"
-    b":+COMP-NULL:+SIGN-ALL:+GROUP-ALL:+CTYPE-X509:%SERVER_PRECEDENCE"
+    b":+COMP-NULL:+SIGN-ALL:-SIGN-RSA-SHA1:-SIGN-ECDSA-SHA1:+GROUP-ALL:+CTYPE-X509:%SERVER_PRECEDENCE"
 )
-HANDSHAKE_SECONDS: Final = 30.0
 RETRANSMISSION_SECONDS: Final = 1.0
+#: Whoever makes a connection bounds its handshake; but this long it can be asked for its last flight (OpenSSL's clients
+#: ask after 1, 3, 7, 15 and 31 seconds).
+_LAST_FLIGHT_SECONDS: Final = 70.0
 COOKIE_SECONDS: Final = 60.0
 #: What IPv6 carries everywhere (RFC 8200 section 5), without its header and that of UDP.
 _FLIGHT_BYTES: Final = 1280 - 48
@@ -63,6 +65,7 @@ class DtlsContext:
         self.at_work: DtlsConnection | None = None
         self.incoming: bytes | None = None
         self.outgoing: list[bytes] = []
+        self.has_no_key = False
         self.buffer = create_string_buffer(_RECORD_BYTES)
         self._priorities, self._certificates, self._keys = c_void_p(), c_void_p(), c_void_p()
         self._prepare(chains)
@@ -149,6 +152,7 @@ class DtlsContext:
     def _find_key(self, _handle: object, identity: bytes, place: Any) -> int:
         known = self.at_work and self.at_work.key
         if not known or known[0] != identity:
+            self.has_no_key = True
             return -1
         key = known[1]
         place[0].data = copy = self.library.allocate(len(key))
@@ -179,7 +183,7 @@ class DtlsConnection:
         if prestate is not None:
             library.gnutls_dtls_prestate_set(handle, byref(prestate))
         library.gnutls_dtls_set_mtu(handle, _FLIGHT_BYTES)
-        library.gnutls_dtls_set_timeouts(handle, int(RETRANSMISSION_SECONDS * 1000), int(HANDSHAKE_SECONDS * 1000))
+        library.gnutls_dtls_set_timeouts(handle, int(RETRANSMISSION_SECONDS * 1000), int(_LAST_FLIGHT_SECONDS * 1000))
         library.gnutls_handshake_set_max_packet_length(handle, CHAIN_BYTES)
         library.gnutls_transport_set_pull_function(handle, context.pull)
         library.gnutls_transport_set_push_function(handle, context.push)
@@ -198,15 +202,14 @@ class DtlsConnection:
         if self._handle is None:
             raise ConnectionOver("closed")
         context = self._context
-        context.at_work, context.incoming = self, datagram
+        context.at_work, context.incoming, context.has_no_key = self, datagram, False
         return context.library, self._handle
 
     def _flush(self) -> None:
-        outgoing = self._context.outgoing
-        if outgoing:
-            for datagram in _joined(outgoing):
-                self._send(datagram)
-            outgoing.clear()
+        context = self._context
+        outgoing, context.outgoing = context.outgoing, []
+        for datagram in _joined(outgoing):
+            self._send(datagram)
 
     def would_block(self) -> None:
         """There is no datagram for GnuTLS now."""
@@ -214,18 +217,22 @@ class DtlsConnection:
 
     # --- The handshake -----------------------------------------------------------------------------------------------
 
-    def shake_hands(self, datagram: bytes | None = None) -> bool:
-        """Go on with a datagram of the peer, or send again what it has not answered; whether it is done.
+    def shake_hands(self, record: bytes | None = None) -> bool:
+        """Go on with a record of the peer, or send again what it has not answered; whether it is done.
 
-        Raises ConnectionOver when it has failed; the peer was told.
+        Of a datagram with several, GnuTLS may leave some for a call that never comes. Raises ConnectionOver when the
+        handshake has failed; the peer was told.
         """
-        library, handle = self._begin(datagram)
+        library, handle = self._begin(record)
         try:
             while (code := library.gnutls_handshake(handle)) < 0:
                 if code == gnutls.AGAIN:
                     return False
                 if library.gnutls_error_is_fatal(code):
-                    library.gnutls_alert_send_appropriate(handle, code)
+                    if self._context.has_no_key:  # for which GnuTLS has "internal error" (RFC 4279 section 2)
+                        library.gnutls_alert_send(handle, gnutls.FATAL, gnutls.UNKNOWN_PSK_IDENTITY)
+                    else:
+                        library.gnutls_alert_send_appropriate(handle, code)
                     raise ConnectionOver(self._context.reason(code))
             library.gnutls_dtls_set_mtu(handle, _RECORD_BYTES)
             self.key = None
@@ -266,18 +273,18 @@ class DtlsConnection:
         """
         library, handle = self._begin(record)
         context = self._context
-        count = library.gnutls_record_recv(handle, context.buffer, _RECORD_BYTES)
-        if count == gnutls.REHANDSHAKE:
-            library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
+        while (count := library.gnutls_record_recv(handle, context.buffer, _RECORD_BYTES)) < 0:
+            if count == gnutls.REHANDSHAKE:
+                library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
+            elif count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
+                raise ConnectionOver(context.reason(count))
+            if context.incoming is None:  # otherwise it was busy with something earlier
+                break
         if context.outgoing:
             self._flush()
-        if count > 0:
-            return string_at(context.buffer, count)
         if count == 0:
             raise ConnectionOver("close_notify")
-        if count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
-            raise ConnectionOver(context.reason(count))
-        return b""
+        return string_at(context.buffer, count) if count > 0 else b""
 
     def say_goodbye(self) -> None:
         """Send close_notify, if it can still be sent."""
@@ -305,4 +312,5 @@ def _joined(records: Sequence[bytes]) -> Iterator[bytes]:
             yield datagram
             datagram = b""
         datagram += record
-    yield datagram
+    if datagram:
+        yield datagram

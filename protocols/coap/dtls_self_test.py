@@ -6,6 +6,7 @@ from typing import Final
 from weakref import finalize
 
 from protocols.coap import gnutls
+from protocols.coap.datagrams import records
 from protocols.coap.dtls_connection import ConnectionOver, DtlsConnection, DtlsContext
 from protocols.coap.gnutls import Datum, DtlsUnavailable
 
@@ -32,30 +33,66 @@ class _ClientContext(DtlsContext):
 
 
 def self_test() -> None:
-    """Shake hands with ourselves and exchange a message. Raises DtlsUnavailable."""
+    """Shake hands with ourselves, exchange a message, and see that a known flaw is mended. Raises DtlsUnavailable."""
     try:
         answer = _talk_to_ourselves()
+        is_flawed = _takes_a_fragment_of_another_length()
     except ConnectionOver as error:
         raise DtlsUnavailable(f"the self-test failed: {error}") from error
     if answer != b"pong":
         raise DtlsUnavailable("the self-test failed: the message was lost")
+    if is_flawed:
+        raise DtlsUnavailable(
+            "this GnuTLS can be made to write behind its buffers by anybody (CVE-2026-33845, mended in 3.8.13 and in"
+            " Debian's 3.7.9-2+deb12u7): update it"
+        )
 
 
-def _talk_to_ourselves() -> bytes:
-    address = b"here"
+def _takes_a_fragment_of_another_length() -> bool:
+    """Distributions mend flaws and keep the version number, so what GnuTLS does tells.
+
+    Two fragments of one message that do not agree on its length: a flawed one takes both, and puts them into a buffer
+    of the first's. The second is within that buffer here.
+    """
     to_server, to_client = list[bytes](), list[bytes]()
+    _, server = _begin(to_server, to_client)
+    server.shake_hands(to_server.pop())
+    try:
+        for number, (length, offset) in enumerate(((100, 0), (200, 50)), start=10):
+            server.shake_hands(_fragment(number, length, offset, bytes(50)))
+    except ConnectionOver:
+        return False
+    return True
+
+
+def _fragment(record: int, length: int, offset: int, part: bytes) -> bytes:
+    """Of a message that is not due yet, in a record in clear (RFC 6347 section 4.2.2)."""
+    body = (
+        b"\x0f" + length.to_bytes(3, "big") + b"\0\5" + offset.to_bytes(3, "big") + len(part).to_bytes(3, "big") + part
+    )
+    return b"\x16\xfe\xfd\0\0" + record.to_bytes(6, "big") + len(body).to_bytes(2, "big") + body
+
+
+def _begin(to_server: list[bytes], to_client: list[bytes]) -> tuple[DtlsConnection, DtlsConnection]:
+    """A client and a server after the cookie; the client's hello is on its way."""
+    address = b"here"
     context = DtlsContext((), now=time.monotonic)
     client = DtlsConnection(_ClientContext(), to_server.append)
     client.shake_hands()
-    if context.prestate(to_server[0], address) is not None:
+    if context.prestate(to_server.pop(), address) is not None:
         raise ConnectionOver("a hello without a cookie was let in")
-    to_server.clear()
     client.shake_hands(context.challenge(address))
     prestate = context.prestate(to_server[0], address)
     if prestate is None:
         raise ConnectionOver("a good cookie was not let in")
     server = DtlsConnection(context, to_client.append, prestate)
     server.key = _IDENTITY, _KEY
+    return client, server
+
+
+def _talk_to_ourselves() -> bytes:
+    to_server, to_client = list[bytes](), list[bytes]()
+    client, server = _begin(to_server, to_client)
     if not _exchange(server, to_server, client, to_client):
         raise ConnectionOver("the handshake does not end")
     client.send(b"ping")
@@ -72,8 +109,8 @@ def _exchange(server: DtlsConnection, to_server: list[bytes], client: DtlsConnec
         for one, flight in ((server, to_server), (client, to_client)):
             datagrams = flight.copy()
             flight.clear()
-            for datagram in datagrams:
-                are_done[one] = are_done[one] or one.shake_hands(datagram)
+            for record in (record for datagram in datagrams for record in records(datagram)):
+                are_done[one] = are_done[one] or one.shake_hands(record)
         if all(are_done.values()):
             return True
     return False

@@ -6,6 +6,7 @@ Everything here is synchronous but the two tasks at the end. A listener hands ov
 
 import random
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from math import inf
 
@@ -14,6 +15,7 @@ import trio
 
 from broker.errors import DomainError
 from broker.ids import new_id
+from broker.registration.certificates import ClientCertificate
 from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS, COAP_SILENCE_SECONDS
 from protocols.coap.echo import AmplificationGuard
@@ -84,14 +86,16 @@ class Endpoint:
         *,
         idle_seconds: float = COAP_EXCHANGE_SECONDS,
         is_verified: bool = False,
+        certificate: ClientCertificate | None = None,
     ) -> Session:
         """A new session; another one may have to go for it."""
         now = self.now()
         session = Session(
             key, Exchange(self._chance), send, end, idle_seconds=idle_seconds, is_verified=is_verified, now=now
         )
+        session.certificate = certificate
         self._sessions.add(session)
-        self._make_room()
+        self._make_room(session)
         if self._next_sweep == inf:
             self._next_sweep = now + SWEEP_SECONDS
             self._wake_by(self._next_sweep)
@@ -104,20 +108,29 @@ class Endpoint:
         """The peer is gone, or has to go."""
         if session.is_closed:
             return
-        self._observers.shut_down(session)
-        session.flush()
-        self._sessions.remove(session)
-        self._duplicates += session.exchange.duplicates
-        self._retransmissions += session.exchange.retransmissions
-        session.end()
+        try:
+            self._observers.shut_down(session)
+            session.flush()
+        finally:  # it may be a bug of ours that ends it
+            self._sessions.remove(session)
+            self._duplicates += session.exchange.duplicates
+            self._retransmissions += session.exchange.retransmissions
+            session.end()
+
+    def _failed(self, session: Session | None) -> None:
+        """At the edge of one peer: what was raised there ends its session and touches nothing else."""
+        _log.exception("coap_session_failed")
+        if session is not None:
+            with suppress(Exception):  # the same bug may be in the way of a goodbye
+                self.close(session)
 
     def close_all(self) -> None:
         """The listener is closing."""
         for session in self._sessions:
             self.close(session)
 
-    def _make_room(self) -> None:
-        while (session := self._sessions.surplus()) is not None:
+    def _make_room(self, latest: Session) -> None:
+        while (session := self._sessions.surplus(latest)) is not None:
             self._evicted += 1
             self.close(session)
 
@@ -139,19 +152,20 @@ class Endpoint:
         """A datagram from an address. Only a request makes a session; anything else is answered and forgotten."""
         try:
             message = decode(datagram)
+            session = self._sessions.find(key)
+            if session is not None:
+                self._receive(session, message)
+            elif message.is_request and message.type in (CON, NON):
+                self._receive(self.open(key, partial(send_to, key), _nothing), message)
+            elif message.type == CON:
+                send_to(key, empty(RST, message.message_id))
         except MalformedMessage as malformed:
             self._reject(malformed, partial(send_to, key))
-            return
-        session = self._sessions.find(key)
-        if session is not None:
-            self._receive(session, message)
-        elif message.is_request and message.type in (CON, NON):
-            self._receive(self.open(key, partial(send_to, key), _nothing), message)
-        elif message.type == CON:
-            send_to(key, empty(RST, message.message_id))
+        except Exception:  # noqa: BLE001 - the one catch for bugs of ours with a peer that has no connection
+            self._failed(self._sessions.find(key))
 
     def receive(self, session: Session, datagram: bytes) -> None:
-        """A datagram of a session."""
+        """A datagram of a session. What is raised is a bug of ours, and its session must not go on."""
         try:
             message = decode(datagram)
         except MalformedMessage as malformed:
@@ -170,7 +184,11 @@ class Endpoint:
         now = self.now()
         exchange = session.exchange
         self._sessions.heard(session, now)
-        if message.is_request and exchange.unanswered >= self._limits.requests_per_session:
+        if (
+            message.is_request
+            and exchange.owed >= self._limits.requests_per_session
+            and not exchange.knows(message, now)
+        ):
             self._dropped += 1
             return
         if message.code == Code.EMPTY and session.observers:
@@ -178,7 +196,7 @@ class Endpoint:
         for event in exchange.receive(message, now):
             self._handle(session, event, now)
         self._settle(session)
-        self._make_room()
+        self._make_room(session)
 
     def _handle(self, session: Session, event: Event, now: float) -> None:
         match event:
@@ -253,12 +271,17 @@ class Endpoint:
             self._sweep(now)
 
     def _tick(self, session: Session, now: float) -> None:
-        for event in session.exchange.tick(now):
-            self._handle(session, event, now)
-        if not session.is_closed:
-            self._settle(session)
+        try:
+            for event in session.exchange.tick(now):
+                self._handle(session, event, now)
+            if not session.is_closed:
+                self._settle(session)
+        except Exception:  # noqa: BLE001 - the one catch for bugs of ours when time is up
+            self._failed(session)
 
     def _sweep(self, now: float) -> None:
+        self._sessions.forget_blocks(now)
+        self._observers.sweep(now)
         for session in self._sessions.idle(now):
             self.close(session)
         for session in self._sessions.silent_observers(now, COAP_SILENCE_SECONDS):

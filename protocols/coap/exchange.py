@@ -97,10 +97,19 @@ class Exchange:
         return self._remembered.bytes_held + self._outgoing.bytes_held
 
     @property
+    def owed(self) -> int:
+        """Answers that the peer does not have yet: not given, or waiting for their turn."""
+        return self.unanswered + self._outgoing.answers
+
+    @property
     def retransmissions(self) -> int:
         return self._outgoing.retransmissions
 
     # --- In --------------------------------------------------------------------------------------------------------
+
+    def knows(self, message: Message, now: float) -> bool:
+        """Whether this request repeats one that is remembered."""
+        return self._remembered.duplicate(message, now) is not None
 
     def receive(self, message: Message, now: float) -> tuple[Event, ...]:
         """What this message means. Answers that need no decision are left in the output."""

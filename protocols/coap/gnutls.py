@@ -20,7 +20,7 @@ from ctypes import (
 from functools import cache
 from typing import Any, Final, Self
 
-LIBRARY: Final = "libgnutls.so.30"
+_LIBRARY: Final = "libgnutls.so.30"
 #: The oldest that this was tested with: Debian 12's.
 _OLDEST: Final = b"3.7.9"
 
@@ -30,7 +30,8 @@ REQUEST_CERTIFICATE = 1
 RAW_KEY = 0
 PEM = 1
 CLOSE_WRITING = 1
-WARNING, NO_RENEGOTIATION = 1, 100
+WARNING, FATAL = 1, 2
+NO_RENEGOTIATION, UNKNOWN_PSK_IDENTITY = 100, 115
 AGAIN, REHANDSHAKE = -28, -37
 COOKIE_KEY_BYTES = 16
 
@@ -110,7 +111,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 def load() -> Any:
     """The library of the operating system. Raises DtlsUnavailable when it is missing or too old."""
     try:
-        library: Any = PyDLL(LIBRARY)
+        library: Any = PyDLL(_LIBRARY)
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -118,7 +119,7 @@ def load() -> Any:
         allocate = PYFUNCTYPE(c_void_p, c_size_t)
         library.allocate = allocate(c_void_p.in_dll(library, "gnutls_malloc").value or 0)
     except (OSError, AttributeError, ValueError) as error:
-        raise DtlsUnavailable(f"{LIBRARY} is needed (Debian's package libgnutls30): {error}") from error
+        raise DtlsUnavailable(f"{_LIBRARY} is needed (Debian's package libgnutls30): {error}") from error
     if library.gnutls_check_version(_OLDEST) is None:
         found = library.gnutls_check_version(None).decode()
         raise DtlsUnavailable(f"GnuTLS {_OLDEST.decode()} is needed, and {found} is installed")

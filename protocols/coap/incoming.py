@@ -4,7 +4,6 @@ They are remembered for EXCHANGE_LIFETIME (RFC 7252 section 4.8.2), but never mo
 than the specification's rate limits let a device send in that time.
 """
 
-from collections import OrderedDict
 from typing import Final
 
 from config.limits import COAP_EXCHANGE_SECONDS
@@ -12,26 +11,18 @@ from protocols.coap.messages import CON, RST, Code, Message
 
 EXCHANGE_LIFETIME: Final = COAP_EXCHANGE_SECONDS
 MAX_REMEMBERED: Final = 512
-#: What an entry weighs beside its bytes, for the account of bytes held: measured, rounded up.
-ENTRY_BYTES: Final = 400
+#: What a request weighs beside its payload, and an answered one beside its answer, for the account of bytes held:
+#: measured with many of them, rounded up.
+ENTRY_BYTES: Final = 450
+ANSWERED_BYTES: Final = 300
 
 _LET_GO: Final = Message(RST, Code.EMPTY, 0)
 
 
 class Incoming:
-    """One request, and what its duplicates get."""
+    """One request, and what its duplicates get. Most of what busy peers make us hold are these: it is kept small."""
 
-    __slots__ = (
-        "answer",
-        "expires",
-        "is_acknowledged",
-        "is_answered",
-        "message",
-        "message_id",
-        "token",
-        "type",
-        "weight",
-    )
+    __slots__ = ("answer", "expires", "is_acknowledged", "is_answered", "message", "message_id", "token", "type")
 
     def __init__(self, message: Message, expires: float) -> None:
         self.message = message  # until it is answered
@@ -41,9 +32,14 @@ class Incoming:
         self.expires = expires
         self.is_acknowledged = message.type != CON
         self.is_answered = False
-        self.weight = ENTRY_BYTES + len(message.payload)
         #: What a duplicate gets. A duplicate of a NON gets nothing (RFC 7252 section 4.3).
         self.answer: bytes | None = None
+
+    @property
+    def weight(self) -> int:
+        if self.is_answered:
+            return ANSWERED_BYTES + len(self.answer or b"")
+        return ENTRY_BYTES + len(self.message.payload)
 
 
 class Remembered:
@@ -52,7 +48,7 @@ class Remembered:
     __slots__ = ("_by_id", "bytes_held")
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[int, Incoming] = OrderedDict()
+        self._by_id: dict[int, Incoming] = {}  # 64 bytes less for each than an OrderedDict
         self.bytes_held = 0
 
     def __len__(self) -> int:
@@ -64,30 +60,27 @@ class Remembered:
         return known if known is not None and known.token == message.token and known.expires > now else None
 
     def add(self, message: Message, now: float) -> Incoming:
-        by_id = self._by_id
-        self.forget(now)
-        if (former := by_id.pop(message.message_id, None)) is not None:
+        if (former := self._by_id.pop(message.message_id, None)) is not None:
             self.bytes_held -= former.weight
-        while len(by_id) >= MAX_REMEMBERED:
-            self.bytes_held -= by_id.popitem(last=False)[1].weight
-        incoming = by_id[message.message_id] = Incoming(message, now + EXCHANGE_LIFETIME)
-        self.bytes_held += incoming.weight
+        self.forget(now, MAX_REMEMBERED - 1)
+        incoming = self._by_id[message.message_id] = Incoming(message, now + EXCHANGE_LIFETIME)
+        self.bytes_held += ENTRY_BYTES + len(message.payload)
         return incoming
 
     def settle(self, incoming: Incoming) -> None:
         """It is answered: its content is let go of, its answer kept."""
+        if self._by_id.get(incoming.message_id) is incoming:  # it may be forgotten by now
+            answer = ANSWERED_BYTES + len(incoming.answer or b"")
+            self.bytes_held += answer - ENTRY_BYTES - len(incoming.message.payload)
         incoming.is_answered = True
         incoming.message = _LET_GO
-        before, incoming.weight = incoming.weight, ENTRY_BYTES + len(incoming.answer or b"")
-        if self._by_id.get(incoming.message_id) is incoming:  # it may be forgotten by now
-            self.bytes_held += incoming.weight - before
 
-    def forget(self, now: float) -> None:
-        """Let go of what can have no duplicates any more."""
+    def forget(self, now: float, most: int = MAX_REMEMBERED) -> None:
+        """Let go of what can have no duplicates any more, and of the oldest over `most`."""
         by_id = self._by_id
         while by_id:
             oldest = next(iter(by_id.values()))
-            if oldest.expires > now:
+            if oldest.expires > now and len(by_id) <= most:
                 return
-            by_id.popitem(last=False)
+            del by_id[oldest.message_id]
             self.bytes_held -= oldest.weight

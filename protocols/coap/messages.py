@@ -26,6 +26,9 @@ OCTETS: Final = 42
 JSON: Final = 50
 CBOR: Final = 60
 
+#: More than any request of ours: a body of 2 KiB, a token, and the options of a long path.
+DATAGRAM_BYTES: Final = 4096
+
 _MAX_TOKEN_BYTES = 8
 _MAX_OPTION_NUMBER = 65_535
 _REPEATED_BYTES = 80  # the path of a resource with its token, and some more
@@ -115,6 +118,9 @@ def decode(datagram: bytes) -> Message:
         options, payload = _repeated(datagram, start) or _split(datagram, start)
     except IndexError:
         raise MalformedMessage(_rejection(type_, message_id)) from None
+    if len(datagram) > DATAGRAM_BYTES and len(payload) <= DATAGRAM_BYTES // 2:
+        # Its end is missing, and what is there is not too long a body, which is refused with better words.
+        raise MalformedMessage(_rejection(type_, message_id))
     return Message(type_, code, message_id, datagram[4:start], options, payload)
 
 

@@ -11,17 +11,20 @@ from typing import Final
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.errors import Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
+from broker.errors import BadRequest, Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.routing.connections import CloseReason
 from broker.services import Services
-from protocols.coap.blockwise import MAX_EXPONENT, Block, cut
+from protocols.coap.blockwise import MAX_EXPONENT, Block, block_of
 from protocols.coap.echo import AmplificationGuard
-from protocols.coap.messages import CBOR, Code, Option, content_format, encode_options, uint
-from protocols.coap.observe import Observation
+from protocols.coap.messages import Code, Option, content_format, encode_options, uint
+from protocols.coap.observe import Body, Observation
 from protocols.coap.requests import Answer, Request, answer_options, json_to, refusal
 from protocols.coap.session import Observer, Session
 
 LOST_PINGS: Final = 2
+#: For so long the rest of a notification waits for the peer to ask for the next block. It is MAX_TRANSMIT_WAIT: after
+#: that a client has given up a request of its own (RFC 7252 section 4.8.2), so whoever did not ask by then does not.
+FETCH_SECONDS: Final = 93.0
 
 
 class Probe:
@@ -62,16 +65,19 @@ class Observers:
         self._guard = guard
         self._now = now
         self._changed = changed
+        self._now_ms = services.clock.now_ms
         self._observers = self._notifications = self._lost = 0
+        # Whose notification is acknowledged but not fetched to its end, and how long that is waited for.
+        self._fetching: dict[Observer, float] = {}
 
     def register(self, session: Session, request: Request, token: bytes, device: Device, caller: Caller) -> int:
-        """Begin an observation, or refresh it; the Observe number of the answer."""
+        """Begin an observation, or refresh it; the Observe number of the answer. Call `go_on` after the answer."""
         known = session.observers.get(token)
+        exponent = MAX_EXPONENT if request.block2 is None else request.block2.exponent
         if known is not None and known.observation.path == request.path:
-            return known.observation.next_number()
+            return self._refresh(known, request.answer_format, exponent)
         if known is not None:
             self.end(known)
-        exponent = MAX_EXPONENT if request.block2 is None else request.block2.exponent
         observation = Observation(token, request.path, request.answer_format, exponent)
         observer = Observer(session, device, observation)
         observer.connection.enter_context(
@@ -87,7 +93,18 @@ class Observers:
         session.observers[token] = observer
         self._observers += 1
         self._changed(session)
-        return observation.next_number()
+        return observation.next_number(self._now_ms())
+
+    def _refresh(self, observer: Observer, format_: int, exponent: int) -> int:
+        """What is under way would arrive with a lower number than the answer, and be old: it goes anew after it.
+
+        So it may arrive twice. It would not arrive at all otherwise (RFC 7641 section 3.4).
+        """
+        observation = observer.observation
+        observer.session.exchange.cancel(observer, self._now())
+        observation.take_back()
+        observation.format, observation.exponent = format_, exponent
+        return observation.next_number(self._now_ms())
 
     def end_path(self, session: Session, path: tuple[bytes, ...]) -> None:
         """The peer is no longer interested."""
@@ -108,6 +125,7 @@ class Observers:
             return
         del session.observers[observation.token]
         self._observers -= 1
+        self._fetching.pop(observer, None)
         now = self._now()
         session.exchange.cancel(observer, now)
         if reason is not None:
@@ -129,11 +147,14 @@ class Observers:
         session.exchange.send(Code.EMPTY, b"", b"", b"", PING, now)
 
     def delivered(self, session: Session, tag: object) -> None:
-        """A message of ours was acknowledged; after a notification, the next one goes."""
+        """A message of ours was acknowledged; after a notification, the next one goes, or its blocks are awaited."""
         _knows_our_id(session, tag)
         if isinstance(tag, Observer):
-            tag.observation.settled()
-            self._notify(tag)
+            tag.observation.is_acknowledged = True
+            if tag.observation.body is None:
+                self._settled(tag)
+            else:
+                self._fetching[tag] = self._now() + FETCH_SECONDS
 
     def rejected(self, session: Session, tag: object) -> None:
         """RFC 7641 section 3.6: no longer interested. For a ping that is the pong."""
@@ -158,8 +179,7 @@ class Observers:
 
     def _deliver(self, observer: Observer, action: Action) -> bool:
         observation = observer.observation
-        payload = action.data.encode()
-        if not observation.offer(json_to(observation.format, payload) if observation.format == CBOR else payload):
+        if not observation.offer(action.data.encode()):
             self._lost += 1
             return False
         if observation.is_under_way:
@@ -168,38 +188,92 @@ class Observers:
             self._notify(observer)
         return True
 
+    def go_on(self, session: Session) -> None:
+        """Send what became free to go with the answer that the peer has just been given."""
+        for observer in tuple(session.observers.values()):
+            self._notify(observer)
+
+    def _settled(self, observer: Observer) -> None:
+        self._fetching.pop(observer, None)
+        observer.observation.settled()
+        self._notify(observer)
+
     def _notify(self, observer: Observer) -> None:
         observation, session = observer.observation, observer.session
-        payload = observation.take()
-        if payload is None:
+        taken = observation.take()
+        if taken is None:
             return
         now = self._now()
-        head: tuple[tuple[int, bytes], ...] = (
-            (Option.OBSERVE, uint(observation.next_number())),
-            content_format(observation.format),
-        )
+        payload = json_to(observation.format, taken)
+        number = observation.next_number(self._now_ms())
         if len(payload) > 16 << observation.exponent:
-            head, payload = self._first_block(observer, payload, head, now)
+            options, payload = _first_block(observation, number, payload)
+        else:
+            options = _options(number, observation.format)
         if self._guard is not None and not session.is_verified and not self._guard.allows(len(payload)):
             session.exchange.send(Code.EMPTY, b"", b"", b"", VERIFY, now)
-        session.exchange.send(Code.CONTENT, observation.token, encode_options(head), payload, observer, now)
+        session.exchange.send(Code.CONTENT, observation.token, options, payload, observer, now)
         self._notifications += 1
         self._changed(session)
 
-    def _first_block(
-        self, observer: Observer, payload: bytes, head: tuple[tuple[int, bytes], ...], now: float
-    ) -> tuple[tuple[tuple[int, bytes], ...], bytes]:
-        """RFC 7959 section 2.6: the notification has the first block, the peer fetches the others."""
+    # --- In blocks ---------------------------------------------------------------------------------------------------
+
+    def rest(self, session: Session, path: tuple[bytes, ...], wanted: Block) -> Answer:
+        """A further block of a notification. Call `go_on` after the answer. Raises BadRequest when there is none."""
+        for observer in session.observers.values():
+            observation = observer.observation
+            if observation.path == path and observation.body is not None:
+                return self._next_block(observer, observation.body, wanted)
+        raise BadRequest
+
+    def _next_block(self, observer: Observer, body: Body, wanted: Block) -> Answer:
+        part = block_of(body.content, wanted)
         observation = observer.observation
-        part = cut(payload, Block(0, more=False, exponent=observation.exponent))
-        if part is None:
-            return head, payload
-        observer.session.blocks.offer((Code.GET, observation.path, ()), payload, now)
-        options = (*head, (Option.ETAG, part.etag), (Option.BLOCK2, part.block.encode()))
-        return tuple(sorted(options)), part.payload
+        if not part.block.more:
+            observation.fetched()
+        if observation.is_acknowledged:
+            if part.block.more:
+                self._fetching[observer] = self._now() + FETCH_SECONDS
+            else:
+                self._fetching.pop(observer, None)
+                observation.settled()
+        options = (Option.ETAG, part.etag), (Option.BLOCK2, part.block.encode())
+        return Answer(Code.CONTENT, part.payload, body.format, options)
+
+    def sweep(self, now: float) -> None:
+        """Go on where the peer no longer asks for blocks. Call it every few seconds."""
+        for observer in [one for one, until in self._fetching.items() if until <= now]:
+            if observer in self._fetching:  # and did not end with another one's session meanwhile
+                self._settled(observer)
+                self._changed(observer.session)
 
     def statistics(self) -> ObserverStatistics:
         return ObserverStatistics(self._observers, self._notifications, self._lost)
+
+
+def _options(number: int, format_: int) -> bytes:
+    """Observe and Content-Format as they stand in a message: no number comes again, so nothing is to be remembered."""
+    observe, format_bytes = uint(number), uint(format_)
+    after = Option.CONTENT_FORMAT - Option.OBSERVE
+    return b"%c%b%c%b" % (
+        Option.OBSERVE << 4 | len(observe),
+        observe,
+        after << 4 | len(format_bytes),
+        format_bytes,
+    )
+
+
+def _first_block(observation: Observation, number: int, body: bytes) -> tuple[bytes, bytes]:
+    """RFC 7959 section 2.6: the notification has the first block, the peer fetches the others."""
+    part = block_of(body, Block(0, more=False, exponent=observation.exponent))
+    observation.keep(Body(observation.format, body))
+    options = (
+        (Option.ETAG, part.etag),
+        (Option.OBSERVE, uint(number)),
+        content_format(observation.format),
+        (Option.BLOCK2, part.block.encode()),
+    )
+    return encode_options(options), part.payload
 
 
 def _knows_our_id(session: Session, tag: object) -> None:

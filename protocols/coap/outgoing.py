@@ -9,12 +9,13 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from protocols.coap.incoming import ENTRY_BYTES, EXCHANGE_LIFETIME
+from protocols.coap.incoming import EXCHANGE_LIFETIME
 from protocols.coap.messages import CON, Code, empty, frame
 
 ACK_TIMEOUT: Final = 2.0
 ACK_RANDOM_FACTOR: Final = 1.5
 MAX_RETRANSMIT: Final = 4
+_ENTRY_BYTES: Final = 200  # what a message weighs beside its datagram: measured, rounded up
 
 
 class Transmission:
@@ -34,13 +35,23 @@ class Transmission:
 
     @property
     def weight(self) -> int:
-        return ENTRY_BYTES + len(self.datagram)
+        return _ENTRY_BYTES + len(self.datagram)
 
 
 class Outgoing:
     """What one peer is sent: at once, when it is its turn, and again."""
 
-    __slots__ = ("_next_id", "_out", "_promised", "_random", "_waiting", "bytes_held", "current", "retransmissions")
+    __slots__ = (
+        "_next_id",
+        "_out",
+        "_promised",
+        "_random",
+        "_waiting",
+        "answers",
+        "bytes_held",
+        "current",
+        "retransmissions",
+    )
 
     def __init__(self, random: Callable[[], float]) -> None:
         """`random` gives numbers from 0 to 1: the first message id, and the spread of time-outs."""
@@ -50,6 +61,7 @@ class Outgoing:
         self._waiting: deque[Transmission] | None = None
         self._promised: dict[bytes, tuple[object, float]] | None = None  # acknowledged requests of ours, by token
         self.current: Transmission | None = None
+        self.answers = 0  # those among `waiting` that nobody is told about: what the peer has asked for
         self.bytes_held = 0
         self.retransmissions = 0
 
@@ -76,6 +88,7 @@ class Outgoing:
         )
         transmission = Transmission(token, message_id, datagram, tag, is_request=0 < code < 32)
         self.bytes_held += transmission.weight
+        self.answers += tag is None
         if self.current is None:
             self._transmit(transmission, now)
         else:
@@ -93,6 +106,7 @@ class Outgoing:
         """What is under way has met its fate; the next one goes."""
         if self.current is not None:
             self.bytes_held -= self.current.weight
+            self.answers -= self.current.tag is None
         self.current = None
         if self._waiting:
             self._transmit(self._waiting.popleft(), now)
@@ -115,7 +129,7 @@ class Outgoing:
         return None if self._promised is None else self._promised.pop(token, (None, 0.0))[0]
 
     def cancel(self, tag: object, now: float) -> None:
-        """Stop sending what was sent with this tag."""
+        """Stop sending what was sent with this tag, which is not None."""
         if self._waiting:
             for one in [one for one in self._waiting if one.tag is tag]:
                 self._waiting.remove(one)

@@ -1,12 +1,15 @@
 """What a request asks for, and how an answer is written: options with their meaning, formats, blocks."""
 
+import json
 from functools import lru_cache
+from io import BytesIO
 from typing import Any, Final, NamedTuple, NoReturn
 
 import cbor2
 import msgspec
 
-from broker.errors import BadRequest, DomainError, TryLater
+from broker.errors import BadRequest, BodyTooLarge, DomainError, TryLater
+from config.limits import COAP_BODY_BYTES
 from protocols.coap.blockwise import Block, Blockwise, Operation, cut
 from protocols.coap.errors import (
     BadOption,
@@ -144,17 +147,27 @@ _NO_TAGS: Final[dict[int, Any]] = dict.fromkeys(_TAGS, _refuse_tag)
 def cbor_to_json(payload: bytes) -> bytes:
     """As RFC 8949 section 6.1 has it: byte strings become BASE64, numbers as keys become text. There are no tags.
 
-    Raises BadRequest for what is no CBOR, or cannot be JSON.
+    Raises BadRequest for what is no CBOR, cannot be JSON, or goes on behind its end.
     """
+    stream = BytesIO(payload)
     try:
-        found = cbor2.loads(payload, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS, max_depth=_MAX_DEPTH)
+        found = cbor2.load(stream, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS, max_depth=_MAX_DEPTH)
+        if stream.tell() < len(payload):
+            raise BadRequest
         return _encode_json(found)
     except (cbor2.CBORError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadRequest from error
 
 
 def json_to(format_: int, body: bytes) -> bytes:
-    return cbor2.dumps(_decode_json(body)) if format_ == CBOR else body
+    """JSON of ours in the peer's format. Nobody has looked into an Action: a number beyond all doubles is infinity."""
+    if format_ != CBOR:
+        return body
+    try:
+        found = _decode_json(body)
+    except msgspec.DecodeError:
+        found = json.loads(body)
+    return cbor2.dumps(found)
 
 
 class Answer(NamedTuple):
@@ -170,8 +183,16 @@ def refusal(error: DomainError, request: Request | None, *, error_id: str | None
     if error_id is not None:
         body["error"]["id"] = error_id
     format_ = JSON if request is None else request.answer_format
-    options = ((int(Option.MAX_AGE), uint(error.retry_seconds)),) if isinstance(error, TryLater) else ()
-    return Answer(response_code(error), json_to(format_, _encode_json(body)), format_, options)
+    return Answer(response_code(error), json_to(format_, _encode_json(body)), format_, _facts(error))
+
+
+def _facts(error: DomainError) -> tuple[tuple[int, bytes], ...]:
+    """What the peer can act on: when to try again, or how much is taken (RFC 7959 section 2.9.3)."""
+    if isinstance(error, TryLater):
+        return ((Option.MAX_AGE, uint(error.retry_seconds)),)
+    if isinstance(error, BodyTooLarge):
+        return ((Option.SIZE1, uint(COAP_BODY_BYTES)),)
+    return ()
 
 
 def in_blocks(answer: Answer, request: Request, blocks: Blockwise, now: float) -> Answer:

@@ -23,14 +23,11 @@ from broker.errors import (
     SourceDeviceDisabled,
     StorageUnavailable,
 )
+from broker.ids import new_id
 from broker.limits.meters import Channel
 from broker.services import Services
 from config.limits import COAP_BODY_BYTES
-from protocols.coap.errors import (
-    MethodNotAllowed,
-    NotAcceptable,
-    UnsupportedFormat,
-)
+from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, LINK_FORMAT, Code, Option, uint
 from protocols.coap.observers import Observers
@@ -83,7 +80,7 @@ class Resources:
     def __init__(
         self, services: Services, observers: Observers, reply: Reply, member: Callable[[Session], None]
     ) -> None:
-        """`member` is told when a session has shown a valid device token."""
+        """`member` is told when a session has shown a valid device token and nothing was refused."""
         self._services = services
         self._ingest = services.ingest
         self._observers = observers
@@ -142,15 +139,18 @@ class Resources:
         """A worker; several may run. `done` is called when a token's requests have been served."""
         async for token in self._lookups_due:
             outcome: tuple[Device, Caller] | DomainError
+            error_id: str | None = None
             try:
                 outcome = await self._services.devices.by_token(token)
             except DomainError as error:
                 outcome = error
             except StoreError as error:
                 outcome = StorageUnavailable(str(error))
+            except Exception:  # noqa: BLE001 - a bug of ours must not end the listener
+                outcome, error_id = InternalError(), _logged()
             for session, incoming, request in self._unknown.pop(token):
                 if isinstance(outcome, DomainError):
-                    self._refuse(session, incoming, request, outcome)
+                    self._refuse(session, incoming, request, outcome, error_id)
                 else:
                     self._contained(session, incoming, request, *outcome, now())
             done()
@@ -162,27 +162,44 @@ class Resources:
             self._serve(session, incoming, request, device, caller, now)
         except DomainError as error:
             self._refuse(session, incoming, request, error)
+        except Exception:  # noqa: BLE001 - as in the endpoint, which is not there to catch it
+            error_id = _logged()
+            if not incoming.is_answered:
+                self._refuse(session, incoming, request, InternalError(), error_id)
 
-    def _refuse(self, session: Session, incoming: Incoming, request: Request, error: DomainError) -> None:
+    def _refuse(
+        self,
+        session: Session,
+        incoming: Incoming,
+        request: Request,
+        error: DomainError,
+        error_id: str | None = None,
+    ) -> None:
         if isinstance(error, PermissionDenied):  # valid, but no device's
             error = PublishForbidden() if request.method == Code.POST else SubscribeForbidden()
-        self._reply(session, incoming, refusal(error, request))
+        self._reply(session, incoming, refusal(error, request, error_id=error_id))
 
     # --- What it wants -----------------------------------------------------------------------------------------------
 
     def _serve(
         self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
     ) -> None:
-        if session.rank is Rank.STRANGER:
-            self._member(session)
         is_post = request.method == Code.POST
         try:
             self._services.admission.check(device, session.certificate)
         except PermissionDenied:
             raise (PublishForbidden if is_post else SubscribeForbidden) from None
-        if not is_post:
+        if is_post:
+            self._post(session, incoming, request, device, caller, now)
+        else:
             self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
-            return
+            self._observers.go_on(session)
+        if session.rank is Rank.STRANGER and device.enabled:  # and nothing of it was refused
+            self._member(session)
+
+    def _post(
+        self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
+    ) -> None:
         if request.block2 is not None and request.block2.number > 0:
             self._reply(session, incoming, self._rest(session, request, now))
             return
@@ -238,17 +255,17 @@ class Resources:
     def _actions(
         self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
     ) -> Answer:
-        body = json_to(request.answer_format, b"{}")
-        options: tuple[tuple[int, bytes], ...] = ()
         if request.block2 is not None and request.block2.number > 0:
-            body = session.blocks.offered(request.operation, now) or body
-        elif request.observe == 0:
+            return self._observers.rest(session, request.path, request.block2)
+        options: tuple[tuple[int, bytes], ...] = ()
+        if request.observe == 0:
             if not device.enabled:
                 raise SourceDeviceDisabled
             number = self._observers.register(session, request, incoming.token, device, caller)
             options = ((Option.OBSERVE, uint(number)),)
         elif request.observe == 1:
             self._observers.end_path(session, request.path)
+        body = json_to(request.answer_format, b"{}")
         return in_blocks(Answer(Code.CONTENT, body, request.answer_format, options), request, session.blocks, now)
 
     # --- When it is durable ------------------------------------------------------------------------------------------
@@ -279,3 +296,10 @@ class Resources:
         if request.block2 is None:
             return answer
         return in_blocks(answer, request, session.blocks, session.last_heard)
+
+
+def _logged() -> str:
+    """The id under which the log has the bug that is being caught."""
+    error_id = new_id()
+    _log.exception("coap_request_failed", error_id=error_id)
+    return error_id

@@ -30,9 +30,9 @@ class Session:
     """What we hold for one peer."""
 
     __slots__ = (
-        "_blocks",
         "_end",
         "accounted",
+        "blockwise",
         "certificate",
         "exchange",
         "idle_seconds",
@@ -73,21 +73,21 @@ class Session:
         self.scheduled = inf
         self.accounted = 0
         self.observers: dict[bytes, Observer] = {}  # by the token of their request
-        self._blocks: Blockwise | None = None
+        self.blockwise: Blockwise | None = None
 
     @property
     def blocks(self) -> Blockwise:
-        if self._blocks is None:
-            self._blocks = Blockwise()
-        return self._blocks
+        if self.blockwise is None:
+            self.blockwise = Blockwise()
+        return self.blockwise
 
     @property
     def bytes_held(self) -> int:
         held = _BYTES + self.exchange.bytes_held
         if self.certificate is not None:
-            held += self.certificate.size
-        if self._blocks is not None:
-            held += self._blocks.bytes_held
+            held += 2 * self.certificate.size  # GnuTLS has its own
+        if self.blockwise is not None:
+            held += self.blockwise.bytes_held
         for observer in self.observers.values():
             held += observer.observation.bytes_held
         return held
@@ -116,13 +116,16 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What one listener holds at most. The oldest idle goes first."""
+    """What one listener holds at most. Who goes first is `Sessions.surplus`."""
 
     sessions: int = 10_000
-    bytes_held: int = 64 * 1024 * 1024
-    requests_per_session: int = 64
-    observations_per_session: int = 16
+    bytes_held: int = 128 * 1024 * 1024  # some 900 devices that send all they may
+    requests_per_session: int = 64  # that it has no answer to yet
     half_open_handshakes: int = 512
+
+
+#: Whoever is new must be heard, be all the others known: strangers have this part of all places for themselves.
+_STRANGERS_SHARE = 16
 
 
 class Sessions:
@@ -130,10 +133,14 @@ class Sessions:
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
+        self._reserve = max(1, limits.sessions // _STRANGERS_SHARE)
+        self._bytes_reserve = limits.bytes_held // _STRANGERS_SHARE
         self._by_key: dict[Hashable, Session] = {}
         self._ranks: tuple[OrderedDict[Hashable, Session], ...] = tuple(OrderedDict() for _ in Rank)
         self._due: list[tuple[float, int, Session]] = []
         self._order = count()
+        self._with_blocks: set[Session] = set()
+        self._strangers_bytes = 0
         self.bytes_held = 0
         self.find = self._by_key.get
 
@@ -155,7 +162,10 @@ class Sessions:
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
             del self._ranks[session.rank][session.key]
+            self._with_blocks.discard(session)
             self.bytes_held -= session.accounted
+            if session.rank is Rank.STRANGER:
+                self._strangers_bytes -= session.accounted
 
     def heard(self, session: Session, now: float) -> None:
         session.last_heard = now
@@ -164,20 +174,47 @@ class Sessions:
     def rise(self, session: Session, rank: Rank) -> None:
         if session.rank != rank and self._by_key.get(session.key) is session:
             del self._ranks[session.rank][session.key]
+            if session.rank is Rank.STRANGER:  # nobody becomes one again
+                self._strangers_bytes -= session.accounted
             session.rank = rank
             self._ranks[rank][session.key] = session
 
     def account(self, session: Session) -> None:
         """It may hold more or less than before."""
         held = session.bytes_held
-        self.bytes_held += held - session.accounted
+        change = held - session.accounted
         session.accounted = held
+        self.bytes_held += change
+        if session.rank is Rank.STRANGER:
+            self._strangers_bytes += change
+        if session.blockwise is not None and session.blockwise.bytes_held:
+            self._with_blocks.add(session)
 
-    def surplus(self) -> Session | None:
-        """Whom to let go of because there is too much: the oldest idle of the lowest rank, and be it the newest."""
+    def surplus(self, latest: Session) -> Session | None:
+        """Whom to let go of because there is too much: the oldest idle, and `latest` only if there is nobody else.
+
+        Strangers beyond their reserve go first, so that a flood of them costs nobody else more than the reserve; then
+        those who only send, then those who observe, so that whoever is new gets in among any number of others.
+        """
         if len(self._by_key) <= self._limits.sessions and self.bytes_held <= self._limits.bytes_held:
             return None
-        return next(next(iter(sessions.values())) for sessions in self._ranks if sessions)
+        strangers, members, observers = self._ranks
+        order = (members, observers, strangers)
+        if len(strangers) > self._reserve or self._strangers_bytes > self._bytes_reserve:
+            order = (strangers, members, observers)
+        for sessions in order:
+            for session in sessions.values():
+                if session is not latest:
+                    return session
+        return latest
+
+    def forget_blocks(self, now: float) -> None:
+        """Bodies that were begun too long ago go, for no further block may ever come that would ask."""
+        for session in tuple(self._with_blocks):
+            session.blocks.forget(now)
+            self.account(session)
+            if not session.blocks.bytes_held:
+                self._with_blocks.discard(session)
 
     def idle(self, now: float) -> list[Session]:
         """Those without observation that have said nothing for their time."""

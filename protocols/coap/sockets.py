@@ -29,9 +29,8 @@ import trio
 
 from broker.messages.ingest import Ingest
 from config.settings import Address
+from protocols.coap.messages import DATAGRAM_BYTES
 
-#: More than any request of ours: a body of 2 KiB, a token, and the options of a long path.
-DATAGRAM_BYTES: Final = 4096
 DATAGRAMS_PER_WAKE_UP: Final = 256
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _IP_PKTINFO: Final = 8  # linux/in.h; Python has a name for it from 3.14 on
@@ -85,10 +84,10 @@ class DatagramSocket:
         return Address(host, port)
 
     def _receive(self) -> tuple[bytes, PeerAddress]:
-        return self.socket.recvfrom(DATAGRAM_BYTES)
+        return self.socket.recvfrom(DATAGRAM_BYTES + 1)
 
     def _receive_at(self) -> tuple[bytes, PeerAddress]:
-        datagram, ancillary, _, address = self.socket.recvmsg(DATAGRAM_BYTES, _PLACE_BYTES)
+        datagram, ancillary, _, address = self.socket.recvmsg(DATAGRAM_BYTES + 1, _PLACE_BYTES)
         place = ancillary[0][2] if ancillary else b""
         # in_pktinfo is interface, our address, address in the datagram; in6_pktinfo is our address, interface.
         return datagram, (*address, place[4:8] if self._is_v4 else place[:16])
@@ -113,7 +112,7 @@ async def read_forever(
     Args:
         sock: where they come.
         ingest: nothing is read while it has no room; so the pressure reaches the network, which loses.
-        take: called with each datagram and its sender.
+        take: called with each datagram and its sender; of one that is too long come DATAGRAM_BYTES and one more.
         taken: called when everything that was there has been handed over.
     """
     receive = sock.receive

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocols.coap.gnutls import LIBRARY
 from tests.daemon import TRUNKLINE, Daemon, device_token, running_daemon
-from tests.programs import require_library, require_program
+from tests.programs import require_dtls, require_program
 from tests.protocols.coap.dtls_client import make_certificate
 
 STATE = '{"data":{"state":true}}'
@@ -48,7 +47,7 @@ def test_of_either_kind(daemon: Daemon, listener: str, cipher: str, tmp_path: Pa
 
 
 def test_statistics_show_the_coap_listeners(daemon: Daemon) -> None:
-    require_library(LIBRARY)
+    require_dtls()
     client = require_program("coap-client-openssl")
     for scheme in ("coap", "coaps"):
         url = f"{scheme}://{daemon.addresses[scheme]}/v1.1/messages/{device_token(0)}"

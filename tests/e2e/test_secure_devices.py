@@ -11,10 +11,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from protocols.coap.gnutls import LIBRARY
 from tests.certificates import Authority, Issued, Kind
 from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
-from tests.programs import require_library, require_program
+from tests.programs import require_dtls, require_program
 
 PATIENCE_SECONDS: Final = 20
 SECURE_TYPE: Final = "dt" + "5e" * 16
@@ -141,7 +140,7 @@ class TestMqtt:
 
 class TestCoap:
     def post(self, daemon: Daemon, token: str, shown: list[Path]) -> str:
-        require_library(LIBRARY)
+        require_dtls()
         program = require_program("coap-client-openssl")
         tls: list[str | Path] = ["-n"]
         for option, path in zip(("-c", "-j"), shown, strict=False):

@@ -4,7 +4,7 @@ import datetime as dt
 import ipaddress
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -107,6 +107,14 @@ class DtlsClient:
         finally:
             await self._flush()
         return True
+
+    async def begin_with(self) -> bytes:
+        """The hello with a cookie, which is sent, too."""
+        with suppress(SSL.WantReadError):
+            self.session.do_handshake()
+        hello, *_ = self._take()
+        await self.socket.send(hello)
+        return hello
 
     async def _flush(self) -> None:
         for datagram in self._take():

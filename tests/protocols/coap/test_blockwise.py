@@ -87,6 +87,14 @@ class TestCollecting:
         assert blocks.collect(_operation(b"x"), _block(1, more=False), b"", 0) == b"x" * 16
         assert blocks.collect(_operation(b"y"), _block(1, more=False), b"", 0) == b"y" * 16
 
+    @pytest.mark.parametrize("other", [(1, (b"a",), ()), (2, (b"b",), ()), (2, (b"a",), (b"tag",))])
+    def test_method_path_and_tags_keep_offered_bodies_apart(self, other: Operation) -> None:
+        blocks = Blockwise()
+        blocks.offer(OPERATION, b"a", 0)
+        assert blocks.offered(other, 0) is None
+        blocks.offer(other, b"b", 0)
+        assert (blocks.offered(OPERATION, 0), blocks.offered(other, 0)) == (b"a", b"b")
+
     def test_never_finished_ones_are_few_and_forgotten(self) -> None:
         blocks = Blockwise()
         for number in range(100):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protocols.coap.datagrams import is_client_hello, psk_identity, records
 
-_bodies = st.lists(st.binary(max_size=50), max_size=4)
+_bodies = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
 
 
 def _record(body: bytes) -> bytes:
@@ -18,7 +18,13 @@ def test_records_are_taken_apart(bodies: list[bytes]) -> None:
     assert records(b"".join(whole)) == whole
 
 
-@given(_bodies, st.binary(max_size=50), st.data())
+def test_records_without_anything_and_too_many_are_left_out() -> None:
+    """They cost a call each and say nothing."""
+    assert records(_record(b"") * 5 + _record(b"x")) == [_record(b"x")]
+    assert len(records(_record(b"x") * 200)) == 32
+
+
+@given(_bodies, st.binary(min_size=1, max_size=50), st.data())
 def test_a_record_that_is_cut_short_is_left_out(bodies: list[bytes], body: bytes, data: st.DataObject) -> None:
     whole = [_record(one) for one in bodies]
     last = _record(body)
@@ -28,14 +34,20 @@ def test_a_record_that_is_cut_short_is_left_out(bodies: list[bytes], body: bytes
 
 @given(st.binary(max_size=200))
 def test_anything_can_be_read(datagram: bytes) -> None:
-    found = records(datagram)
-    assert b"".join(found) == datagram[: sum(map(len, found))]
-    psk_identity(found)
-    is_client_hello(datagram)
+    for record in records(datagram):
+        psk_identity(record)
+        is_client_hello(record)
+
+
+HELLO = b"\x16\xfe\xfd" + bytes(8) + b"\0\x36" + b"\x01" + bytes(53)
 
 
 def test_an_encrypted_record_is_no_hello() -> None:
     """Its 14th byte is the first of a nonce, and may be anything."""
-    hello = b"\x16\xfe\xfd" + b"\0\0" + bytes(6) + b"\0\x01" + b"\x01"
-    assert is_client_hello(hello)
-    assert not is_client_hello(hello[:3] + b"\0\x01" + hello[5:])
+    assert is_client_hello(HELLO)
+    assert not is_client_hello(HELLO[:3] + b"\0\x01" + HELLO[5:])
+
+
+def test_a_record_that_is_too_short_is_no_hello() -> None:
+    """Its answer would be longer than itself, and may go to somebody who has not asked."""
+    assert not is_client_hello(HELLO[:11] + b"\0\x10" + HELLO[13:29])

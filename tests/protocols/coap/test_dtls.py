@@ -1,6 +1,8 @@
 """The DTLS listener: certificates, pre-shared keys, and peers that behave badly."""
 
+import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +19,14 @@ from config.settings import Address
 from protocols.coap.dtls import HELLOS_PER_WAKE_UP, DtlsListener, serve_coap_dtls
 from protocols.coap.dtls_connection import DtlsConnection, DtlsContext
 from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
-from protocols.coap.gnutls import LIBRARY, DtlsUnavailable
+from protocols.coap.gnutls import DtlsUnavailable
 from protocols.coap.messages import CON, Code, Message, Option
 from protocols.coap.session import SessionLimits
 from protocols.tls import CHAIN_BYTES
 from storage.database import Transaction
 from storage.records import DeviceTokenRecord
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
-from tests.programs import require_library
+from tests.programs import require_dtls
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.dtls_client import DtlsClient, client_context, dtls_client, make_certificate, psk_context
 
@@ -35,7 +37,7 @@ HALF_OPEN = 4
 
 @pytest.fixture(autouse=True)
 def library() -> None:
-    require_library(LIBRARY)
+    require_dtls()
 
 
 @pytest.fixture(scope="session")
@@ -259,6 +261,63 @@ class TestSessions:
         assert (await client.ask(_post(2))).code == Code.CREATED
         assert (listener.statistics().sessions, listener.statistics().half_open) == (1, 1)
 
+    async def test_are_left_alone_by_a_late_copy_of_their_hello(
+        self, client: DtlsClient, listener: DtlsListener
+    ) -> None:
+        await client.handshake(answers=1)
+        hello = await client.begin_with()
+        await client.handshake()
+        await client.ask(_post(1))
+        await client.socket.send(hello)
+        await client.ask(_post(2))
+        assert listener.statistics().half_open == 0
+        await client.say_goodbye()
+        with trio.fail_after(5):
+            while listener.statistics().sessions:
+                await trio.lowlevel.checkpoint()
+
+    async def test_that_are_being_replaced_can_say_goodbye(
+        self, client: DtlsClient, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        await client.handshake()
+        await client.ask(_post(1))
+        goodbye = client.close_notify()
+        client.connect(context)
+        await client.handshake(answers=1)
+        await client.begin()
+        await client.socket.send(goodbye)
+        with trio.fail_after(5):
+            while listener.statistics().sessions:
+                await trio.lowlevel.checkpoint()
+
+    async def test_that_meet_a_bug_while_they_end_disturb_nobody(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        await client.handshake()
+        await client.ask(_post(1))
+        with capture_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(listener.endpoint, "close", fail)
+            await client.say_goodbye()
+            with trio.fail_after(5):
+                while listener.statistics().sessions:
+                    await trio.lowlevel.checkpoint()
+        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
+        await _still_serves(address)
+
+    async def test_account_for_the_certificate_of_their_peer(
+        self, address: Address, listener: DtlsListener, context: SSL.Context, tmp_path: Path
+    ) -> None:
+        """GnuTLS has it, too."""
+        certificate, key = make_certificate(tmp_path, "ecdsa", padding=8_000)
+        context.use_certificate_file(str(certificate))
+        context.use_privatekey_file(str(key))
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            assert listener.endpoint.statistics().bytes_held > 16_000
+
     async def test_do_not_negotiate_anew(self, client: DtlsClient, listener: DtlsListener) -> None:
         await client.handshake()
         await client.ask(_post(1))
@@ -405,6 +464,71 @@ class TestFloods:
             assert (await client.ask(_post(1))).code == Code.CREATED
         statistics = listener.statistics()
         assert (statistics.half_open, statistics.sessions) == (0, 1)
+
+    async def test_only_so_many_first_hellos_are_looked_at_for_each_wake_up(
+        self, address: Address, listener: DtlsListener
+    ) -> None:
+        """Nothing is awaited while they are sent, so all of them are there when the listener wakes up."""
+        hello = b"\x16\xfe\xfd" + bytes(8) + b"\0\x36" + b"\x01" + bytes(53)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as attacker:
+            for _ in range(HELLOS_PER_WAKE_UP + 10):
+                attacker.sendto(hello, (address.host, address.port))
+            with trio.fail_after(5):
+                while not listener.statistics().hellos_dropped:
+                    await trio.lowlevel.checkpoint()
+        assert listener.statistics().hellos_dropped == 10
+
+    async def test_a_handshake_that_says_too_much_is_ended(
+        self, client: DtlsClient, address: Address, listener: DtlsListener
+    ) -> None:
+        """GnuTLS keeps every ChangeCipherSpec until it is its turn."""
+        await client.handshake(answers=2)
+        for number in range(1, 100):
+            await client.socket.send(b"\x14\xfe\xfd\0\0" + number.to_bytes(6, "big") + b"\0\x01\x01")
+        with trio.fail_after(5):
+            while not listener.statistics().handshakes_failed:
+                await trio.lowlevel.checkpoint()
+        assert listener.statistics().half_open == 0
+        await _still_serves(address)
+
+    async def test_a_handshake_has_few_keys_looked_up(
+        self, client: DtlsClient, services: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+
+        async def find(identity: str, _vault: object) -> None:
+            asked.append(identity)
+
+        monkeypatch.setattr(services.devices, "pre_shared_key", find)
+        await client.handshake(answers=2)
+        for number in range(40):
+            identity = f"{number // 2:032x}".encode()
+            body = len(identity).to_bytes(2, "big") + identity
+            length = len(body).to_bytes(3, "big")
+            message = b"\x10" + length + b"\0\x09" + b"\0\0\0" + length + body
+            header = b"\x16\xfe\xfd\0\0" + (100 + number).to_bytes(6, "big") + len(message).to_bytes(2, "big")
+            await client.socket.send(header + message)
+            await wait_all_tasks_blocked(0.001)
+        assert asked == [f"{number:032x}" for number in range(4)]
+
+
+async def test_the_oldest_idle_session_goes_and_is_told(
+    services: Services, world: World, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
+) -> None:
+    listener = DtlsListener(services, limits=SessionLimits(sessions=2))
+    serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *certificates["ecdsa"], listener=listener)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve)
+        with ExitStack() as stack:
+            clients = [stack.enter_context(dtls_client(address, context)) for _ in range(3)]
+            for number, one in enumerate(clients):
+                await one.handshake()
+                assert (await one.ask(_post(number))).code == Code.CREATED
+            with pytest.raises(SSL.ZeroReturnError):
+                await clients[0].receive()
+            assert (await clients[1].ask(_post(9))).code == Code.CREATED
+        assert listener.endpoint.statistics().evicted == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_stop_tells_observers(

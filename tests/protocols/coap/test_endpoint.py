@@ -1,24 +1,30 @@
 """Sessions and their limits, and what no resource ever sees."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
+from protocols.coap.blockwise import OPERATION_SECONDS, Block
 from protocols.coap.echo import FRESH_SECONDS, AmplificationGuard
 from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
-from protocols.coap.messages import CON, Code, Message, Option, encode
+from protocols.coap.exchange import PIGGYBACK_SECONDS
+from protocols.coap.messages import ACK, CON, Code, Message, Option, empty, encode
+from protocols.coap.observers import Observers
 from protocols.coap.session import SessionLimits
 from tests.factories import BOBS_TOKEN, HALL_TOKEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, error, option
 
 STATE = {"data": {"state": True}}
+Limited = Callable[..., Endpoint]
 
 
 def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: object) -> Endpoint:
@@ -31,6 +37,13 @@ async def small(services: Services, world: World, time: Time) -> Endpoint:
     for token in (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN):
         await services.devices.by_token(token)
     return _endpoint(services, time, SessionLimits(sessions=3))
+
+
+@pytest.fixture
+async def limited(services: Services, world: World, time: Time) -> Limited:
+    """Endpoints that know the kitchen light and hold what the test says."""
+    await services.devices.by_token(KITCHEN_TOKEN)
+    return lambda **limits: _endpoint(services, time, SessionLimits(**limits))
 
 
 class TestSessions:
@@ -76,14 +89,61 @@ class TestSessions:
             peer.request(Code.GET, ".well-known/core")
         assert [number for number in range(4) if small.find(number)] == [0, 2, 3]
 
-    async def test_a_stranger_moves_no_observer(self, small: Endpoint, services: Services) -> None:
+    async def test_that_are_new_get_in_among_any_number_of_devices(self, small: Endpoint, time: Time) -> None:
+        for number in range(10):
+            time.now += 1
+            newcomer = Peer(small, number)
+            newcomer.post(KITCHEN_TOKEN, STATE)
+            await wait_all_tasks_blocked()
+            assert newcomer.take().code == Code.CREATED
+        assert [number for number in range(10) if small.find(number)] == [7, 8, 9]
+
+    async def test_of_strangers_cost_devices_no_more_than_their_reserve(self, small: Endpoint, time: Time) -> None:
+        for number in range(3):
+            time.now += 1
+            Peer(small, number).post(KITCHEN_TOKEN, STATE)
+        for number in range(3, 100):
+            time.now += 1
+            Peer(small, number).request(Code.GET, ".well-known/core")
+        assert [number for number in range(100) if small.find(number)] == [1, 2, 99]
+
+    async def test_of_strangers_cost_observers_no_more_than_their_reserve(
+        self, small: Endpoint, services: Services
+    ) -> None:
         peers = [Peer(small, number) for number in range(3)]
         for peer, token in zip(peers, (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN), strict=True):
             peer.observe(token)
-        stranger = Peer(small, "stranger")
-        stranger.request(Code.GET, ".well-known/core")
-        assert stranger.inbox == []
+        for number in range(3, 100):
+            Peer(small, number).request(Code.GET, ".well-known/core")
+        assert services.connections.statistics().devices_online == 2
+        assert [error(peer.inbox[-1])[0] for peer in peers if len(peer.inbox) > 1] == ["5.03"]
+        newcomer = Peer(small, "newcomer")
+        newcomer.observe(KITCHEN_TOKEN)
+        assert newcomer.take().code == Code.CONTENT
         assert services.connections.statistics().devices_online == 3
+
+    async def test_of_strangers_hold_a_part_of_the_bytes(self, limited: Limited) -> None:
+        endpoint = limited(bytes_held=100_000)
+        for number in range(3):
+            Peer(endpoint, number).post(KITCHEN_TOKEN, STATE)
+        for number in range(3, 50):
+            peer = Peer(endpoint, number)
+            for _ in range(20):
+                peer.request(Code.GET, ".well-known/core")
+        assert endpoint.statistics().evicted > 30
+        assert all(endpoint.find(number) for number in range(3))
+
+    async def test_that_were_heard_just_now_stay_if_another_one_can_go(self, limited: Limited) -> None:
+        endpoint = limited(bytes_held=14_000)
+        observer, device, stranger = Peer(endpoint, "observer"), Peer(endpoint, "device"), Peer(endpoint, "stranger")
+        observer.observe(KITCHEN_TOKEN)
+        stranger.request(Code.GET, ".well-known/core")
+        gone = []
+        for _ in range(30):
+            device.post(KITCHEN_TOKEN, STATE)
+            gone += [name for name in ("observer", "stranger") if name not in gone and not endpoint.find(name)]
+        assert gone == ["stranger", "observer"]
+        assert endpoint.statistics().bytes_held <= 14_000
 
     async def test_an_observer_that_must_go_is_told(self, services: Services, world: World, time: Time) -> None:
         await services.devices.by_token(KITCHEN_TOKEN)
@@ -116,6 +176,65 @@ class TestSessions:
             peer.post(KITCHEN_TOKEN, STATE)
         assert endpoint.statistics().requests_dropped == 4
         assert peer.session().exchange.unanswered == 5
+
+    async def test_count_answers_that_wait_for_their_turn_as_requests(
+        self, limited: Limited, services: Services, time: Time
+    ) -> None:
+        """One confirmable message is under way at any time, so they would pile up."""
+        endpoint = limited()
+        peer = Peer(endpoint)
+        for _ in range(10):
+            for _ in range(60):
+                peer.post(KITCHEN_TOKEN, STATE)
+            time.now += PIGGYBACK_SECONDS
+            endpoint.tick(time.now)
+            await services.ingest.wait_committed()
+        assert peer.session().exchange.statistics().waiting == 64
+        assert endpoint.statistics().requests_dropped == 600 - 64
+        while peer.inbox:
+            peer.acknowledge(peer.inbox.pop(0))
+        assert peer.session().exchange.owed == 0
+
+    async def test_answer_duplicates_however_many_requests_are_unanswered(self, limited: Limited) -> None:
+        endpoint = limited(requests_per_session=2)
+        peer = Peer(endpoint)
+        peer.request(Code.GET, ".well-known/core", message_id=100)
+        first = peer.take()
+        for _ in range(3):
+            peer.post(KITCHEN_TOKEN, STATE)
+        assert endpoint.statistics().requests_dropped == 1
+        peer.request(Code.GET, ".well-known/core", message_id=100)
+        assert peer.take() == first
+        statistics = endpoint.statistics()
+        assert (statistics.requests_dropped, statistics.duplicates) == (1, 1)
+
+
+class TestBlocks:
+    BLOCK = ((Option.BLOCK1, Block(0, more=True, exponent=6).encode()),)
+
+    async def test_count_in_the_bytes_held(self, peer: Peer, endpoint: Endpoint, services: Services) -> None:
+        await services.devices.by_token(KITCHEN_TOKEN)
+        peer.observe(KITCHEN_TOKEN)
+        before = peer.session().bytes_held
+        peer.post(KITCHEN_TOKEN, b"x" * 1024, self.BLOCK)
+        assert peer.inbox[-1].code == Code.CONTINUE
+        assert peer.session().bytes_held > before + 1024
+        assert endpoint.statistics().bytes_held == peer.session().bytes_held
+
+    async def test_that_are_never_finished_are_forgotten(
+        self, peer: Peer, endpoint: Endpoint, services: Services, time: Time
+    ) -> None:
+        await services.devices.by_token(KITCHEN_TOKEN)
+        other = Peer(endpoint, "other")
+        for one in (peer, other):
+            one.post(KITCHEN_TOKEN, b"x" * 1024, self.BLOCK)
+        peer.observe(KITCHEN_TOKEN)
+        endpoint.close(other.session())
+        for _ in range(2):
+            time.now += OPERATION_SECONDS / 2
+            endpoint.tick(time.now)
+        assert peer.session().blocks.bytes_held == 0
+        assert endpoint.statistics().bytes_held == peer.session().bytes_held
 
 
 async def test_a_late_commit_gets_a_separate_answer(
@@ -194,6 +313,71 @@ async def test_a_bug_of_ours_is_answered_and_touches_nothing_else(
     peer.post(KITCHEN_TOKEN, STATE)
     await wait_all_tasks_blocked()
     assert peer.take().code == Code.CREATED
+
+
+class TestBugs:
+    """Of ours, where no request is to be answered: they end one session, and the listener serves on."""
+
+    @pytest.fixture
+    async def observer(self, peer: Peer, services: Services, world: World) -> Peer:
+        """A notification is under way to it, the only message in its inbox."""
+        await services.devices.by_token(KITCHEN_TOKEN)
+        await services.devices.by_token(HALL_TOKEN)
+        peer.observe(KITCHEN_TOKEN)
+        peer.inbox.clear()
+        light = await services.devices.get(world.kitchen)
+        services.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
+        await services.ingest.wait_committed()
+        return peer
+
+    @pytest.mark.parametrize("bug", ["delivered", "rejected", "timed_out", "end", "heard"])
+    async def test_end_one_session(
+        self, observer: Peer, endpoint: Endpoint, time: Time, monkeypatch: pytest.MonkeyPatch, bug: str
+    ) -> None:
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        notification = observer.take()
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(Observers, bug, broken)
+            if bug in ("delivered", "heard"):
+                observer.acknowledge(notification)
+            elif bug in ("rejected", "end"):
+                observer.reset(notification)
+            for _ in range(6):  # as often as it is sent
+                time.now += 40
+                endpoint.tick(time.now)
+        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
+        statistics = endpoint.statistics()
+        assert (statistics.sessions, statistics.bytes_held) == (0, 0)
+        other = Peer(endpoint, "other")
+        other.observe(HALL_TOKEN)
+        assert other.take().code == Code.CONTENT
+
+    async def test_leave_nobody_online(
+        self, observer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.delattr(Observers, "delivered")
+            observer.acknowledge(observer.take())
+        assert error(observer.take())[0] == "5.03"
+        assert not services.connections.is_online(world.kitchen)
+
+    async def test_are_raised_to_a_listener_with_an_edge_of_its_own(
+        self, observer: Peer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(Observers, "delivered")
+        with pytest.raises(AttributeError):
+            endpoint.receive(observer.session(), empty(ACK, observer.take().message_id))
+
+    async def test_in_reading_a_datagram_end_nothing(self, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+        peer = Peer(endpoint)
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.delattr("protocols.coap.endpoint.decode")
+            peer.request(Code.GET, ".well-known/core")
+        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
+        peer.request(Code.GET, ".well-known/core")
+        assert peer.take().code == Code.CONTENT
 
 
 async def test_the_clock_task_does_what_is_due(

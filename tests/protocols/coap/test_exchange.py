@@ -1,5 +1,10 @@
 """The message layer: what RFC 7252 section 4 asks, with time in hand."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from protocols.coap.exchange import (
@@ -11,8 +16,8 @@ from protocols.coap.exchange import (
     ResponseReceived,
     TimedOut,
 )
-from protocols.coap.incoming import ENTRY_BYTES, EXCHANGE_LIFETIME, MAX_REMEMBERED, Incoming
-from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, decode, empty
+from protocols.coap.incoming import ANSWERED_BYTES, EXCHANGE_LIFETIME, MAX_REMEMBERED, Incoming
+from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, Option, decode, empty, encode_options, frame
 from protocols.coap.outgoing import MAX_RETRANSMIT
 
 
@@ -33,6 +38,22 @@ def _received(exchange: Exchange, message: Message, now: float = 0) -> Incoming:
 
 def _sent(exchange: Exchange) -> list[Message]:
     return [decode(datagram) for datagram in exchange.take_output()]
+
+
+@contextmanager
+def _traced() -> Iterator[Callable[[], int]]:
+    """How many bytes were allocated in here and are still there."""
+
+    def traced() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield traced
+    finally:
+        tracemalloc.stop()
 
 
 def test_answer_is_piggybacked(exchange: Exchange) -> None:
@@ -93,7 +114,7 @@ class TestDuplicates:
         for message_id in range(MAX_REMEMBERED + 1):
             exchange.respond(_received(exchange, _request(message_id)), Code.CREATED, b"", b"", 0)
         assert exchange.statistics().remembered == MAX_REMEMBERED
-        assert exchange.bytes_held <= MAX_REMEMBERED * (ENTRY_BYTES + 16)
+        assert exchange.bytes_held <= MAX_REMEMBERED * (ANSWERED_BYTES + 16)
         assert exchange.receive(_request(1), 1) == ()
         assert exchange.receive(_request(0), 1) != ()
 
@@ -101,6 +122,78 @@ class TestDuplicates:
         """A client that starts anew may use a message id again at once."""
         exchange.respond(_received(exchange, _request(token=b"old")), Code.CREATED, b"", b"", 0)
         assert _received(exchange, _request(token=b"new"), 1).token == b"new"
+
+
+class TestAccount:
+    """`bytes_held` is what it takes, rounded up: listeners let go of sessions by it."""
+
+    @pytest.mark.parametrize("is_answered", [True, False])
+    def test_of_requests(self, is_answered: bool) -> None:
+        options = encode_options(
+            ((Option.URI_PATH, b"v1.1"), (Option.URI_PATH, b"messages"), (Option.URI_PATH, b"t" * 32))
+        )
+        exchanges = [Exchange(lambda: 0.0) for _ in range(10)]
+        with _traced() as traced:
+            for exchange in exchanges:
+                for message_id in range(1000, 1400):
+                    request = frame(CON, Code.POST, message_id, b"%d" % message_id, options, b"x" * 40)
+                    incoming = _received(exchange, decode(request), message_id / 1000)
+                    if is_answered:
+                        exchange.respond(incoming, Code.CREATED, b"", b"y" * 50, message_id / 1000)
+                        exchange.take_output()
+            del incoming
+            used = traced()
+        assert used < sum(exchange.bytes_held for exchange in exchanges) < 1.25 * used
+
+    def test_of_messages_of_ours(self, exchange: Exchange) -> None:
+        with _traced() as traced:
+            for number in range(1000, 1400):
+                exchange.send(Code.CONTENT, b"%d" % number, b"", b"y" * 50, None, 0)
+            used = traced()
+        assert used < exchange.bytes_held < 1.4 * used
+
+    def test_falls_to_nothing(self, exchange: Exchange) -> None:
+        for number in range(10):
+            incoming = _received(exchange, _request(number, payload=b"x" * 40))
+            if number % 2:
+                exchange.tick(PIGGYBACK_SECONDS)
+            if number % 3:
+                exchange.respond(incoming, Code.CREATED, b"", b"y" * 50, PIGGYBACK_SECONDS)
+            elif number:
+                exchange.ignore(incoming)
+        while exchange.deadline < float("inf"):
+            exchange.tick(exchange.deadline)
+        exchange.tick(PIGGYBACK_SECONDS + EXCHANGE_LIFETIME)
+        assert exchange.bytes_held == 0
+
+
+class TestOwed:
+    def test_is_what_was_not_answered_and_what_waits_for_its_turn(self, exchange: Exchange) -> None:
+        asked = [_received(exchange, _request(number)) for number in range(3)]
+        exchange.tick(PIGGYBACK_SECONDS)
+        exchange.send(Code.CONTENT, b"o", b"", b"", "notification", 2)
+        exchange.take_output()
+        for incoming in asked[:2]:
+            exchange.respond(incoming, Code.CREATED, b"", b"", 2)
+        assert (exchange.unanswered, exchange.owed) == (1, 3)
+        exchange.cancel("notification", 2)
+        for left in (2, 1):
+            (answer,) = _sent(exchange)
+            exchange.receive(Message(ACK, Code.EMPTY, answer.message_id), 3)
+            assert exchange.owed == left
+
+    def test_ends_when_the_peer_does_not_want_the_answer(self, exchange: Exchange) -> None:
+        for type_, number in ((RST, 1), (None, 2)):
+            incoming = _received(exchange, _request(number))
+            exchange.tick(PIGGYBACK_SECONDS)
+            exchange.take_output()
+            exchange.respond(incoming, Code.CREATED, b"", b"", 2)
+            (answer,) = _sent(exchange)
+            if type_ is not None:
+                exchange.receive(Message(type_, Code.EMPTY, answer.message_id), 3)
+            while exchange.deadline < float("inf"):
+                exchange.tick(exchange.deadline)
+            assert exchange.owed == 0
 
 
 class TestConfirmable:

@@ -1,9 +1,11 @@
 """Observing Actions: RFC 7641, and the one-connection rule of compatibility.md 16.1."""
 
 import json
+from math import inf
 
 import cbor2
 import pytest
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.routing.connections import CloseReason
@@ -11,7 +13,8 @@ from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, Code, Message, Option, uint
-from protocols.coap.observe import MAX_WAITING
+from protocols.coap.observe import MAX_WAITING, Observation
+from protocols.coap.observers import FETCH_SECONDS
 from tests.factories import HALL_TOKEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.coap.conftest import Time
@@ -22,7 +25,8 @@ ACTION = {"actions": [{"name": "setOn"}]}
 
 async def _send_action(services: Services, device: int, data: object = ACTION) -> None:
     light = await services.devices.get(device)
-    services.ingest.submit_action(light, light, json.dumps(data).encode())
+    text = data if isinstance(data, bytes) else json.dumps(data).encode()
+    services.ingest.submit_action(light, light, text)
     await services.ingest.wait_committed()
 
 
@@ -90,6 +94,125 @@ async def test_in_cbor_if_asked(peer: Peer, services: Services, world: World) ->
     notification = peer.take()
     assert option(notification, Option.CONTENT_FORMAT) == uint(CBOR)
     assert cbor2.loads(notification.payload) == ACTION
+
+
+@pytest.mark.parametrize(("value", "told"), [(b"1e400", inf), (b"-1e400", -inf), (b"1" * 60, int("1" * 60))])
+async def test_a_number_beyond_all_doubles_is_infinity_in_cbor(
+    peer: Peer, services: Services, world: World, value: bytes, told: object
+) -> None:
+    await _observing(peer, KITCHEN_TOKEN, (Option.ACCEPT, uint(CBOR)))
+    with capture_logs() as logs:
+        await _send_action(services, world.kitchen, b'{"actions":[{"name":"dim","parameters":{"to":%b}}]}' % value)
+    assert cbor2.loads(peer.take().payload)["actions"][0]["parameters"] == {"to": told}
+    assert logs == []
+
+
+class TestNumbers:
+    """RFC 7641 sections 3.4 and 4.4."""
+
+    async def test_go_on_in_the_next_observation(
+        self, peer: Peer, services: Services, world: World, fake_clock: FakeClock
+    ) -> None:
+        """Of the same token: after an eviction, or our restart, the peer cannot tell it from the one before."""
+        numbers = [_number(await _observing(peer))]
+        for _ in range(3):
+            await _send_action(services, world.kitchen)
+            notification = peer.take()
+            numbers.append(_number(notification))
+            peer.acknowledge(notification)
+        peer.observe(KITCHEN_TOKEN, 1)
+        peer.inbox.clear()
+        fake_clock.advance(100)
+        numbers.append(_number(await _observing(peer)))
+        assert numbers == sorted(set(numbers))
+
+    def test_are_the_time(self) -> None:
+        observation = Observation(b"", (), JSON, 6)
+        assert observation.next_number(1000) == 1000
+        assert observation.next_number(1000) == 1001
+        assert observation.next_number(500) == 1002  # somebody has set the clock
+        assert observation.next_number(2000) == 2000
+
+    def test_wrap_around(self) -> None:
+        observation = Observation(b"", (), JSON, 6)
+        assert [observation.next_number(5 * 2**24 - 1) for _ in range(3)] == [2**24 - 1, 0, 1]
+
+    def test_are_far_from_their_half_turn_when_freshness_is_a_matter_of_time(self) -> None:
+        observation = Observation(b"", (), JSON, 6)
+        before = observation.next_number(NOW_MS)
+        assert 0 < (observation.next_number(NOW_MS + 256_000) - before) % 2**24 < 2**23
+
+
+class TestRefresh:
+    async def test_sends_what_is_under_way_anew_after_the_answer(
+        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+    ) -> None:
+        """The peer has seen the answer's number, so the former one is old for it."""
+        await _observing(peer)
+        await _send_action(services, world.kitchen)
+        former = peer.take()
+        await _send_action(services, world.kitchen, {"actions": [{"name": "next"}]})
+        peer.observe(KITCHEN_TOKEN)
+        answer, again = peer.inbox
+        peer.inbox.clear()
+        assert (answer.type, again.type) == (ACK, CON)
+        assert _number(former) < _number(answer) < _number(again)
+        assert again.payload == former.payload
+        peer.acknowledge(former)
+        time.now += 2
+        endpoint.tick(time.now)
+        assert peer.take() == again  # the former is not sent again, and its acknowledgement is not this one's
+        peer.acknowledge(again)
+        assert json.loads(peer.take().payload)["actions"][0]["name"] == "next"
+
+    async def test_with_nothing_under_way_sends_nothing(self, peer: Peer, services: Services, world: World) -> None:
+        await _observing(peer)
+        await _send_action(services, world.kitchen)
+        peer.acknowledge(peer.take())
+        await _observing(peer)
+
+    async def test_leaves_other_observers_of_the_session_alone(
+        self, peer: Peer, services: Services, world: World
+    ) -> None:
+        for token, request_token in ((KITCHEN_TOKEN, b"k"), (HALL_TOKEN, b"h")):
+            peer.observe(token, request_token=request_token)
+        await wait_all_tasks_blocked()
+        peer.inbox.clear()
+        await _send_action(services, world.kitchen)
+        notification = peer.take()
+        peer.observe(HALL_TOKEN, request_token=b"h")
+        assert peer.take().token == b"h"
+        peer.acknowledge(notification)
+        assert peer.inbox == []
+
+    async def test_with_another_format(self, peer: Peer, services: Services, world: World) -> None:
+        """From then on: for what waits, too."""
+        await _observing(peer)
+        for name in "abc":
+            await _send_action(services, world.kitchen, {"actions": [{"name": name}]})
+        peer.inbox.clear()
+        peer.observe(KITCHEN_TOKEN, 0, [(Option.ACCEPT, uint(CBOR))])
+        peer.inbox.pop(0)
+        for name in "abc":
+            notification = peer.take()
+            assert option(notification, Option.CONTENT_FORMAT) == uint(CBOR)
+            assert cbor2.loads(notification.payload) == {"actions": [{"name": name}]}
+            peer.acknowledge(notification)
+
+    async def test_with_another_block_size(self, peer: Peer, services: Services, world: World) -> None:
+        await _observing(peer)
+        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(0)))
+        await _send_action(services, world.kitchen)
+        assert option(peer.take(), Option.BLOCK2) == uint(8)
+
+    async def test_keeps_what_it_holds_in_account(self, peer: Peer, services: Services, world: World) -> None:
+        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(0)))
+        await _send_action(services, world.kitchen)
+        peer.inbox.clear()
+        peer.observe(KITCHEN_TOKEN)
+        peer.acknowledge(peer.inbox[-1])
+        (observer,) = peer.session().observers.values()
+        assert observer.observation.bytes_held == 0
 
 
 async def test_get_without_observe(peer: Peer, services: Services, world: World) -> None:
@@ -280,18 +403,144 @@ class TestLargeNotifications:
         assert {message.code for message in peer.inbox} == {Code.EMPTY}
         assert not services.connections.is_online(world.kitchen)
 
-    async def test_come_in_blocks_if_asked(self, peer: Peer, services: Services, world: World) -> None:
-        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(2)))  # 64 bytes
-        await _send_action(services, world.kitchen, self.ACTIONS)
-        notification = peer.take()
-        body, number, block = notification.payload, 0, int.from_bytes(option(notification, Option.BLOCK2) or b"", "big")
-        peer.acknowledge(notification)
+
+class TestBlocks:
+    """Actions are events: what has begun to arrive is fetched to its end before the next one begins."""
+
+    @staticmethod
+    def _actions(name: str) -> object:
+        return {"actions": [{"name": name, "parameters": {"text": name * 200}}]}
+
+    async def _begun(
+        self, peer: Peer, services: Services, world: World, *names: str, options: tuple[tuple[int, bytes], ...] = ()
+    ) -> Message:
+        """The first block of the first Action, acknowledged."""
+        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(2)), *options)  # 64 bytes
+        for name in names:
+            await _send_action(services, world.kitchen, self._actions(name))
+        first = peer.take()
+        peer.acknowledge(first)
+        return first
+
+    @staticmethod
+    def _ask(peer: Peer, number: int, token: str = KITCHEN_TOKEN) -> Message:
+        peer.request(Code.GET, f"v1.1/actions/{token}", options=[(Option.BLOCK2, uint(number << 4 | 2))])
+        return peer.inbox.pop(0)
+
+    def _fetch(self, peer: Peer, first: Message, token: str = KITCHEN_TOKEN) -> bytes:
+        body, number, block = first.payload, 0, int.from_bytes(option(first, Option.BLOCK2) or b"", "big")
         while block & 8:
+            assert peer.inbox == []
             number += 1
-            options = [(Option.BLOCK2, uint(number << 4 | 2))]
-            peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}", options=options)
-            answer = peer.take()
-            assert option(answer, Option.ETAG) == option(notification, Option.ETAG)
+            answer = self._ask(peer, number, token)
+            assert answer.code == Code.CONTENT
+            assert option(answer, Option.ETAG) == option(first, Option.ETAG)
+            assert option(answer, Option.CONTENT_FORMAT) == option(first, Option.CONTENT_FORMAT)
             body += answer.payload
             block = int.from_bytes(option(answer, Option.BLOCK2) or b"", "big")
-        assert json.loads(body) == self.ACTIONS
+        return body
+
+    async def test_are_fetched_before_the_next_one_goes(self, peer: Peer, services: Services, world: World) -> None:
+        first = await self._begun(peer, services, world, "a", "b", "c")
+        for name in "abc":
+            assert json.loads(self._fetch(peer, first)) == self._actions(name)
+            if name != "c":
+                first = peer.take()
+                peer.acknowledge(first)
+        assert peer.inbox == []
+        (observer,) = peer.session().observers.values()
+        assert observer.observation.bytes_held == 0
+
+    async def test_may_be_fetched_before_the_acknowledgement(
+        self, peer: Peer, services: Services, world: World
+    ) -> None:
+        """It can be lost."""
+        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(2)))
+        for name in "ab":
+            await _send_action(services, world.kitchen, self._actions(name))
+        first = peer.take()
+        assert json.loads(self._fetch(peer, first)) == self._actions("a")
+        assert peer.inbox == []
+        peer.acknowledge(first)
+        assert b'"b"' in peer.take().payload
+
+    async def test_that_nobody_fetches_hold_the_next_one_up_for_a_while(
+        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+    ) -> None:
+        await self._begun(peer, services, world, "a", "b")
+        time.now += FETCH_SECONDS - 1
+        endpoint.tick(time.now)
+        assert peer.inbox == []
+        time.now += SWEEP_SECONDS
+        endpoint.tick(time.now)
+        second = peer.take()
+        peer.acknowledge(second)
+        time.now += FETCH_SECONDS + SWEEP_SECONDS
+        endpoint.tick(time.now)
+        (observer,) = peer.session().observers.values()
+        assert observer.observation.bytes_held == 0
+        assert endpoint.statistics().bytes_held == peer.session().bytes_held
+        assert error(self._ask(peer, 1))[0] == "4.00"
+
+    async def test_that_are_fetched_slowly_hold_it_up_for_longer(
+        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+    ) -> None:
+        await self._begun(peer, services, world, "a", "b")
+        for number in (1, 2):
+            time.now += FETCH_SECONDS - 1
+            endpoint.tick(time.now)
+            assert self._ask(peer, number).code == Code.CONTENT
+            assert peer.inbox == []
+
+    async def test_of_several_observers_are_kept_apart(self, peer: Peer, services: Services, world: World) -> None:
+        names = {KITCHEN_TOKEN: ("k", world.kitchen), HALL_TOKEN: ("h", world.hall)}
+        first = {}
+        for token, (name, device) in names.items():
+            peer.observe(token, 0, [(Option.BLOCK2, uint(2))], request_token=name.encode())
+            await wait_all_tasks_blocked()
+            peer.inbox.clear()
+            await _send_action(services, device, self._actions(name))
+            first[token] = peer.take()
+            peer.acknowledge(first[token])
+        for token, (name, _) in reversed(names.items()):
+            assert json.loads(self._fetch(peer, first[token], token)) == self._actions(name)
+
+    async def test_in_cbor(self, peer: Peer, services: Services, world: World) -> None:
+        """A request for a further block need not say again what is accepted."""
+        first = await self._begun(peer, services, world, "a", options=((Option.ACCEPT, uint(CBOR)),))
+        assert option(first, Option.CONTENT_FORMAT) == uint(CBOR)
+        assert cbor2.loads(self._fetch(peer, first)) == self._actions("a")
+
+    async def test_survive_a_refresh(self, peer: Peer, services: Services, world: World) -> None:
+        """In the format in which they began."""
+        first = await self._begun(peer, services, world, "a", "b")
+        await _observing(peer, KITCHEN_TOKEN, (Option.ACCEPT, uint(CBOR)))
+        assert json.loads(self._fetch(peer, first)) == self._actions("a")
+        assert cbor2.loads(peer.take().payload) == self._actions("b")
+
+    async def test_begin_anew_with_a_refresh_before_the_acknowledgement(
+        self, peer: Peer, services: Services, world: World
+    ) -> None:
+        await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(2)))
+        await _send_action(services, world.kitchen, self._actions("a"))
+        peer.inbox.clear()
+        peer.observe(KITCHEN_TOKEN, 0, [(Option.BLOCK2, uint(2))])
+        again = peer.inbox.pop()
+        peer.inbox.clear()
+        peer.acknowledge(again)
+        assert json.loads(self._fetch(peer, again)) == self._actions("a")
+
+    async def test_end_with_the_observation(
+        self, peer: Peer, endpoint: Endpoint, services: Services, world: World, time: Time
+    ) -> None:
+        await self._begun(peer, services, world, "a", "b")
+        peer.observe(KITCHEN_TOKEN, 1)
+        peer.inbox.clear()
+        assert error(self._ask(peer, 1))[0] == "4.00"
+        time.now += FETCH_SECONDS
+        endpoint.tick(time.now)
+        assert peer.inbox == []
+
+    async def test_behind_the_end(self, peer: Peer, services: Services, world: World) -> None:
+        await self._begun(peer, services, world, "a")
+        assert error(self._ask(peer, 100))[0] == "4.00"

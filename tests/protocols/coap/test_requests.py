@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest, TooManyAttempts
+from broker.errors import BadRequest, BodyTooLarge, TooManyAttempts
+from config.limits import COAP_BODY_BYTES
 from protocols.coap.messages import CBOR, Option, uint
 from protocols.coap.requests import cbor_to_json, json_to, refusal
 
@@ -55,6 +56,12 @@ def test_an_array_that_shares_itself_is_refused() -> None:
         cbor_to_json(bomb)
 
 
+@pytest.mark.parametrize("junk", [b"\x00", b"\xff", b"\xa0", b" ", bytes(5000)])
+def test_what_stands_behind_the_value_is_refused(junk: bytes) -> None:
+    with pytest.raises(BadRequest):
+        cbor_to_json(cbor2.dumps({"data": {"state": True}}) + junk)
+
+
 def test_bytes_and_numbers_as_keys_become_text() -> None:
     assert json.loads(cbor_to_json(cbor2.dumps({1: b"bytes"}))) == {"1": "Ynl0ZXM="}
 
@@ -63,3 +70,9 @@ def test_a_limit_says_how_long_to_wait() -> None:
     answer = refusal(TooManyAttempts(retry_seconds=300), None)
     assert (answer.code, answer.options) == (0x9D, ((Option.MAX_AGE, uint(300)),))
     assert json.loads(answer.body)["error"]["code"] == 429
+
+
+def test_too_large_says_how_much_is_taken() -> None:
+    """RFC 7959 section 2.9.3."""
+    answer = refusal(BodyTooLarge(), None)
+    assert (answer.code, answer.options) == (0x8D, ((Option.SIZE1, uint(COAP_BODY_BYTES)),))

@@ -4,16 +4,21 @@ import json
 
 import cbor2
 import pytest
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.clock import Clock
+from broker.devices.registry import Devices
 from broker.envelope import Message as StoredMessage
+from broker.messages.ingest import Ingest
 from broker.secrets import Vault
 from broker.services import Services, open_services
-from config.settings import Settings
+from config.limits import COAP_BODY_BYTES
+from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, Code, Message, Option, uint
 from protocols.coap.resources import MAX_UNKNOWN_TOKENS
+from protocols.coap.session import Rank
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
@@ -232,6 +237,43 @@ async def test_disabled_device(peer: Peer, services: Services, world: World) -> 
     assert error(peer.take()) == ("4.03", "Source device is disconnected")
 
 
+class TestRank:
+    """Who was refused is no better than a stranger: it goes first when there is no room."""
+
+    async def test_of_a_device(self, peer: Peer) -> None:
+        await _posted(peer, KITCHEN_TOKEN, STATE)
+        assert peer.session().rank is Rank.MEMBER
+
+    async def test_of_one_that_only_asks(self, peer: Peer) -> None:
+        peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}")
+        await wait_all_tasks_blocked()
+        assert peer.session().rank is Rank.MEMBER
+
+    async def test_of_a_disabled_device(self, peer: Peer, services: Services, world: World) -> None:
+        await disable_kitchen(services, world)
+        await _posted(peer, KITCHEN_TOKEN, STATE)
+        for value in (0, 1):
+            peer.observe(KITCHEN_TOKEN, value)
+            await wait_all_tasks_blocked()
+        assert peer.session().rank is Rank.STRANGER
+
+    async def test_of_a_refused_body(self, peer: Peer) -> None:
+        await _posted(peer, KITCHEN_TOKEN, b"{")
+        assert peer.session().rank is Rank.STRANGER
+
+
+class TestRankOverTheLimit:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return Settings(state_dir=settings.state_dir, limits=Limits(coap_device="1/5"))
+
+    async def test_is_a_strangers(self, endpoint: Endpoint) -> None:
+        former, latter = Peer(endpoint, "former"), Peer(endpoint, "latter")
+        assert (await _posted(former, KITCHEN_TOKEN, STATE)).code == Code.CREATED
+        assert (await _posted(latter, KITCHEN_TOKEN, STATE)).code == 0x9D
+        assert (former.session().rank, latter.session().rank) == (Rank.MEMBER, Rank.STRANGER)
+
+
 async def test_revoked_token(peer: Peer, services: Services, world: World) -> None:
     await _posted(peer, KITCHEN_TOKEN, STATE)
     await revoke_kitchen_token(services, world)
@@ -272,11 +314,28 @@ class TestBlocks:
         assert error(await self._send(peer, b" " * 2100, 6)) == ("4.13", "Request body too large")
         assert peer.session().blocks.bytes_held == 0
 
+    async def test_of_two_messages_at_once_are_told_apart_by_their_tags(self, peer: Peer, services: Services) -> None:
+        """RFC 9175 section 3."""
+        bodies = {tag: json.dumps({"data": {"text": tag.decode() * 60}}).encode() for tag in (b"x", b"y")}
+        answers = []
+        for number in (0, 1):
+            for tag, body in bodies.items():
+                block = (Option.BLOCK1, uint(number << 4 | (number < 1) << 3 | 2))
+                part = body[number * 64 : (number + 1) * 64]
+                peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", part, [block, (Option.REQUEST_TAG, tag)])
+                await wait_all_tasks_blocked()
+                answers.append(peer.take())
+        assert [answer.code for answer in answers] == [Code.CONTINUE, Code.CONTINUE, Code.CREATED, Code.CREATED]
+        stored = [await _stored(services, json.loads(answer.payload)["data"]["mid"]) for answer in answers[2:]]
+        assert [json.loads(one.data)["text"] for one in stored] == ["x" * 60, "y" * 60]
+
     async def test_announced_as_too_large(self, peer: Peer) -> None:
         options = [(Option.BLOCK1, uint(8 | 6)), (Option.SIZE1, uint(5000))]
         peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b" " * 1024, options)
         await wait_all_tasks_blocked()
-        assert error(peer.take())[0] == "4.13"
+        answer = peer.take()
+        assert error(answer)[0] == "4.13"
+        assert option(answer, Option.SIZE1) == uint(COAP_BODY_BYTES)
 
     async def test_of_a_stranger_are_not_held(self, peer: Peer) -> None:
         peer.request(Code.POST, "v1.1/messages/nobody", b" " * 1024, [(Option.BLOCK1, uint(8 | 6))])
@@ -324,6 +383,23 @@ class TestTokenLookUps:
         assert sum(len(peer.inbox) for peer in peers) == 16
         await wait_all_tasks_blocked()
         assert [peer.take().code for peer in peers].count(Code.CREATED) == 64
+
+    @pytest.mark.parametrize(("owner", "method"), [(Ingest, "submit"), (Devices, "by_token")])
+    async def test_a_bug_of_ours_is_answered_and_ends_nothing(
+        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+    ) -> None:
+        """The endpoint, which catches it for tokens that are known, is not there when a worker serves."""
+
+        def broken(*_: object) -> int:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(owner, method, broken)
+            answer = await _posted(peer, KITCHEN_TOKEN, STATE)
+        assert error(answer) == ("5.00", "Internal Server Error")
+        (logged,) = [entry for entry in logs if entry["event"] == "coap_request_failed"]
+        assert json.loads(answer.payload)["error"]["id"] == logged["error_id"]
+        assert (await _posted(peer, KITCHEN_TOKEN, STATE)).code == Code.CREATED
 
 
 async def test_ping_is_answered_with_a_reset(peer: Peer) -> None:

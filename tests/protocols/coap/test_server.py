@@ -16,7 +16,7 @@ from broker.services import Services
 from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.messages import ACK, CON, Code, Message, Option, decode, encode
+from protocols.coap.messages import ACK, CON, RST, Code, Message, Option, decode, encode
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN_TOKEN, World
 
@@ -113,6 +113,15 @@ async def test_garbage_disturbs_nobody(device: Socket, datagram: bytes) -> None:
 async def test_an_oversize_datagram_is_refused(device: Socket) -> None:
     answer = await device.ask(_post(1, b" " * 20_000))
     assert (answer.code, json.loads(answer.payload)["error"]["message"]) == (0x8D, "Request body too large")
+
+
+async def test_a_datagram_whose_end_is_missing_is_rejected(device: Socket, services: Services) -> None:
+    """Its body is short enough, but nobody knows what it would have said."""
+    path = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", KITCHEN_TOKEN.encode()))
+    filler = ((2048, b"x" * 1000),) * 4
+    answer = await device.ask(Message(CON, Code.POST, 1, b"t", (*path, *filler), STATE + b" " * 40))
+    assert (answer.type, answer.message_id) == (RST, 1)
+    assert services.ingest.statistics().messages == 0
 
 
 async def test_back_pressure_stops_reading(device: Socket, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:

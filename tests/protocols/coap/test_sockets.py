@@ -10,11 +10,10 @@ import trio
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.dtls import serve_coap_dtls
-from protocols.coap.gnutls import LIBRARY
 from protocols.coap.messages import ACK, CON, Code, Message, Option, decode, encode
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN_TOKEN, World
-from tests.programs import require_library
+from tests.programs import require_dtls
 from tests.protocols.coap.dtls_client import client_context, dtls_client, make_certificate
 
 PATH = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", KITCHEN_TOKEN.encode()))
@@ -72,7 +71,7 @@ async def test_one_peer_at_two_of_our_addresses_is_two(port: int, services: Serv
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 async def test_dtls(services: Services, world: World, bind: str, tmp_path: Path, host: str) -> None:
-    require_library(LIBRARY)
+    require_dtls()
     serve = partial(serve_coap_dtls, services, Address(bind, 0), *make_certificate(tmp_path, "ecdsa"))
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve)
