@@ -18,7 +18,6 @@ _HELLO_BYTES = RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES + 2 + 32 + 1 + 1 + 
 _CLIENT_HELLO = 1
 _CLIENT_KEY_EXCHANGE = 16
 _IN_CLEAR = b"\0\0"  # epoch 0
-_RANDOM: Final = slice(RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES + 2, 59)
 _IDENTITY: Final = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -51,9 +50,12 @@ def is_client_hello(record: bytes) -> bool:
     )
 
 
-def client_random(hello: bytes) -> bytes:
-    """What tells one handshake from another of the same peer."""
-    return hello[_RANDOM]
+def hello_key(hello: bytes) -> int:
+    """The same for a hello that is said again, in another record. Its cookie counts.
+
+    So a device whose random numbers are the same after each start gets in with its next cookie at the latest.
+    """
+    return hash(hello[RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES :])
 
 
 def psk_identity(record: bytes) -> bytes | None:

@@ -25,7 +25,7 @@ from config.settings import Address
 from protocols.coap.datagrams import (
     APPLICATION_DATA,
     CHANGE_CIPHER_SPEC,
-    client_random,
+    hello_key,
     is_client_hello,
     is_in_clear,
     psk_identity,
@@ -121,13 +121,13 @@ class _Open(NamedTuple):
     """A session: who takes its records, and by which hello it began."""
 
     take: Callable[[bytes], None]
-    random: bytes
+    hello: int
 
 
 class _HalfOpen(NamedTuple):
     """A handshake under way."""
 
-    random: bytes
+    hello: int
     arrived: trio.MemorySendChannel[list[bytes]]
     scope: trio.CancelScope
 
@@ -204,9 +204,9 @@ class _Peers:
         if prestate is None:
             self._send(address, self._context.challenge(name))
             return
-        random, former = client_random(hello), self._half_open.get(address)
+        key, former = hello_key(hello), self._half_open.get(address)
         for known in (former, self._sessions.get(address)):
-            if known is not None and known.random == random:
+            if known is not None and known.hello == key:
                 return  # said again; so will our flight be, when its time has come
         if former is not None:
             del self._half_open[address]
@@ -214,7 +214,7 @@ class _Peers:
         arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
         arrived.send_nowait([hello])
         scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS)
-        half_open = self._half_open[address] = _HalfOpen(random, arrived, scope)
+        half_open = self._half_open[address] = _HalfOpen(key, arrived, scope)
         self._nursery.start_soon(self._shake_hands, address, half_open, prestate, arriving)
         if len(self._half_open) > self._limits.half_open_handshakes:
             self._half_open.popitem(last=False)[1].scope.cancel()
@@ -234,7 +234,7 @@ class _Peers:
                 connection = await self._connect(address, prestate, arriving)
             if connection is not None:
                 self._handshakes += 1
-                self._open_session(address, connection, half_open.random)
+                self._open_session(address, connection, half_open.hello)
         except ConnectionOver:
             pass  # it gave up, or could not show what it had to show
         except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a handshake
@@ -278,11 +278,11 @@ class _Peers:
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    def _open_session(self, address: PeerAddress, connection: DtlsConnection, random: bytes) -> None:
+    def _open_session(self, address: PeerAddress, connection: DtlsConnection, hello: int) -> None:
         endpoint = self._endpoint
         if self._sessions.pop(address, None) is not None and (former := endpoint.find(address)) is not None:
             self._close(former)  # its peer has begun anew
-        self._sessions[address] = _Open(_ignore, random)  # so that it is told if it has to go at once
+        self._sessions[address] = _Open(_ignore, hello)  # so that it is told if it has to go at once
         session = endpoint.open(
             address,
             partial(self._send_in, connection),
@@ -292,7 +292,7 @@ class _Peers:
             certificate=connection.certificate,
         )
         if not session.is_closed:
-            self._sessions[address] = _Open(partial(self._take, connection, session), random)
+            self._sessions[address] = _Open(partial(self._take, connection, session), hello)
 
     def _take(self, connection: DtlsConnection, session: Session, record: bytes) -> None:
         try:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.coap.datagrams import is_client_hello, psk_identity, records
+from protocols.coap.datagrams import hello_key, is_client_hello, psk_identity, records
 
 _bodies = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
 
@@ -51,3 +51,10 @@ def test_an_encrypted_record_is_no_hello() -> None:
 def test_a_record_that_is_too_short_is_no_hello() -> None:
     """Its answer would be longer than itself, and may go to somebody who has not asked."""
     assert not is_client_hello(HELLO[:11] + b"\0\x10" + HELLO[13:29])
+
+
+def test_a_hello_is_known_again_in_another_record() -> None:
+    """Not so with another cookie: a device may have the same random numbers after each start."""
+    again = HELLO[:10] + b"\x05" + HELLO[11:]
+    assert hello_key(again) == hello_key(HELLO)
+    assert hello_key(HELLO[:65] + b"x" + HELLO[66:]) != hello_key(HELLO)
