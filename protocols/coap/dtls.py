@@ -267,13 +267,16 @@ class _Peers:
                     return connection
 
     async def _find_key(self, identity: bytes) -> tuple[bytes, bytes] | None:
-        """A device and its key, read anew for each handshake."""
+        """A device and its key, read anew for each handshake; None when there is none.
+
+        Raises ConnectionOver when it cannot be told, so that no device takes itself for an unknown one.
+        """
         async with self._keys_at_once:
             try:
                 key = await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
-            except Exception:  # noqa: BLE001 - a store or a secret that cannot be read: this handshake fails, others need not
+            except Exception as error:
                 _log.exception("coap_key_not_read", device=identity.decode())
-                return None
+                raise ConnectionOver("its key could not be read") from error
         return None if key is None else (identity, key)
 
     # --- Sessions ----------------------------------------------------------------------------------------------------

@@ -132,7 +132,14 @@ class Endpoint:
     def _make_room(self, latest: Session) -> None:
         while (session := self._sessions.surplus(latest)) is not None:
             self._evicted += 1
+            self._let_go(session)
+
+    def _let_go(self, session: Session) -> None:
+        """A bug of ours met with one that has to go is nobody else's."""
+        try:
             self.close(session)
+        except Exception:  # noqa: BLE001 - as in `receive_from`
+            self._failed(session)
 
     def _member(self, session: Session) -> None:
         self._sessions.rise(session, Rank.MEMBER)
@@ -280,10 +287,13 @@ class Endpoint:
             self._failed(session)
 
     def _sweep(self, now: float) -> None:
-        self._sessions.forget_blocks(now)
-        self._observers.sweep(now)
+        try:
+            self._sessions.forget_blocks(now)
+            self._observers.sweep(now)
+        except Exception:  # noqa: BLE001 - as in `_tick`, but of no one session
+            self._failed(None)
         for session in self._sessions.idle(now):
-            self.close(session)
+            self._let_go(session)
         for session in self._sessions.silent_observers(now, COAP_SILENCE_SECONDS):
             if session.exchange.deadline == inf:  # otherwise something is under way that asks as well
                 self._observers.ping(session, now)

@@ -90,8 +90,8 @@ class Observation:
             self.body = None
 
     def take_back(self) -> None:
-        """What is under way and not acknowledged will be sent anew."""
-        if self._current is not None and not self.is_acknowledged:
+        """What has not arrived, or not to its last block, will be sent anew."""
+        if self._current is not None:
             self.fetched()
             self._waiting.appendleft(self._current)
             self._current = None

@@ -102,6 +102,7 @@ class Observers:
         """
         observation = observer.observation
         observer.session.exchange.cancel(observer, self._now())
+        self._fetching.pop(observer, None)
         observation.take_back()
         observation.format, observation.exponent = format_, exponent
         return observation.next_number(self._now_ms())

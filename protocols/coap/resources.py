@@ -161,7 +161,8 @@ class Resources:
         try:
             self._serve(session, incoming, request, device, caller, now)
         except DomainError as error:
-            self._refuse(session, incoming, request, error)
+            if not incoming.is_answered:
+                self._refuse(session, incoming, request, error)
         except Exception:  # noqa: BLE001 - as in the endpoint, which is not there to catch it
             error_id = _logged()
             if not incoming.is_answered:
@@ -191,6 +192,8 @@ class Resources:
             raise (PublishForbidden if is_post else SubscribeForbidden) from None
         if is_post:
             self._post(session, incoming, request, device, caller, now)
+        elif session.is_closed:
+            return  # while its token was looked up: nobody would ever end its observation
         else:
             self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
             self._observers.go_on(session)

@@ -202,6 +202,23 @@ class TestPreSharedKeys:
             with dtls_client(address, psk_context(KITCHEN, token, PSK)) as client:
                 await client.handshake()
 
+    async def test_that_cannot_be_read_are_not_told_to_be_unknown(
+        self, address: Address, services: Services, listener: DtlsListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A device would take itself for one that was deleted."""
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a disk")
+
+        with monkeypatch.context() as patched, capture_logs() as logs:
+            patched.setattr(services.devices, "pre_shared_key", fail)
+            context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
+            with dtls_client(address, context) as client, pytest.raises(trio.TooSlowError):
+                await client.handshake(seconds=0.2)
+        assert [entry["event"] for entry in logs] == ["coap_key_not_read"]
+        assert listener.statistics().handshakes_failed == 1
+        await _still_serves(address)
+
 
 def _put_sealed(world: World, sealed: bytes, tx: Transaction) -> None:
     tx.devices.put_token(DeviceTokenRecord(world.kitchen, token_hash(KITCHEN_TOKEN), sealed, world.application, 1))

@@ -511,21 +511,19 @@ class TestBlocks:
         assert option(first, Option.CONTENT_FORMAT) == uint(CBOR)
         assert cbor2.loads(self._fetch(peer, first)) == self._actions("a")
 
-    async def test_survive_a_refresh(self, peer: Peer, services: Services, world: World) -> None:
-        """In the format in which they began."""
-        first = await self._begun(peer, services, world, "a", "b")
-        await _observing(peer, KITCHEN_TOKEN, (Option.ACCEPT, uint(CBOR)))
-        assert json.loads(self._fetch(peer, first)) == self._actions("a")
-        assert cbor2.loads(peer.take().payload) == self._actions("b")
-
-    async def test_begin_anew_with_a_refresh_before_the_acknowledgement(
-        self, peer: Peer, services: Services, world: World
+    @pytest.mark.parametrize("is_acknowledged", [False, True])
+    async def test_begin_anew_with_a_refresh(
+        self, peer: Peer, services: Services, world: World, is_acknowledged: bool
     ) -> None:
+        """Whoever has just started again will not fetch the rest of what came before."""
         await _observing(peer, KITCHEN_TOKEN, (Option.BLOCK2, uint(2)))
         await _send_action(services, world.kitchen, self._actions("a"))
-        peer.inbox.clear()
+        before = peer.take()
+        if is_acknowledged:
+            peer.acknowledge(before)
         peer.observe(KITCHEN_TOKEN, 0, [(Option.BLOCK2, uint(2))])
         again = peer.inbox.pop()
+        assert again.message_id != before.message_id
         peer.inbox.clear()
         peer.acknowledge(again)
         assert json.loads(self._fetch(peer, again)) == self._actions("a")
@@ -544,3 +542,14 @@ class TestBlocks:
     async def test_behind_the_end(self, peer: Peer, services: Services, world: World) -> None:
         await self._begun(peer, services, world, "a")
         assert error(self._ask(peer, 100))[0] == "4.00"
+
+
+async def test_a_session_that_ends_while_its_token_is_looked_up_observes_nothing(
+    peer: Peer, endpoint: Endpoint, services: Services, world: World
+) -> None:
+    """Nobody would ever end that observation, and the device would seem to be online."""
+    peer.observe(KITCHEN_TOKEN, 0)
+    endpoint.close(peer.session())
+    await wait_all_tasks_blocked()
+    assert not services.connections.is_online(world.kitchen)
+    assert endpoint.statistics().observers == 0
