@@ -1,7 +1,7 @@
 """The refusals of the service: facts on the leaves, rendered by each protocol in its own form.
 
 Anything that is not a `DomainError` is our bug. `status` is the HTTP status, `code` the number inside the error body
-where compatibility.md section 3.2 gives it one of its own, and `str(error)` the REST text.
+where reference 3.2 gives it one of its own, and `str(error)` the REST text.
 """
 
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ class PermissionDenied(DomainError):
 
 @dataclass(eq=False)
 class SourceDeviceDisabled(DomainError):
-    """The specification's *disconnected* device: its owner switched it off."""
+    """A *disconnected* device (reference 6.1): its owner disabled it."""
 
     status = 403
     template = "Source device is disconnected"
@@ -174,7 +174,7 @@ class Gone(DomainError):
 
 @dataclass(eq=False)
 class NotInThisVersion(DomainError):
-    """The specification has it, and we do not, yet."""
+    """The reference has this capability; this version does not serve it yet."""
 
     status = 501
     template = "{capability}: not in this version"

@@ -74,7 +74,7 @@ class DeviceChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFact(Fact):
-    """Something happened to a device's place in the inventory (specification, Events).
+    """Something happened to a device's place in the inventory (reference 20).
 
     It carries all that decides who may hear of it, because after `DeviceDeleted` nobody can look it up.
     `application_id` is the application of the token that caused it; None for operators.
@@ -131,7 +131,7 @@ class AvailabilityChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ProviderAuthRemoved(Fact):
-    """The device's authorization at its third party was taken back; subscriptions end (compatibility.md 11.2)."""
+    """The device's authorization at its third party was taken back; subscriptions end (reference 11.2)."""
 
     device: int
 

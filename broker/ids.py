@@ -1,4 +1,4 @@
-"""Opaque ids and secrets in the forms that compatibility.md section 1.1 fixes."""
+"""Opaque ids and secrets in the forms that reference 1.1 fixes."""
 
 import re
 import secrets

@@ -1,22 +1,22 @@
-"""The numbers of the specification's Limits chapter and of compatibility.md, each in one place."""
+"""The numbers of the reference, each in one place."""
 
 from typing import Final
 
-MAX_DATA_BYTES: Final = 1024  # specification, Sizes and bounds: message size
-MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # compatibility.md 1.3: POST /messages and /actions
-MAX_BODY_BYTES: Final = 1024 * 1024  # compatibility.md 1.3: every other body
-MAX_ACTIONS_PER_MESSAGE: Final = 20  # compatibility.md 9.1
+MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
+MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
+MAX_BODY_BYTES: Final = 1024 * 1024  # reference 1.3: every other body
+MAX_ACTIONS_PER_MESSAGE: Final = 20  # reference 9.1
 
 PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100
 IDS_MAX: Final = 100  # ids in sdids and dids lists
 EVENT_PATTERN_MAX_CHARACTERS: Final = 64
-CURSOR_MAX_CHARACTERS: Final = 128  # compatibility.md 9.3
+CURSOR_MAX_CHARACTERS: Final = 128  # reference 9.3
 
 NAME_MAX_CHARACTERS: Final = 64
-DESCRIPTION_MAX_CHARACTERS: Final = 1_500  # specification, Sizes and bounds: device types and trials
+DESCRIPTION_MAX_CHARACTERS: Final = 1_500  # reference 21.3: device types and trials
 FORBIDDEN_IN_NAMES: Final = frozenset("<>&'\"")
-DELETED_DEVICE_DAYS: Final = 30  # compatibility.md 6.1: how long a deleted device can be restored
+DELETED_DEVICE_DAYS: Final = 30  # reference 6.1: how long a deleted device can be restored
 DEVICE_SHARES_MAX: Final = 100  # of one device, refused ones not counted
 
 REGISTRATION_SECONDS: Final = 30  # device channel: register after connecting
@@ -31,7 +31,7 @@ MQTT_PACKET_BYTES: Final = 64 * 1024
 USER_TOKEN_SECONDS: Final = 1_209_600
 APPLICATION_TOKEN_SECONDS: Final = 86_400
 REFRESH_WINDOW_DAYS: Final = 14
-OLD_TOKEN_SECONDS: Final = 300  # compatibility.md 4.3: how long an access token outlives its refresh
+OLD_TOKEN_SECONDS: Final = 300  # reference 4.3: how long an access token outlives its refresh
 AUTHORIZATION_CODE_SECONDS: Final = 60
 DEVICE_CODE_SECONDS: Final = 1_800
 DEVICE_POLL_SECONDS: Final = 5
@@ -39,11 +39,11 @@ DEVICE_POLL_GROWTH_SECONDS: Final = 5  # RFC 8628, 3.5: what `slow_down` adds to
 EXPIRY_SWEEP_SECONDS: Final = 2  # connections must end within 5 s after their token
 USER_CODE_MISSES: Final = 10  # wrong user codes from one address, or of one text, within the window
 USER_CODE_WINDOW_SECONDS: Final = 900
-SESSION_SECONDS: Final = 14 * 86_400  # compatibility.md 4.2: how long a browser stays signed in
-PASSWORD_MISSES: Final = 5  # compatibility.md 4.2: wrong passwords for one account within the window
+SESSION_SECONDS: Final = 14 * 86_400  # reference 4.2: how long a browser stays signed in
+PASSWORD_MISSES: Final = 5  # reference 4.2: wrong passwords for one account within the window
 PASSWORD_ADDRESS_MISSES: Final = 50  # wrong passwords from one address within the window
 PASSWORD_WINDOW_SECONDS: Final = 900
-PASSWORD_MIN_CHARACTERS: Final = 8  # compatibility.md 4.2
+PASSWORD_MIN_CHARACTERS: Final = 8  # reference 4.2
 PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer ones are hashed for nobody
 PASSWORD_RESET_SECONDS: Final = 1_800  # how long the code of a reset mail is good for
 PASSWORD_RESETS: Final = 10  # asked for from one address within the window
@@ -58,24 +58,24 @@ SIGN_UP_WINDOW_SECONDS: Final = 900
 EMAIL_MAX_CHARACTERS: Final = 254
 APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 
-CALLS_PER_ADDRESS: Final = 600  # compatibility.md 21.1: a minute, where no token is counted
-FREE_MONTHLY_MESSAGES: Final = 100_000  # compatibility.md 24: what an organization has without a plan
+CALLS_PER_ADDRESS: Final = 600  # reference 21.1: a minute, where no token is counted
+FREE_MONTHLY_MESSAGES: Final = 100_000  # reference 24: what an organization has without a plan
 
-COAP_EXCHANGE_SECONDS: Final = 247  # compatibility.md 17: duplicates are known for as long
+COAP_EXCHANGE_SECONDS: Final = 247  # reference 17: duplicates are known for as long
 COAP_SILENCE_SECONDS: Final = 300  # an observer is pinged after that
 COAP_IDLE_SECONDS: Final = 600  # a DTLS session without observation ends after that
 COAP_BODY_BYTES: Final = 2048  # assembled from blocks, or in one datagram
 
-EXPORT_IDS_MAX: Final = 30  # specification, Export: ids in each list
+EXPORT_IDS_MAX: Final = 30  # reference 10: ids in each list
 EXPORT_RANGE_DAYS: Final = 31
 EXPORT_PAST_DAYS: Final = 30
-EXPORT_KEPT_HOURS: Final = 24  # compatibility.md 10
-EXPORT_ENTRY_MESSAGES: Final = 10_000  # compatibility.md 10: then a new entry starts
+EXPORT_KEPT_HOURS: Final = 24  # reference 10
+EXPORT_ENTRY_MESSAGES: Final = 10_000  # reference 10: then a new entry starts
 EXPORT_URL_CHARACTERS: Final = 2_000
 
-CONNECTOR_CALLS_PER_MINUTE: Final = 60  # specification, Rate limits: calls to the external cloud, for each user
+CONNECTOR_CALLS_PER_MINUTE: Final = 60  # reference 21.1: calls to the external cloud, for each user
 CONNECTOR_CALLS_PER_DAY: Final = 10_000
-CONNECTOR_PULL_MINUTES: Final = 60  # compatibility.md 24
+CONNECTOR_PULL_MINUTES: Final = 60  # reference 24
 CONNECTOR_STATE_SECONDS: Final = 600  # how long a user may take to authorize us at the third party
 CONNECTOR_STATES: Final = 5  # authorizations of one device under way
 CONNECTOR_NOTIFICATION_BYTES: Final = 256 * 1024  # what a third party may send in one request
@@ -87,15 +87,15 @@ CONNECTOR_REQUESTS: Final = 20  # requests of one hook call
 CONNECTOR_SUB_DEVICES: Final = 100  # of one linked device
 CONNECTOR_WAITING: Final = 1_000  # Actions, or requests of notifications, that wait for one type's third party
 
-REGISTRATION_PIN_SECONDS: Final = 3_600  # compatibility.md 7.1: how long PIN and registration are good for
-PIN_MISSES: Final = 5  # compatibility.md 7.1: wrong PINs by one user within the window
+REGISTRATION_PIN_SECONDS: Final = 3_600  # reference 7.1: how long PIN and registration are good for
+PIN_MISSES: Final = 5  # reference 7.1: wrong PINs by one user within the window
 PIN_WINDOW_SECONDS: Final = 600
 REGISTRATION_KEPT_DAYS: Final = 30  # those that led to nothing
 
-APPROVED_ROWS_MAX: Final = 10_000  # compatibility.md 7.2: rows of one CSV
+APPROVED_ROWS_MAX: Final = 10_000  # reference 7.2: rows of one CSV
 APPROVED_UPLOADS_WAITING: Final = 10  # of one device type
 APPROVED_UPLOADS_KEPT: Final = 100  # of one device type, with their rejected rows
 APPROVED_CERTIFICATES_MAX: Final = 100  # of one device type
 CERTIFICATE_MAX_BYTES: Final = 32 * 1024  # of a request that has one
 VENDOR_ID_MAX_CHARACTERS: Final = 64
-UPGRADE_TOKEN_SECONDS: Final = 900  # compatibility.md 13
+UPGRADE_TOKEN_SECONDS: Final = 900  # reference 13

@@ -1,4 +1,4 @@
-"""One TOML file and the environment, parsed once into frozen settings (design/interfaces.md).
+"""One TOML file and the environment, parsed once into frozen settings (reference 25).
 
 Every key `table.name` is also the variable `TRUNKLINE_TABLE_NAME`. An unknown key or a bad value is a `SettingsError`
 that names where it stands and what would be allowed.
@@ -133,7 +133,7 @@ class Tls(_Table, frozen=True):
 
 
 class Limits(_Table, frozen=True):
-    """Rates are `minute/day` (specification, Rate limits); each is of one user in one application, or of one device."""
+    """Rates are `minute/day` (reference 21.1); each is of one user in one application, or of one device."""
 
     rate_limits: Literal["on", "off"] = "on"
     quotas: Literal["on", "off"] = "on"

@@ -1,6 +1,6 @@
 """Refusals as protocols share them: what devices on MQTT and CoAP are told, and the members of rate limits.
 
-compatibility.md 16.4 names the device where REST names the organization.
+reference 16.4 names the device where REST names the organization.
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ def device_text(error: DomainError) -> str:
 
 
 def rate_members(standing: Standing) -> dict[str, str]:
-    """Headers of REST, members of an MQTT error: each as `minute/day` (compatibility.md 21.1)."""
+    """Headers of REST, members of an MQTT error: each as `minute/day` (reference 21.1)."""
     return {
         "X-Rate-Limit-Limit": _pair(standing.limit),
         "X-Rate-Limit-Remaining": _pair(standing.remaining),

@@ -1,7 +1,7 @@
-"""The JSON forms that REST and WebSocket share (compatibility.md 6.4, 9.2, 19.2 and 19.3).
+"""The JSON forms that REST and WebSocket share (reference 6.4, 9.2, 19.2 and 19.3).
 
 Stored `data` is compact JSON already and is spliced in, never decoded and encoded again. The other texts are ids, whose
-alphabets (compatibility.md 1.1) need no escaping. `boid` stands in frames and is absent from searches.
+alphabets (reference 1.1) need no escaping. `boid` stands in frames and is absent from searches.
 
 The `_object` forms are the same members as a mapping, for MessagePack.
 """

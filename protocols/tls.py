@@ -1,4 +1,4 @@
-"""TLS that asks for a client certificate and leaves it to the application to trust it (compatibility.md 7.1).
+"""TLS that asks for a client certificate and leaves it to the application to trust it (reference 7.1).
 
 Whom a certificate is worth something to depends on the device that it is shown for, which is known only after the
 handshake: each device type has certificate authorities of its own, they change while the daemon runs, and an ordinary

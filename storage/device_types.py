@@ -129,7 +129,7 @@ class DeviceTypeStore:
         return self._one("t.key = :value", key)
 
     def by_id_or_name(self, text: str) -> DeviceTypeRecord | None:
-        """compatibility.md 1.1: wherever a dtid is accepted, the unique name is, too."""
+        """reference 1.1: wherever a dtid is accepted, the unique name is, too."""
         return self.by_id(text) or self.by_unique_name(text)
 
     def by_id(self, id_: str) -> DeviceTypeRecord | None:

@@ -1,1 +1,1 @@
-"""Who may do what: users, applications, tokens and permissions (specification, Authentication)."""
+"""Who may do what: users, applications, tokens and permissions (reference 4)."""

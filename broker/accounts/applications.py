@@ -1,4 +1,4 @@
-"""Applications: the OAuth2 clients, their secrets, methods and redirect URIs (compatibility.md 4.1)."""
+"""Applications: the OAuth2 clients, their secrets, methods and redirect URIs (reference 4.1)."""
 
 import hmac
 from collections.abc import Collection

@@ -155,7 +155,7 @@ def _complete(
 
 
 class _Parameters:
-    """The known parameters of the query; empty ones are absent (compatibility.md 1.3)."""
+    """The known parameters of the query; empty ones are absent (reference 1.3)."""
 
     def __init__(self, query: bytes) -> None:
         self._values: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Which application calls a token endpoint, and how it proves that: the one place where this dialect decides it.
 
 An application comes with a Basic header, with `client_id` and perhaps `client_secret` among the parameters, or, to
-refresh an implicit token, with nothing but the old token (compatibility.md 4.3). Who offers a secret must have the
+refresh an implicit token, with nothing but the old token (reference 4.3). Who offers a secret must have the
 right one, also where none is needed.
 """
 

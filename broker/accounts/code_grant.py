@@ -15,7 +15,7 @@ from broker.accounts.grant_base import Client, Grant
 from broker.secrets import token_hash
 from storage.records import AuthorizationCodeRecord, UserRecord
 
-VERIFIER: Final = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # specification, POST /token
+VERIFIER: Final = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # reference 4.3
 
 
 @dataclass(frozen=True, slots=True)

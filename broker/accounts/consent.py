@@ -1,7 +1,7 @@
 """What an application asks of its users, when that needs a screen, and what is kept when they agree.
 
 An application that asks for nothing, or only for device types of its own organization, gets it without a screen
-(specification, Permissions). Whoever signs in through it grants it READ and WRITE on its organization's types, present
+(reference 4.7). Whoever signs in through it grants it READ and WRITE on its organization's types, present
 and future: the entry that says so names no type and allows nothing else (permissions.py).
 """
 
@@ -75,7 +75,7 @@ def must_ask(tx: Transaction, application: Application) -> bool:
     own = application.record.organization
     for request in _requests(tx, application):
         if request.target == PROFILE:
-            if request.write:  # reading the profile is granted to every application (compatibility.md 4.1)
+            if request.write:  # reading the profile is granted to every application (reference 4.1)
                 return True
         elif request.device_type is None or request.device_type.organization != own:
             return True

@@ -1,4 +1,4 @@
-"""Signing in with an external identity provider (compatibility.md 4.2; OpenID Connect Core 1.0, 3.1).
+"""Signing in with an external identity provider (reference 4.2; OpenID Connect Core 1.0, 3.1).
 
 A browser leaves with `begin` and comes back with `resume` and `finish`. What must fit in between (`nonce`, PKCE
 verifier, where to go on) is kept sealed under the hash of `state`, for one use, and only for the browser that left.

@@ -48,7 +48,7 @@ class TokenRequest:
 
 
 def _fields(text: bytes) -> dict[str, list[str]]:
-    # A name may have lost its way behind a second question mark (compatibility.md 1.3).
+    # A name may have lost its way behind a second question mark (reference 1.3).
     return {name.lstrip("?"): values for name, values in parse_qs(text.decode("latin-1"), errors="replace").items()}
 
 
@@ -67,7 +67,7 @@ class Grants:
         return await self._run(request, needs_grant_type=True, work=TokenServer.create_token_response)
 
     async def refresh_implicit(self, request: TokenRequest) -> Answer:
-        """POST {base_url}/accounts/token: nothing but the refresh of implicit tokens (compatibility.md 4.3)."""
+        """POST {base_url}/accounts/token: nothing but the refresh of implicit tokens (reference 4.3)."""
         if request.parameters.get("grant_type", ["refresh_token"])[-1] != "refresh_token":
             return _refusal("unsupported_grant_type", "This API refreshes tokens only")
         return await self._run(

@@ -1,4 +1,4 @@
-"""Issuing and ending tokens within one transaction (compatibility.md 4.3).
+"""Issuing and ending tokens within one transaction (reference 4.3).
 
 Everything that one authorization leads to is a family: its first tokens and all that they are refreshed to. A refresh
 issues a new pair in the family; a replayed code or refresh token ends the family.

@@ -1,4 +1,4 @@
-"""The one place that decides who may do what with a device (specification, Permissions; compatibility.md 4.1 and 6.3).
+"""The one place that decides who may do what with a device (reference 4.1 and 6.3).
 
 A `Reach` stays true for as long as somebody holds it: grants are one shared object for each application, changed in
 place, and who accepted a share stands in the shared `Device` itself.
@@ -69,7 +69,7 @@ class GuardedType(Protocol):
 
 
 class Role(StrEnum):
-    """What a member may do for an organization (compatibility.md 5.3)."""
+    """What a member may do for an organization (reference 5.3)."""
 
     ADMINISTRATOR = "administrator"
     DEVELOPER = "developer"
@@ -105,7 +105,7 @@ class Reach:
     - A device token reaches its own device. Which calls take one is the path table's business.
     - A user token reaches the devices that user owns; and for READ and WRITE those shared with that user.
     - An application token reaches what its users reach, of the types that they granted it, or every type; any grant to
-      an application covers all types of the application's own organization (specification, Permissions). Protected
+      an application covers all types of the application's own organization (reference 4.7). Protected
       types of other organizations it never reaches.
     """
 

@@ -1,4 +1,4 @@
-"""What an application keeps about a user: one text (specification, User application properties)."""
+"""What an application keeps about a user: one text (reference 5.2)."""
 
 from broker.accounts.tokens import Caller
 from broker.errors import NotFound, PermissionDenied

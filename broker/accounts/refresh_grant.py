@@ -1,4 +1,4 @@
-"""Refreshing, each token in the way it was obtained (RFC 6749, 6; specification, POST /token)."""
+"""Refreshing, each token in the way it was obtained (RFC 6749, 6; reference 4.3)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Signing in with a password, and the browser session that comes of it (compatibility.md 4.2).
+"""Signing in with a password, and the browser session that comes of it (reference 4.2).
 
 The session id is a secret of the browser and of nobody else: the store has its hash. What forms must carry to prove
 that a page of this very session was shown is derived from it, so nothing more needs to be kept.

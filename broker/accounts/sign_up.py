@@ -1,4 +1,4 @@
-"""People who open an account for themselves, where the operator lets them (compatibility.md 4.2)."""
+"""People who open an account for themselves, where the operator lets them (reference 4.2)."""
 
 import re
 from typing import Final

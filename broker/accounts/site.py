@@ -19,7 +19,7 @@ class AccountsRoot:
 
     @property
     def url(self) -> str:
-        """The specification's {auth_url}."""
+        """The `{auth_url}` of reference 1.2."""
         return f"{self.origin}{self.path}"
 
     @property

@@ -1,4 +1,4 @@
-"""Who is calling: bearer tokens of users, applications and devices (specification, Token types)."""
+"""Who is calling: bearer tokens of users, applications and devices (reference 4.6)."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable

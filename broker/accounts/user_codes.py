@@ -1,4 +1,4 @@
-"""The code that a person types: `XXXX-XXXX`, without characters that look alike (compatibility.md 1.1)."""
+"""The code that a person types: `XXXX-XXXX`, without characters that look alike (reference 1.1)."""
 
 import re
 import secrets

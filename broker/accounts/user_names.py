@@ -1,4 +1,4 @@
-"""User names of people who did not choose one (compatibility.md 5.1)."""
+"""User names of people who did not choose one (reference 5.1)."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""User profiles (specification, User)."""
+"""User profiles (reference 5.1)."""
 
 from dataclasses import replace
 from typing import Final
@@ -30,7 +30,7 @@ class Users:
         return user
 
     async def find(self, user_id: str, caller: Caller | None = None) -> UserRecord:
-        """A user by id; `self` stands for the caller's own (compatibility.md 1.1). Raises UserNotFound."""
+        """A user by id; `self` stands for the caller's own (reference 1.1). Raises UserNotFound."""
         if user_id == "self" and caller is not None and caller.kind is TokenKind.USER:
             return await self.self_of(caller)
         user = await self._database.read(lambda tx: tx.accounts.user_by_id(user_id))

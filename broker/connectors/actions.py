@@ -2,7 +2,7 @@
 
 They are taken from the log as they become durable. Where that stands is kept, so that what a stop or a crash leaves
 unsent is sent after the restart, unless it is too old to be wanted; so an Action may arrive twice, but it is not lost.
-Without a link there is nobody to send it to, and it is not kept for later (compatibility.md 9.1).
+Without a link there is nobody to send it to, and it is not kept for later (reference 9.1).
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""How often connectors may call third parties for one user (specification, Rate limits)."""
+"""How often connectors may call third parties for one user (reference 21.1)."""
 
 from broker.limits.meters import Meters
 from config.limits import CONNECTOR_CALLS_PER_DAY, CONNECTOR_CALLS_PER_MINUTE

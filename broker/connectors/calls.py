@@ -16,7 +16,7 @@ from broker.errors import DeviceNotFound, TryLater
 from broker.limits.quotas import Quotas
 
 _EARLY_MS = 30_000  # a token that expires on its way is as good as expired
-_CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # specification, Message quotas: data pulls and Action sends
+_CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # reference 21.2: data pulls and Action sends
 _log = structlog.get_logger(__name__)
 
 #: Why nothing came of a call that is no fault of ours. Whoever started it logs it and goes on.

@@ -1,4 +1,4 @@
-"""Third parties call in: the plug-in says what it means and whom it is about (compatibility.md 23)."""
+"""Third parties call in: the plug-in says what it means and whom it is about (reference 23)."""
 
 from collections import Counter
 from typing import Final

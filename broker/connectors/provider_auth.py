@@ -1,4 +1,4 @@
-"""Linking a device with its user's account at the third party, and undoing that (compatibility.md 23)."""
+"""Linking a device with its user's account at the third party, and undoing that (reference 23)."""
 
 import secrets
 from collections.abc import Mapping

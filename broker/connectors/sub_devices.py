@@ -1,4 +1,4 @@
-"""Devices behind a linked device, created when the third party first names them (compatibility.md 23)."""
+"""Devices behind a linked device, created when the third party first names them (reference 23)."""
 
 from collections.abc import Collection
 

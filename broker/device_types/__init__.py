@@ -1,1 +1,1 @@
-"""Device types and their Manifests (specification, Device type; compatibility.md section 8)."""
+"""Device types and their Manifests (reference 8)."""

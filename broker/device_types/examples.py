@@ -1,4 +1,4 @@
-"""The device types that come with the product, for trying it out: compatibility.md section 8.7.
+"""The device types that come with the product, for trying it out: reference 8.7.
 
 Each is a file in `shipped/`. Whoever installs them makes the organization `example` their owner.
 """

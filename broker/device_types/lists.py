@@ -1,4 +1,4 @@
-"""Which device types there are, as the caller sees them, and the tags they are found by (compatibility.md 8.1)."""
+"""Which device types there are, as the caller sees them, and the tags they are found by (reference 8.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

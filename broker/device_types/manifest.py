@@ -1,4 +1,4 @@
-"""A Manifest: the fields and Actions a device type declares (compatibility.md section 8.2).
+"""A Manifest: the fields and Actions a device type declares (reference 8.2).
 
 `manifest_parser.parse_manifest` makes one from an uploaded document.
 """

@@ -1,4 +1,4 @@
-"""Uploaded documents to Manifests, by the rules of compatibility.md section 8.2.
+"""Uploaded documents to Manifests, by the rules of reference 8.2.
 
 The parser goes on after a problem, so that an author sees every one of them at once.
 """

@@ -1,4 +1,4 @@
-"""The member `metaData` of fields and parameters: compatibility.md section 8.2."""
+"""The member `metaData` of fields and parameters: reference 8.2."""
 
 from collections.abc import Callable, Mapping
 from math import inf

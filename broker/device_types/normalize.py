@@ -1,4 +1,4 @@
-"""Raw `data` to the fields of a Manifest: compatibility.md section 8.4.
+"""Raw `data` to the fields of a Manifest: reference 8.4.
 
 There are two ways through. The fast one decodes a payload straight into a struct that msgspec compiles from the
 Manifest; it takes only values that need no conversion. Whatever it does not take goes through the lenient one, which is

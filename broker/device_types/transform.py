@@ -1,7 +1,7 @@
 """Advanced Manifests: the member `transform`, for devices that do not speak the Manifest's JSON.
 
 A payload is unwrapped, read by its format, and given to an expression whose result is the `data` that the Manifest
-normalises. A payload that cannot be transformed is a message that failed (compatibility.md 8.4): its sender gets a
+normalises. A payload that cannot be transformed is a message that failed (reference 8.4): its sender gets a
 `mid`, and the failed-message log gets the reason.
 """
 

@@ -1,4 +1,4 @@
-"""How a Manifest's units are written for people: compatibility.md section 8.5."""
+"""How a Manifest's units are written for people: reference 8.5."""
 
 import re
 

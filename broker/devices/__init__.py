@@ -1,1 +1,1 @@
-"""Devices: the inventory, their tokens, status and presence (specification, Device)."""
+"""Devices: the inventory, their tokens, status and presence (reference 6.1)."""

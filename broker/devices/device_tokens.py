@@ -1,4 +1,4 @@
-"""The one token of a device (specification, Device token; compatibility.md 6.2)."""
+"""The one token of a device (reference 6.2)."""
 
 from dataclasses import dataclass, field
 from functools import partial

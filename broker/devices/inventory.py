@@ -36,7 +36,7 @@ F = TypeVar("F", bound=DeviceFact)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDevice:
-    """A device to be. What is None gets its default (compatibility.md 6.1)."""
+    """A device to be. What is None gets its default (reference 6.1)."""
 
     owner: int
     type: DeviceType
@@ -221,7 +221,7 @@ def put_origin(tx: Transaction, record: DeviceRecord) -> None:
 
 
 def name_findings(name: str) -> list[Finding]:
-    """What is wrong with a device's name (specification, Limits)."""
+    """What is wrong with a device's name (reference 21)."""
     if not name:
         return [Finding("name", ("Minimum length 1",))]
     if len(name) > NAME_MAX_CHARACTERS:

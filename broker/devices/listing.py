@@ -1,4 +1,4 @@
-"""The devices of a user, page by page: their own and those shared with them (specification, GET /users/…/devices)."""
+"""The devices of a user, page by page: their own and those shared with them (reference 6.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

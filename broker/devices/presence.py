@@ -1,4 +1,4 @@
-"""Who is online, and when a device was last seen (compatibility.md 6.4).
+"""Who is online, and when a device was last seen (reference 6.4).
 
 A device is online while it has a connection. Without one, whichever happened last decides: the end of the last
 connection, or a status that the device was given. What changes is kept in memory and written in bulk every second;

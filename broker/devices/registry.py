@@ -70,7 +70,7 @@ class Device:
 
     @property
     def manifest(self) -> ManifestVersion:
-        """The version that its messages are normalised with (compatibility.md 8.4)."""
+        """The version that its messages are normalised with (reference 8.4)."""
         if self.record.manifest_version_policy == "DEVICE":
             pinned = self.type.version(self.record.manifest_version)
             if pinned is not None:
@@ -172,7 +172,7 @@ class Devices:
         return None if caller is None or device is None else (device, caller)
 
     async def pre_shared_key(self, device_id: str, vault: Vault) -> bytes | None:
-        """The device's token as 16 bytes (compatibility.md 17 and 18.1). None for no such device, or none with one."""
+        """The device's token as 16 bytes (reference 17 and 18.1). None for no such device, or none with one."""
         sealed = await self._database.read(partial(_sealed_token, device_id))
         return None if sealed is None else bytes.fromhex(vault.open(sealed))
 

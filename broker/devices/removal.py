@@ -1,4 +1,4 @@
-"""Deleted devices are removed for good after 30 days, a small step at a time (compatibility.md 6.1).
+"""Deleted devices are removed for good after 30 days, a small step at a time (reference 6.1).
 
 Until then an operator can restore one: provision it again with its id.
 """

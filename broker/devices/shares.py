@@ -1,4 +1,4 @@
-"""Sharing a device by invitation (compatibility.md 6.3): offered, then accepted or refused, then left or revoked.
+"""Sharing a device by invitation (reference 6.3): offered, then accepted or refused, then left or revoked.
 
 What a share gives is decided in accounts/permissions.py; who accepted stands in the shared `Device`.
 """

@@ -1,1 +1,1 @@
-"""Export: a range of messages as an archive to download (specification, Export; compatibility.md section 10)."""
+"""Export: a range of messages as an archive to download (reference 10)."""

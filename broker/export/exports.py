@@ -1,4 +1,4 @@
-"""Exports from their creation to their expiry, and the one worker that writes them (compatibility.md section 10).
+"""Exports from their creation to their expiry, and the one worker that writes them (reference 10).
 
 The worker takes one export at a time, the oldest first. A step is one archive entry: read, format, compress and sync it
 in one go in a worker thread, then save how far it has got. A restart goes on behind the last step that was saved.

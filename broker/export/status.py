@@ -1,4 +1,4 @@
-"""The states of an export, and which follows which (compatibility.md section 10)."""
+"""The states of an export, and which follows which (reference 10)."""
 
 from enum import StrEnum
 

@@ -1,1 +1,1 @@
-"""Who may do how much: rate limits per caller, quotas per organization and device (specification, Limits)."""
+"""Who may do how much: rate limits per caller, quotas per organization and device (reference 21)."""

@@ -1,4 +1,4 @@
-"""Requests that no token is counted for, by address: so many a minute, in memory (compatibility.md 21.1)."""
+"""Requests that no token is counted for, by address: so many a minute, in memory (reference 21.1)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an organization may use in a month, and a device on a day (specification, Message quotas)."""
+"""What an organization may use in a month, and a device on a day (reference 21.2)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from broker.limits.ledger import Batch, Ledger
 from broker.limits.periods import Period, Tally
 
-UNLIMITED: Final = -1  # compatibility.md 21.2
+UNLIMITED: Final = -1  # reference 21.2
 
 
 @dataclass(frozen=True, slots=True)

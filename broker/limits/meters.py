@@ -1,4 +1,4 @@
-"""Rate limits: so many calls in any 60 seconds and on a UTC day (specification, Rate limits; compatibility.md 21.1).
+"""Rate limits: so many calls in any 60 seconds and on a UTC day (reference 21.1).
 
 A meter counts for one caller on one channel. Front ends take it once, for a connection or a call, and tell it of every
 call; that is synchronous and costs about a microsecond. The minute is measured by the steady clock, which nobody can
@@ -28,7 +28,7 @@ _RESTED_AT_ONCE = 2
 
 
 class Channel(Enum):
-    """A row of the specification's table. They do not share counters."""
+    """A row of the table of rate limits (reference 21.1). They do not share counters."""
 
     REST = "rest"
     MESSAGES = "messages"  # POST /messages and /actions

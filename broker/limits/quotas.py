@@ -1,4 +1,4 @@
-"""Message quotas: units by month for organizations, messages by day for devices on a plan (compatibility.md 21.2).
+"""Message quotas: units by month for organizations, messages by day for devices on a plan (reference 21.2).
 
 A unit is every started 1,024 bytes of `data`. What devices and applications send is charged to the organization of the
 source's type, what is delivered to a device on its own channel to that of the destination's. Only what enters the

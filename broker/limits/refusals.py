@@ -12,7 +12,7 @@ class Standing:
     """Where a caller stands with its rate limits, each for the minute and for the day.
 
     `reset_seconds` is in epoch seconds: when the oldest call leaves the minute, and the next 00:00 UTC
-    (compatibility.md 21.1).
+    (reference 21.1).
     """
 
     limit: Rate

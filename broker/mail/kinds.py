@@ -1,4 +1,4 @@
-"""Every mail we send, typed, and its text (compatibility.md section 22).
+"""Every mail we send, typed, and its text (reference 22).
 
 A mail is a dataclass and a file in templates/: the subject line, an empty line, the text, with `$name` where a field
 goes. Nothing in a value is ever expanded. A line whose fields are all empty is left out. Fields named `…_on` are times;
@@ -128,7 +128,7 @@ class StreamRemoved(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMail(Mail):
-    """A rule's e-mail Action. The cause is the user account: specification, Limits: 5 per minute and 50 per day."""
+    """A rule's e-mail Action. The cause is the user account: reference 21: 5 per minute and 50 per day."""
 
     kind = "rule_mail"
     texts = frozenset({"body"})

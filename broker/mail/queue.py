@@ -33,7 +33,7 @@ from storage.sql import StoreError
 RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)
 #: How long nobody tries after the server was out of reach.
 OUTAGE_SECONDS: Final = (10, 30, 60, 120, 300)
-GIVE_UP_MS: Final = 24 * 3600 * 1000  # compatibility.md 22
+GIVE_UP_MS: Final = 24 * 3600 * 1000  # reference 22
 WAITING_MAX: Final = 10_000
 _DAY_MS: Final = 86_400_000
 _LOOK_SECONDS: Final = 60  # the wall clock may be set while we wait

@@ -71,7 +71,7 @@ class Aggregate:
 
     @property
     def variance(self) -> Number:
-        """Of the population (compatibility.md 9.5)."""
+        """Of the population (reference 9.5)."""
         return plain(self.m2 / self.count)
 
 

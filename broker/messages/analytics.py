@@ -1,4 +1,4 @@
-"""Aggregates, histogram and presence of intervals (specification, GET /messages/analytics; compatibility.md 9.5).
+"""Aggregates, histogram and presence of intervals (reference 9.5).
 
 Answers are exact whatever the folds have got to: rollups cover what is folded, the rest is read from the log in the
 same transaction. Only messages whose `ts` is at least a minute old count, so the minute that this limit cuts through is

@@ -1,4 +1,4 @@
-"""Reading back: by id, by device and time, and what came last (specification, GET /messages and GET /actions)."""
+"""Reading back: by id, by device and time, and what came last (reference 9.3)."""
 
 import hmac
 import struct
@@ -88,7 +88,7 @@ class History:
         return None if row is None or destination is None else (await self._action(row, destination), destination)
 
     async def _shown(self, key: int) -> Device | None:
-        """The messages of a deleted device leave every query with it (compatibility.md 6.1)."""
+        """The messages of a deleted device leave every query with it (reference 6.1)."""
         try:
             return await self._devices.get(key)
         except DeviceNotFound:

@@ -1,4 +1,4 @@
-"""Buckets of time from the minute to the year, in UTC, and how long a range each allows (specification, Endpoints)."""
+"""Buckets of time from the minute to the year, in UTC, and how long a range each allows (reference 9.5)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The last value of every field of a device (compatibility.md 9.4): a fold over the log, as far as it has got.
+"""The last value of every field of a device (reference 9.4): a fold over the log, as far as it has got.
 
 A read lays the rows that are not folded yet on top, in the same transaction, so it sees everything acknowledged.
 """

@@ -1,4 +1,4 @@
-"""The status of a device: what it sent and got last, and whether it is there (compatibility.md 6.4)."""
+"""The status of a device: what it sent and got last, and whether it is there (reference 6.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Upgrades: from the one-time address to the payment that puts a device on its paid tier (compatibility.md 13).
+"""Upgrades: from the one-time address to the payment that puts a device on its paid tier (reference 13).
 
 The address is bound to the user, the device and the access token it was asked for with. Money moves through the port in
 port.py. What became of a payment is written once; only money that has moved after all may change it.
@@ -66,7 +66,7 @@ class Payment:
 
     @property
     def outcome(self) -> str:
-        """In the words of the specification, or `pending`. Money that has to go back was accepted, too."""
+        """In the words of reference 13, or `pending`. Money that has to go back was accepted, too."""
         return "accepted" if self.record.status in {REFUND_DUE, REFUNDED} else self.record.status
 
     @property

@@ -1,4 +1,4 @@
-"""Plans: versions of what the devices of a type may send for free and for money (compatibility.md 13).
+"""Plans: versions of what the devices of a type may send for free and for money (reference 13).
 
 A plan never changes once it is there; the next version replaces it for devices that come later. The operator looks at
 each: NEW, PENDING, then APPROVED or REJECTED.
@@ -22,7 +22,7 @@ from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.records import PlanRecord, TierRecord
 
-REVENUE_SHARE_PERCENT: Final = 70  # specification, Message quotas: to the owner of the device type
+REVENUE_SHARE_PERCENT: Final = 70  # reference 21.2: to the owner of the device type
 UNLIMITED: Final = -1
 _COST = re.compile(r"(0|[1-9][0-9]{0,6})(\.[0-9]{1,2})?")
 _KINDS: Final = ("free", "paid")

@@ -1,4 +1,4 @@
-"""What takes the money: the port, and the processor that is always there (compatibility.md 13).
+"""What takes the money: the port, and the processor that is always there (reference 13).
 
 A processor that takes money elsewhere sends the browser there, and tells us what became of it by a notification.
 """

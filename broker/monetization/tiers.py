@@ -1,4 +1,4 @@
-"""Tiers: which one a device is on, and with it how many messages a day it may send (compatibility.md 13 and 21.2)."""
+"""Tiers: which one a device is on, and with it how many messages a day it may send (reference 13 and 21.2)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ def _limit_of(device: int, tx: Transaction) -> Mapping[int, int]:
 
 
 def _daily_limit(tier: TierRecord) -> int:
-    """The paid tier removes the quota, whatever number its plan has (compatibility.md 21.2)."""
+    """The paid tier removes the quota, whatever number its plan has (reference 21.2)."""
     return UNLIMITED if tier.type == "paid" else tier.message_limit
 
 

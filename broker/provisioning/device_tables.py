@@ -114,7 +114,7 @@ class DeviceTables:
     def put_device(self, at: Place, entry: Device) -> None:
         devices = self._run.tx.devices
         owner, type_ = self._run.user_of(at, "owner", entry.owner), self._run.type_of(at, "type", entry.type)
-        name = entry.name or type_.id  # compatibility.md 6.1
+        name = entry.name or type_.id  # reference 6.1
         known = self._device(entry.id) if entry.id else self._run.only(at, devices.named(owner.key, name))
         if known is not None and known.owner != owner.key:
             raise at.refusal("owner", f"the device {known.id} belongs to somebody else")
@@ -157,7 +157,7 @@ class DeviceTables:
         return self._run.found(at, known.key, changed=restored or renamed or exchanged)
 
     def _device(self, id_: str) -> DeviceRecord | None:
-        """Also one that was deleted: naming its id is how an operator restores it (compatibility.md 6.1)."""
+        """Also one that was deleted: naming its id is how an operator restores it (reference 6.1)."""
         return self._run.tx.devices.by_id(id_) or self._run.tx.devices.deleted(id_)
 
     def _restore(self, at: Place, entry: Device, known: DeviceRecord) -> bool:

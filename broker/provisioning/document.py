@@ -1,4 +1,4 @@
-"""The provision file of design/interfaces.md, decoded: one entry for each table, and what may stand in it.
+"""The provision file of reference 26, decoded: one entry for each table, and what may stand in it.
 
 What an entry leaves out is `None`: a new object gets its default or a generated value, an existing one keeps what it
 has.

@@ -1,4 +1,4 @@
-"""Applies provision files to the store, all or nothing, and tells the rest of the broker (design/interfaces.md)."""
+"""Applies provision files to the store, all or nothing, and tells the rest of the broker (reference 26)."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence

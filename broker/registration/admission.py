@@ -1,6 +1,6 @@
 """Who may come as a securely registered device: whoever shows the certificate that it registered with.
 
-It is asked on every way in (compatibility.md 7.1). Where nobody asks for a certificate, none is shown, so the device's
+It is asked on every way in (reference 7.1). Where nobody asks for a certificate, none is shown, so the device's
 token alone is worth nothing there. Other devices need no certificate, and one that they show is not looked at.
 """
 

@@ -1,4 +1,4 @@
-"""Approved lists: which vendor ids of a type may become devices, and who signs for them (compatibility.md 7.2)."""
+"""Approved lists: which vendor ids of a type may become devices, and who signs for them (reference 7.2)."""
 
 import binascii
 from base64 import b64decode

@@ -56,7 +56,7 @@ class ClientCertificate:
 
 
 def certificate_info(der: bytes) -> Mapping[str, str]:
-    """`certificateInfo` of the device record (compatibility.md 7.1). Raises one of UNREADABLE."""
+    """`certificateInfo` of the device record (reference 7.1). Raises one of UNREADABLE."""
     certificate = x509.load_der_x509_certificate(der)
     subject = certificate.subject
     return {
@@ -74,7 +74,7 @@ def certificate_signature(der: bytes) -> str:
 
 
 def certificate_fields(der: bytes) -> Mapping[str, object]:
-    """`certificateFields` of a certificate of an approved list (compatibility.md 7.2). Times are in milliseconds."""
+    """`certificateFields` of a certificate of an approved list (reference 7.2). Times are in milliseconds."""
     certificate = x509.load_der_x509_certificate(der)
     algorithm = certificate.signature_algorithm_oid
     return {
@@ -91,7 +91,7 @@ def certificate_fields(der: bytes) -> Mapping[str, object]:
 
 
 def issuer_dn(authority: bytes) -> str:
-    """`issuerDn` of a device type, from its first authority (compatibility.md 7.1)."""
+    """`issuerDn` of a device type, from its first authority (reference 7.1)."""
     name = x509.load_der_x509_certificate(authority).issuer.public_bytes()
     return hashlib.sha256(name).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""How far a registration has got, and what is told about it (compatibility.md 7.1)."""
+"""How far a registration has got, and what is told about it (reference 7.1)."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

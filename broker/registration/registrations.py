@@ -1,4 +1,4 @@
-"""Secure registration: a device with a certificate and a person with a PIN find each other (compatibility.md 7.1).
+"""Secure registration: a device with a certificate and a person with a PIN find each other (reference 7.1).
 
 The device begins with the certificate that its factory gave it and shows its PIN to the person, who enters it and so
 says whose it is; then the device takes its token. Certificate and nonce prove that it is the same device all along.

@@ -1,4 +1,4 @@
-"""Whom a device type trusts to vouch for its devices (compatibility.md 7.1).
+"""Whom a device type trusts to vouch for its devices (reference 7.1).
 
 A TLS handshake proves that the peer holds the key of the certificate that it shows. Whether a chain leads from there to
 one of the type's authorities is checked here, because it depends on the type, which no listener knows.

@@ -1,7 +1,7 @@
 """Who is connected: one persistent connection per device token, decided here for every protocol.
 
 A device token has at most one persistent connection over the device channel, MQTT and CoAP observe together
-(compatibility.md 16.1). A newcomer comes here only after it was authenticated; it takes the place of the incumbent,
+(reference 16.1). A newcomer comes here only after it was authenticated; it takes the place of the incumbent,
 which is closed with a reason. The incumbent's late cleanup cannot harm the newcomer, because it only ever removes
 itself. A hand-over does not flap: the device has a link at every moment of it.
 """

@@ -1,4 +1,4 @@
-"""The event feed: what happens to devices and profiles, told live to whom it concerns (compatibility.md 20).
+"""The event feed: what happens to devices and profiles, told live to whom it concerns (reference 20).
 
 Events are neither stored nor repeated. Their order is the order of the facts they are made of. Each is encoded once for
 each wire form.

@@ -101,7 +101,7 @@ class Feeds:
                 self._offered += len(pairs)
 
     def _action_stored(self, fact: ActionStored) -> None:
-        """Actions whose source is watched are shown, too (compatibility.md 19.2)."""
+        """Actions whose source is watched are shown, too (reference 19.2)."""
         if not self._subscribers or (device := self._sender(fact.source)) is None:
             return
         frames: dict[Encoding, bytes] = {}

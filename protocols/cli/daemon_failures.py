@@ -1,4 +1,4 @@
-"""The daemon's errors as exit statuses (design/interfaces.md)."""
+"""The daemon's errors as exit statuses (reference 27.1)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

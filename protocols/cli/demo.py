@@ -28,7 +28,7 @@ from protocols.daemon import run_daemon
 
 _DEFAULT_STATE = Path("~/.local/state/trunkline-demo")
 _HOST = "127.0.0.1"
-_ORGANIZATION = "example"  # owner of the shipped device types (compatibility.md 8.7)
+_ORGANIZATION = "example"  # owner of the shipped device types (reference 8.7)
 _ADMINISTRATOR = "admin@example.org"
 _APPLICATION = "Demo"
 _LIGHT, _WEATHER = "example.smart_light", "example.weather_station"

@@ -1,1 +1,1 @@
-"""CoAP over UDP and DTLS, for constrained devices (compatibility.md section 17)."""
+"""CoAP over UDP and DTLS, for constrained devices (reference 17)."""

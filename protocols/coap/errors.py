@@ -1,4 +1,4 @@
-"""Refusals as CoAP tells them: a response code, and the error body in the peer's format (compatibility.md 16.4, 17).
+"""Refusals as CoAP tells them: a response code, and the error body in the peer's format (reference 16.4, 17).
 
 RFC 7252 chose its codes after HTTP's: 404 is 4.04. So a status is a code, once class and detail are packed.
 """

@@ -1,7 +1,7 @@
 """Requests of the peer's, from the first datagram until their duplicates cannot come any more.
 
 They are remembered for EXCHANGE_LIFETIME (RFC 7252 section 4.8.2), but never more than MAX_REMEMBERED of them: more
-than the specification's rate limits let a device send in that time.
+than the rate limits (reference 21.1) let a device send in that time.
 """
 
 from typing import Final

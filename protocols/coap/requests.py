@@ -71,7 +71,7 @@ class Request(NamedTuple):
 
     @property
     def answer_format(self) -> int:
-        """As the peer asked, or as it speaks itself (compatibility.md 17)."""
+        """As the peer asked, or as it speaks itself (reference 17)."""
         if self.accept in (JSON, CBOR):
             return self.accept
         return CBOR if self.format == CBOR else JSON

@@ -1,4 +1,4 @@
-"""The resources of compatibility.md section 17: what a path and a method do in the broker.
+"""The resources of reference 17: what a path and a method do in the broker.
 
 The device token is the last segment of a path. A token that is known is looked up at once; for one that is not, the
 request waits in a bounded queue for a worker that asks the store. Requests with one token are answered in their order.
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Body(msgspec.Struct):
-    """The body of a message. What is null is not there (compatibility.md 1.3)."""
+    """The body of a message. What is null is not there (reference 1.3)."""
 
     data: msgspec.Raw = msgspec.Raw(b"null")
     ts: object = None
@@ -61,7 +61,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def _unquoted(data: bytes) -> bytes:
-    """`data` given as a text is what stands in it (compatibility.md 8.4). Raises BadRequest for half a character."""
+    """`data` given as a text is what stands in it (reference 8.4). Raises BadRequest for half a character."""
     if not data.startswith(b'"'):
         return data
     try:

@@ -1,4 +1,4 @@
-"""What callers are told of their limits: headers on every counted answer (compatibility.md 21).
+"""What callers are told of their limits: headers on every counted answer (reference 21).
 
 The guard counts calls that come with a token. Requests on other paths are counted here, by address.
 """

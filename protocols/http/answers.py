@@ -1,4 +1,4 @@
-"""What REST answers look like: compact JSON, its headers, and the CORS rules (compatibility.md 1.4)."""
+"""What REST answers look like: compact JSON, its headers, and the CORS rules (reference 1.4)."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ def error_body(code: int | str, text: str, error_id: str, findings: tuple[Findin
 
 
 def secret_answer(payload: Any) -> Response:
-    """One that carries tokens: nobody keeps it, and it goes to no other origin (compatibility.md 1.4)."""
+    """One that carries tokens: nobody keeps it, and it goes to no other origin (reference 1.4)."""
     answer = json_answer(payload)
     answer.headers["Cache-Control"] = "no-store"
     answer.headers["Pragma"] = "no-cache"

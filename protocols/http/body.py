@@ -1,4 +1,4 @@
-"""Reading requests by the rules of compatibility.md 1.3: lenient about form, exact about what is wrong.
+"""Reading requests by the rules of reference 1.3: lenient about form, exact about what is wrong.
 
 Both readers collect every finding before they refuse, so that a caller learns of all of them at once.
 """

@@ -1,4 +1,4 @@
-"""Refusals and failures as REST tells them (compatibility.md section 3).
+"""Refusals and failures as REST tells them (reference 3).
 
 Every error has a fresh id that the caller and the log both see.
 """

@@ -1,4 +1,4 @@
-"""Who is calling: the bearer token of a REST call (compatibility.md 1.3 and section 2)."""
+"""Who is calling: the bearer token of a REST call (reference 1.3 and 2)."""
 
 import re
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ class Guard:
         """The same, for calls on an object: the block looks up what the path names, and checks the permission for it.
 
         It does nothing else; query and body are read after it. A caller over its limit is refused where the block
-        ends, because compatibility.md 3.2 has this order: token, path object, permission, rate limit, body.
+        ends, because reference 3.2 has this order: token, path object, permission, rate limit, body.
 
         `offered` is the token of a call that may have it in its body; the header's counts first.
         """

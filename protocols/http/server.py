@@ -79,7 +79,7 @@ def build_accounts_app(services: Services) -> QuartTrio:
 
 def _new_app(services: Services) -> QuartTrio:
     app = QuartTrio("trunkline", root_path="/", static_folder=None)
-    # A trailing slash is ignored and nothing is redirected (compatibility.md 1.3 and 1.4).
+    # A trailing slash is ignored and nothing is redirected (reference 1.3 and 1.4).
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES

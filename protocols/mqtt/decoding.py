@@ -154,7 +154,7 @@ def _long_length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _check_publish(head: int, topic: bytes, packet_id: bytes, level: int) -> None:
-    # [MQTT-3.3.2-2] forbids wildcards, too. compatibility.md 16.3 treats such a topic as any other that is not the
+    # [MQTT-3.3.2-2] forbids wildcards, too. reference 16.3 treats such a topic as any other that is not the
     # device's own: refused with an error message, and the connection stays open.
     qos = head >> 1 & 3
     if qos == 3:

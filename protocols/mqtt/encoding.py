@@ -8,7 +8,7 @@ _LARGEST_REMAINING_LENGTH = 0x0FFF_FFFF
 
 
 def encode_connack(return_code: int) -> bytes:
-    """CONNACK. Session-present is always 0: sessions are always clean (compatibility.md section 16.2)."""
+    """CONNACK. Session-present is always 0: sessions are always clean (reference 16.2)."""
     return bytes((0x20, 2, 0, return_code))
 
 

@@ -1,4 +1,4 @@
-"""Refusals as MQTT tells them: CONNACK return codes, and messages on the errors topic (compatibility.md 16.2, 16.4)."""
+"""Refusals as MQTT tells them: CONNACK return codes, and messages on the errors topic (reference 16.2, 16.4)."""
 
 import msgspec
 

@@ -130,7 +130,7 @@ class Exchange:
                 self._meter.count()
             if topic not in self._own_topics:
                 raise PublishForbidden
-            if len(payload) > MAX_DATA_BYTES:  # compatibility.md 9.1: on MQTT what counts is the payload as received
+            if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT what counts is the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             self._ingest.submit(device, payload)
         except DomainError as error:
@@ -152,7 +152,7 @@ class Exchange:
                 pass
 
     def _subscribe(self, packet_id: bytes, filters: Sequence[RequestedFilter]) -> None:
-        """QoS 0 is all that is granted (compatibility.md 16.3)."""
+        """QoS 0 is all that is granted (reference 16.3)."""
         codes = []
         for topic, _ in filters:
             topics = self._subscriptions_like(topic)
@@ -211,7 +211,7 @@ class Exchange:
     def leave(self, *, may_speak: bool = True) -> None:
         """The connection has ended, for whatever reason: a will is due if the peer did not say goodbye."""
         for event in self._session.connection_lost():
-            # compatibility.md 16.2: a will to any other topic than the device's own is accepted and dropped.
+            # reference 16.2: a will to any other topic than the device's own is accepted and dropped.
             if may_speak and event.will is not None and event.will.topic in self._own_topics:
                 self._publish(event.will.topic, event.will.payload)
 

@@ -133,7 +133,7 @@ class _Connection:
                 raise StorageUnavailable
             device, caller = await self._services.devices.authenticate(offered.device_id, offered.token)
             self._services.admission.check(device, client_certificate(self._stream))
-            # compatibility.md 16.2: whoever has used up its rate limit is not let in. Connecting counts as no message.
+            # reference 16.2: whoever has used up its rate limit is not let in. Connecting counts as no message.
             if (meter := self._services.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             return device, caller

@@ -251,7 +251,7 @@ class MqttSession:
         return output
 
     def _receive_connect(self, packet: Connect) -> CredentialsOffered:
-        # Any client id is taken, also an empty one without clean session (compatibility.md section 16.2), where
+        # Any client id is taken, also an empty one without clean session (reference 16.2), where
         # [MQTT-3.1.3-8] would have return code 2.
         self.state = State.AWAITING_VERDICT
         self._level = packet.level

@@ -1,1 +1,1 @@
-"""WebSocket: the device channel and the feeds (compatibility.md section 19)."""
+"""WebSocket: the device channel and the feeds (reference 19)."""

@@ -1,4 +1,4 @@
-"""An open WebSocket, whatever is spoken over it (compatibility.md 19.1).
+"""An open WebSocket, whatever is spoken over it (reference 19.1).
 
 One task reads for the conversation, one writes, one beats: it pings, ends what is silent, and hears that the daemon
 stops. All that is said goes through one outbox, so frames never interleave.

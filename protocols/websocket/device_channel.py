@@ -230,7 +230,7 @@ class DeviceChannel:
 
     def _offer_message(self, frame: Message) -> tuple[Event, ...]:
         if not self._registered:
-            return ()  # Specification: until the client has registered, its messages are discarded.
+            return ()  # reference 19.3: until the client has registered, its messages are discarded.
         sdid = self._source(frame)
         if isinstance(sdid, DomainError):
             return self._refuse_message(sdid, frame)
@@ -361,7 +361,7 @@ class DeviceChannel:
         return self._close_if_deserted()
 
     def taken_over(self, sdid: str) -> tuple[Event, ...]:
-        """A newer connection has the device now (compatibility.md 16.1)."""
+        """A newer connection has the device now (reference 16.1)."""
         return self.access_ended(sdid, Replaced())
 
     def access_ended(self, sdid: str, error: DomainError) -> tuple[Event, ...]:

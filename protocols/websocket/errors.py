@@ -1,4 +1,4 @@
-"""What a refusal looks like on the device channel: its code and its text (specification, WebSocket errors)."""
+"""What a refusal looks like on the device channel: its code and its text (reference 19.5)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -58,7 +58,7 @@ class DeviceAlreadyRegistered(DomainError):
 
 @dataclass(eq=False)
 class Replaced(DomainError):
-    """Another connection with the same device token has taken over (compatibility.md 16.1)."""
+    """Another connection with the same device token has taken over (reference 16.1)."""
 
     status = 409
     template = "replaced by a newer connection"
@@ -86,7 +86,7 @@ def code_and_text(error: DomainError) -> tuple[int, str]:
 
 
 def rest_body(error: DomainError, error_id: str) -> bytes:
-    """The body of a refused handshake (compatibility.md 3.1)."""
+    """The body of a refused handshake (reference 3.1)."""
     body: dict[str, object] = {"code": error.code, "message": str(error), "id": error_id}
     if isinstance(error, ValidationFailed):
         body["errors"] = [[{"field": one.field, "messages": one.messages} for one in error.findings]]

@@ -1,4 +1,4 @@
-"""The event feed, /events (specification, WebSocket API and Events; compatibility.md 19.4 and 20)."""
+"""The event feed, /events (reference 19.4 and 20)."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

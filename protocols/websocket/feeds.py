@@ -1,4 +1,4 @@
-"""The firehose, /live: every message of the devices one watches, as soon as it is stored (compatibility.md 19.2)."""
+"""The firehose, /live: every message of the devices one watches, as soon as it is stored (reference 19.2)."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""The frames of the device channel, in and out (specification, WebSocket API; compatibility.md 19.1 and 19.3).
+"""The frames of the device channel, in and out (reference 19.1 and 19.3).
 
 A client speaks JSON (text frames, or binary ones that begin with `{`) or MessagePack (all other binary frames), and
 every answer takes the form of the frame it answers. `decode` never raises: what cannot be accepted becomes a `Refused`
@@ -20,7 +20,7 @@ from msgspec import Raw
 from broker.errors import BadRequest, DomainError
 from protocols.websocket.errors import WrongCid, code_and_text
 
-CID_MAX_CHARACTERS: Final = 256  # compatibility.md 19.3
+CID_MAX_CHARACTERS: Final = 256  # reference 19.3
 
 # Ingest refuses every negative `ts` with `Invalid ts value`; a `ts` that is no number at all is to end the same way,
 # and at the same place in the order of checks.
@@ -226,7 +226,7 @@ def _as_json(data: Raw, form: Form) -> Raw | None:
 
 
 def json_text(data: Raw) -> bytes:
-    """`data` as Ingest wants it: given as a text, it is the text that is parsed as JSON (compatibility.md 8.4)."""
+    """`data` as Ingest wants it: given as a text, it is the text that is parsed as JSON (reference 8.4)."""
     text = bytes(data)
     if not text.startswith(b'"'):
         return text

@@ -1,4 +1,4 @@
-"""The opening handshake: what a client asks for, and the answer to it (compatibility.md 19.1 and 1.3).
+"""The opening handshake: what a client asks for, and the answer to it (reference 19.1 and 1.3).
 
 wsproto reads the request and writes the answer; after that it has done its part (wire.py).
 """

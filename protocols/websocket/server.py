@@ -100,9 +100,9 @@ async def _admit(
             meter = None
             if call.token is not None:
                 caller = await services.tokens.caller(call.token)
-                await services.admission.check_caller(caller, shown)  # before the limit: compatibility.md 3.2
+                await services.admission.check_caller(caller, shown)  # before the limit: reference 3.2
                 meter = services.meters.of(Channel.WEBSOCKET, caller)
-            if meter is not None:  # compatibility.md 19.1: it can fail the handshake
+            if meter is not None:  # reference 19.1: it can fail the handshake
                 meter.check()
             channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token, handshake_meter=meter)
             return partial(DeviceConversation, services, channel, shown)
@@ -147,7 +147,7 @@ class DeviceConversation:
 
     @property
     def deadline(self) -> float:
-        """Specification, Limits: a device must register within 30 s."""
+        """reference 21: a device must register within 30 s."""
         return self._deadline
 
     def expired(self) -> None:

@@ -1,4 +1,4 @@
-"""A connection that only listens: what /live and /events have in common (compatibility.md 19.1)."""
+"""A connection that only listens: what /live and /events have in common (reference 19.1)."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
--- A deleted device is kept, invisible, until its messages are removed (compatibility.md 6.1).
+-- A deleted device is kept, invisible, until its messages are removed (reference 6.1).
 ALTER TABLE device ADD COLUMN deleted_on INTEGER;
 -- The external id of a device that belongs to a connector, and the id its vendor gave it.
 ALTER TABLE device ADD COLUMN eid TEXT;

@@ -1,4 +1,4 @@
-"""The forms of ids and secrets (compatibility.md 1.1)."""
+"""The forms of ids and secrets (reference 1.1)."""
 
 import pytest
 

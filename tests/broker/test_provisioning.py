@@ -1,4 +1,4 @@
-"""The provision file: what it creates, what a second run leaves alone, and what it refuses (design/interfaces.md)."""
+"""The provision file: what it creates, what a second run leaves alone, and what it refuses (reference 26)."""
 
 import copy
 import json

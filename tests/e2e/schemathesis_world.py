@@ -150,7 +150,7 @@ deterministic = true
 max-examples = {examples}
 database = "none"
 
-# compatibility.md 1.3: unknown, empty and malformed parameters are ignored, numbers may come as texts, a wrong type of
+# reference 1.3: unknown, empty and malformed parameters are ignored, numbers may come as texts, a wrong type of
 # content is read all the same. So much of what breaks a schema is answered.
 [checks.negative_data_rejection]
 enabled = false
@@ -159,7 +159,7 @@ enabled = false
 [checks.positive_data_acceptance]
 enabled = false
 
-# `Referer` is judged after the device, which comes first in the order of compatibility.md 3.2.
+# `Referer` is judged after the device, which comes first in the order of reference 3.2.
 [checks.missing_required_header]
 enabled = false
 

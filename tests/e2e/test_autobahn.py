@@ -20,7 +20,7 @@ from protocols.websocket.frames import Form
 from protocols.websocket.handshake import Handshake
 from protocols.websocket.wire import encode, encode_text
 
-# 9 sends messages beyond the 64 KiB that compatibility.md 19.1 allows; 12 and 13 are about compression, which the
+# 9 sends messages beyond the 64 KiB that reference 19.1 allows; 12 and 13 are about compression, which the
 # handshake does not offer.
 _CASES = ["1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "10.*"]
 _PASSED = {"OK", "NON-STRICT", "INFORMATIONAL"}

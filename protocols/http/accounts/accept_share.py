@@ -1,4 +1,4 @@
-"""/accept/share, where the link of an invitation to share a device leads (compatibility.md 6.3)."""
+"""/accept/share, where the link of an invitation to share a device leads (reference 6.3)."""
 
 from urllib.parse import urlencode
 

@@ -1,4 +1,4 @@
-"""Where the accounts paths are, and the headers of every answer there, also of refusals (compatibility.md 1.4)."""
+"""Where the accounts paths are, and the headers of every answer there, also of refusals (reference 1.4)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""/external: the way to an identity provider and back (compatibility.md 4.2, `account_type`)."""
+"""/external: the way to an identity provider and back (reference 4.2, `account_type`)."""
 
 from quart import Blueprint, Response, request
 

@@ -1,4 +1,4 @@
-"""/go, where a person types the code that a device shows (compatibility.md 4.4)."""
+"""/go, where a person types the code that a device shows (reference 4.4)."""
 
 from typing import Literal
 from urllib.parse import urlencode

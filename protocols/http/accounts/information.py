@@ -1,4 +1,4 @@
-"""What is known of a token, whether it is valid, and its end (compatibility.md 4.5)."""
+"""What is known of a token, whether it is valid, and its end (reference 4.5)."""
 
 from urllib.parse import parse_qs
 

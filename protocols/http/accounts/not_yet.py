@@ -1,4 +1,4 @@
-"""Pages of the specification that this version does not have."""
+"""Pages of reference 2.1 that this version does not have."""
 
 from quart import Blueprint, Response
 

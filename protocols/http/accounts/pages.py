@@ -172,6 +172,6 @@ async def _failed(error: Exception) -> Response:
 
 
 def _to_application() -> Response | None:
-    """Once a request is known to be valid, the application hears of what is unexpected (specification, Errors)."""
+    """Once a request is known to be valid, the application hears of what is unexpected (reference 3.3)."""
     asked: AuthorizationRequest | None = g.get("asked")
     return redirect_to(asked.error("server_error").url) if asked is not None else None

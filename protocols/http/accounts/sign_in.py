@@ -1,4 +1,4 @@
-"""/authorize and its forms: signing in and agreeing (compatibility.md 4.2)."""
+"""/authorize and its forms: signing in and agreeing (reference 4.2)."""
 
 from quart import Blueprint, Response, g, request
 

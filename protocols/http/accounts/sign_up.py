@@ -1,4 +1,4 @@
-"""/signup, where the operator lets people open accounts for themselves or invited them (compatibility.md 4.2)."""
+"""/signup, where the operator lets people open accounts for themselves or invited them (reference 4.2)."""
 
 from quart import Blueprint, Response, request
 

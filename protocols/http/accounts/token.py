@@ -1,4 +1,4 @@
-"""POST /token and POST /device/code. Their errors are flat, unlike everyone else's (compatibility.md 3.1)."""
+"""POST /token and POST /device/code. Their errors are flat, unlike everyone else's (reference 3.1)."""
 
 import structlog
 from quart import Blueprint, Response, request

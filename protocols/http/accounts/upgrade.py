@@ -1,4 +1,4 @@
-"""/pricing/upgrade: where a browser pays for a device's paid tier (specification, Monetization; compatibility.md 13).
+"""/pricing/upgrade: where a browser pays for a device's paid tier (reference 13).
 
 The one-time token in the address is all that a browser needs. Pressing the button uses it up; from then on the browser
 has a way back of its own, which tells whether the payment is decided whenever somebody looks.

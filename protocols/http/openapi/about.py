@@ -1,4 +1,4 @@
-"""This document, and what it says before the first call (specification, Authentication, Errors, Limits)."""
+"""This document, and what it says before the first call (reference 3, 4 and 21)."""
 
 from importlib.resources import files
 from typing import Final

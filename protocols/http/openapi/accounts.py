@@ -1,4 +1,4 @@
-"""Calls of the accounts server on the REST root (compatibility.md 2.2, 4.3 and 4.5)."""
+"""Calls of the accounts server on the REST root (reference 2.2, 4.3 and 4.5)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Snapshots, aggregates, histograms and presence of messages (specification; compatibility.md 9.4 and 9.5)."""
+"""Snapshots, aggregates, histograms and presence of messages (reference 9.4 and 9.5)."""
 
 from typing import Any, Final
 

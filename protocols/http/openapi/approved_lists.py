@@ -1,4 +1,4 @@
-"""Approved lists of device types (compatibility.md 7.2)."""
+"""Approved lists of device types (reference 7.2)."""
 
 from typing import Final
 

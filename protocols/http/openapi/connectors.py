@@ -1,4 +1,4 @@
-"""Provider authentication and cloud connectors (compatibility.md 2.4, 2.12 and section 23)."""
+"""Provider authentication and cloud connectors (reference 2.4, 2.12 and 23)."""
 
 from typing import Final
 

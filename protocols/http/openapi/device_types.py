@@ -1,4 +1,4 @@
-"""Device types and their Manifests (specification, Device type; compatibility.md 2.5, 8.1 and 8.6)."""
+"""Device types and their Manifests (reference 2.5, 8.1 and 8.6)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Devices and their tokens (specification, Devices; compatibility.md 2.4, 6.1 and 6.2)."""
+"""Devices and their tokens (reference 2.4, 6.1 and 6.2)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""How calls refuse (compatibility.md section 3), and which refusals every call of a kind has."""
+"""How calls refuse (reference 3), and which refusals every call of a kind has."""
 
 from collections.abc import Iterator
 from typing import Any, Final

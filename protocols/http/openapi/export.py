@@ -1,4 +1,4 @@
-"""Exports (specification, Export; compatibility.md section 10)."""
+"""Exports (reference 10)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Messages and Actions (specification, Messages and Actions; compatibility.md 2.6 and section 9)."""
+"""Messages and Actions (reference 2.6 and 9)."""
 
 from typing import Any, Final
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from protocols.http.openapi.shapes import Schema, boolean, integer
 
 Token = Literal["user", "application", "device"]
-#: Which tokens a call accepts, as in the column `Tok` of compatibility.md, section 2.
+#: Which tokens a call accepts, as in the column `Tok` of reference 2.
 USER: Final[tuple[Token, ...]] = ("user",)
 USER_OR_APPLICATION: Final[tuple[Token, ...]] = ("user", "application")
 ANY_TOKEN: Final[tuple[Token, ...]] = ("user", "application", "device")
@@ -29,7 +29,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`schemas` by content type. Only JSON is read whatever the Content-Type says (compatibility.md 1.3)."""
+    """`schemas` by content type. Only JSON is read whatever the Content-Type says (reference 1.3)."""
 
     schemas: Mapping[str, Schema]
     example: object

@@ -1,4 +1,4 @@
-"""Names in paths (compatibility.md 1.1 and 2)."""
+"""Names in paths (reference 1.1 and 2)."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""Monetization (specification, Monetization tier; compatibility.md 2.9 and section 13)."""
+"""Monetization (reference 2.9 and 13)."""
 
 from typing import Final
 

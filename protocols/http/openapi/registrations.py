@@ -1,4 +1,4 @@
-"""Secure registration (compatibility.md 7.1)."""
+"""Secure registration (reference 7.1)."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from protocols.http.openapi.shapes import data, id_, milliseconds, name, one_of,
 
 _STATUSES: Final = ("PENDING_USER_CONFIRMATION", "PENDING_DEVICE_COMPLETION", "REGISTERED", "REVOKED", "EXPIRED")
 _PROGRESS: Final = Answer(data(ref("RegistrationProgress")), {"data": {"status": "REGISTERED", "did": samples.DID}})
-#: compatibility.md 1.1: upper-case letters and digits without 0 O 1 I L; matched without regard to case.
+#: reference 1.1: upper-case letters and digits without 0 O 1 I L; matched without regard to case.
 _PIN: Final = text("Eight characters, any case; what the device shows", pattern="^[A-HJKMNP-Za-hjkmnp-z2-9]{8}$")
 
 REGISTRATIONS: Final = Noun(

@@ -61,18 +61,18 @@ def one_of(values: Sequence[str], about: str = "", *, default: str | None = None
 
 
 def id_(about: str = "") -> Schema:
-    """compatibility.md 1.1: 32 lower-case hexadecimal characters."""
+    """reference 1.1: 32 lower-case hexadecimal characters."""
     return _stated({"type": "string", "pattern": "^[0-9a-f]{32}$", "description": about})
 
 
 def type_id(about: str = "") -> Schema:
-    """compatibility.md 1.1: `dt` and 32 hexadecimal characters, a plain name of an imported type, or the "
+    """reference 1.1: `dt` and 32 hexadecimal characters, a plain name of an imported type, or the "
     "unique name."""
     return _stated({"type": "string", "pattern": r"^[A-Za-z0-9_.\-]{1,128}$", "description": about})
 
 
 def name(about: str = "") -> Schema:
-    """specification, Device: 1 to 64 characters without < > & ' "."""
+    """reference 6.1: 1 to 64 characters without < > & ' "."""
     forbidden = "".join(sorted(FORBIDDEN_IN_NAMES))
     return _stated(
         {
@@ -92,7 +92,7 @@ def ids(about: str, *, longest: int | None = None) -> Schema:
 
 
 def nullable(schema: Schema) -> Schema:
-    """Or null. compatibility.md 1.4 lists where that is; everywhere else what is not there is left out."""
+    """Or null. reference 1.4 lists where that is; everywhere else what is not there is left out."""
     return {**schema, "type": [schema["type"], "null"]}
 
 
@@ -131,7 +131,7 @@ def data(content: Schema) -> Schema:
 
 
 def page(content: Schema) -> Schema:
-    """compatibility.md 1.4: a numbered list."""
+    """reference 1.4: a numbered list."""
     return record(
         {
             "data": content,

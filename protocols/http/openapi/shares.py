@@ -1,4 +1,4 @@
-"""Sharing devices (compatibility.md 6.3)."""
+"""Sharing devices (reference 6.3)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Status and presence of devices (specification, Device status; compatibility.md 6.4)."""
+"""Status and presence of devices (reference 6.4)."""
 
 from typing import Final
 

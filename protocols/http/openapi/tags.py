@@ -1,4 +1,4 @@
-"""Tags of device types (compatibility.md 8.1)."""
+"""Tags of device types (reference 8.1)."""
 
 from typing import Final
 

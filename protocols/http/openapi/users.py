@@ -1,4 +1,4 @@
-"""Users (specification, User and User application properties; compatibility.md 2.3 and section 5)."""
+"""Users (reference 2.3 and 5)."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""The REST API, one blueprint for each of the specification’s endpoint chapters."""
+"""The REST API: one module for each capability of the path table (reference 2)."""

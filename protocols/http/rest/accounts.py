@@ -1,4 +1,4 @@
-"""/accounts on the REST root: three calls of the accounts server (compatibility.md 2.2)."""
+"""/accounts on the REST root: three calls of the accounts server (reference 2.2)."""
 
 from quart import Blueprint, Response
 

@@ -1,4 +1,4 @@
-"""GET /actions: by id, by destination and time, and by name (specification; compatibility.md 9.3)."""
+"""GET /actions: by id, by destination and time, and by name (reference 9.3)."""
 
 import time
 from typing import Any

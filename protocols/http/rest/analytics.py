@@ -1,4 +1,4 @@
-"""/messages/analytics, /messages/presence and /messages/snapshots (specification; compatibility.md 9.4 and 9.5)."""
+"""/messages/analytics, /messages/presence and /messages/snapshots (reference 9.4 and 9.5)."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""/devicetypes/{dtid}/whitelist: the approved list of a device type (compatibility.md 7.2)."""
+"""/devicetypes/{dtid}/whitelist: the approved list of a device type (reference 7.2)."""
 
 from collections.abc import Iterator
 from typing import Final

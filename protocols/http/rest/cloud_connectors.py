@@ -1,4 +1,4 @@
-"""/cloudconnectors: where browsers come back from third parties, and where third parties call (compatibility.md 2.12).
+"""/cloudconnectors: where browsers come back from third parties, and where third parties call (reference 2.12).
 
 Nobody has a token here: the one-time state, and the plug-in's own check, say who it is.
 """

@@ -1,4 +1,4 @@
-"""What a device looks like on the wire (specification, Device; compatibility.md 6.1)."""
+"""What a device looks like on the wire (reference 6.1)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""/devices/…/shares: offering a device to others, and their answers (compatibility.md 6.3)."""
+"""/devices/…/shares: offering a device to others, and their answers (reference 6.3)."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""/devices/…/status and /devices/…/presence: what a device did last, and whether it is there (compatibility.md 6.4)."""
+"""/devices/…/status and /devices/…/presence: what a device did last, and whether it is there (reference 6.4)."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""/devices/…/tokens: the one token of a device (compatibility.md 6.2)."""
+"""/devices/…/tokens: the one token of a device (reference 6.2)."""
 
 from quart import Blueprint, Response
 

@@ -1,4 +1,4 @@
-"""/devicetypes and the lists of them: the device type record (specification, Device type; compatibility.md 8.1)."""
+"""/devicetypes and the lists of them: the device type record (reference 8.1)."""
 
 from quart import Blueprint, Response
 

@@ -1,4 +1,4 @@
-"""/devices: the device record (specification, Devices; compatibility.md 6.1)."""
+"""/devices: the device record (reference 6.1)."""
 
 import msgspec
 from quart import Blueprint, Response

@@ -1,4 +1,4 @@
-"""/messages/export: asking for an archive, watching it grow, and downloading it (compatibility.md section 10)."""
+"""/messages/export: asking for an archive, watching it grow, and downloading it (reference 10)."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final, Literal

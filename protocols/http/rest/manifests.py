@@ -1,4 +1,4 @@
-"""/devicetypes/{dtid}/manifests: the versions of a type and what each declares (compatibility.md 8.6)."""
+"""/devicetypes/{dtid}/manifests: the versions of a type and what each declares (reference 8.6)."""
 
 import re
 from typing import Final

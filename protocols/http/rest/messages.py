@@ -1,4 +1,4 @@
-"""/messages and /actions: sending and searching (specification, Messages and Actions; compatibility.md section 9)."""
+"""/messages and /actions: sending and searching (reference 9)."""
 
 import time
 from typing import Any

@@ -8,7 +8,7 @@ from protocols.http.guard import Guard
 
 
 class NamedDevices:
-    """Every call on one device asks it first: token, device, permission, rate limit (compatibility.md 3.2)."""
+    """Every call on one device asks it first: token, device, permission, rate limit (reference 3.2)."""
 
     def __init__(self, services: Services, guard: Guard) -> None:
         self._services = services

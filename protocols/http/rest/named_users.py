@@ -7,7 +7,7 @@ from storage.records import UserRecord
 
 
 class NamedUsers:
-    """Every call on one user asks it first: token, user, permission, rate limit (compatibility.md 3.2)."""
+    """Every call on one user asks it first: token, user, permission, rate limit (reference 3.2)."""
 
     def __init__(self, services: Services, guard: Guard) -> None:
         self._services = services

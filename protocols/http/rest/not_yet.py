@@ -1,4 +1,4 @@
-"""Paths of the specification that this version does not serve: clients learn that, not that they mistyped a path."""
+"""Paths of reference 2 that this version does not serve: clients learn that, not that they mistyped a path."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -11,7 +11,7 @@ from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
 _ANY: Final = ("GET", "POST", "PUT", "DELETE")
 _ONE: Final = ("GET", "PUT", "DELETE")
 
-#: compatibility.md 2, by capability: methods and path.
+#: reference 2, by capability: methods and path.
 PATHS: Final[dict[str, tuple[tuple[tuple[str, ...], str], ...]]] = {
     "Subscriptions": (
         (("GET", "POST"), "/subscriptions"),

@@ -1,4 +1,4 @@
-"""/pricing: plans, tiers and the way to the upgrade page (specification, Monetization; compatibility.md 2.9 and 13)."""
+"""/pricing: plans, tiers and the way to the upgrade page (reference 2.9 and 13)."""
 
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ def pricing_blueprint(services: Services, guard: Guard) -> Blueprint:
     administered = AdministeredTypes(services, guard)
 
     async def owned(device_id: str) -> tuple[Caller, Device]:
-        """Money is the owner's business alone (compatibility.md 6.3)."""
+        """Money is the owner's business alone (reference 6.3)."""
         async with guard.before_limit(USER) as caller:
             device = await services.devices.find(device_id)
             if caller.user != device.owner:

@@ -1,4 +1,4 @@
-"""/devices/{did}/providerauth: linking a device with its user's account at a third party (compatibility.md 23)."""
+"""/devices/{did}/providerauth: linking a device with its user's account at a third party (reference 23)."""
 
 import msgspec
 from quart import Blueprint, Response, request

@@ -1,4 +1,4 @@
-"""Secure registration: the device's calls under /cert, and the user's under /devices (compatibility.md 7.1)."""
+"""Secure registration: the device's calls under /cert, and the user's under /devices (reference 7.1)."""
 
 import msgspec
 from quart import Blueprint, Response

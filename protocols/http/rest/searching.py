@@ -1,4 +1,4 @@
-"""What searches of messages and of Actions have in common (compatibility.md 9.3): whose, when, and which page."""
+"""What searches of messages and of Actions have in common (reference 9.3): whose, when, and which page."""
 
 import re
 from dataclasses import dataclass

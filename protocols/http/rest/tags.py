@@ -1,4 +1,4 @@
-"""/tags: the words by which device types are found (compatibility.md 8.1)."""
+"""/tags: the words by which device types are found (reference 8.1)."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -1,4 +1,4 @@
-"""/users/…/devices and /users/…/shares: what a user has, and what is offered to them (compatibility.md 6)."""
+"""/users/…/devices and /users/…/shares: what a user has, and what is offered to them (reference 6)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""/users: the caller's own profile, and what applications keep about users (specification, Users)."""
+"""/users: the caller's own profile, and what applications keep about users (reference 5)."""
 
 import msgspec
 from quart import Blueprint, Response
@@ -57,7 +57,7 @@ class _Post(msgspec.Struct):
 
 
 def _require_application(caller: Caller, aid: str | None) -> None:
-    """An application sees what it keeps itself, and nothing of others (compatibility.md 5.2)."""
+    """An application sees what it keeps itself, and nothing of others (reference 5.2)."""
     if aid is not None and aid != caller.application_id:
         raise PermissionDenied(f"properties of application {aid[:64]}")
 

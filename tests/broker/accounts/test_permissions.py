@@ -1,4 +1,4 @@
-"""Who may READ and WRITE what (specification, Permissions), as one table."""
+"""Who may READ and WRITE what (reference 4.7), as one table."""
 
 from dataclasses import replace
 

@@ -90,7 +90,7 @@ def findings(document: object) -> list[tuple[str, str]]:
 # The document as a whole
 
 
-def test_the_example_of_the_specification() -> None:
+def test_the_example_of_the_reference() -> None:
     manifest = parse_manifest(DOCUMENT)
     assert manifest == Manifest(
         fields=(

@@ -1,4 +1,4 @@
-"""Who is online and when a device was last seen (compatibility.md 6.4): memory and store give one answer."""
+"""Who is online and when a device was last seen (reference 6.4): memory and store give one answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -215,7 +215,7 @@ async def test_a_device_proves_itself_with_its_own_token(services: Services, wor
         (KITCHEN, KITCHEN_TOKEN.upper().replace("1", "A"), Unauthorized),
         ("ff" * 16, KITCHEN_TOKEN, Unauthorized),
         ("", KITCHEN_TOKEN, Unauthorized),
-        # A valid token of another kind is another answer (compatibility.md 16.2).
+        # A valid token of another kind is another answer (reference 16.2).
         (KITCHEN, ADA_TOKEN, PermissionDenied),
         (KITCHEN, APPLICATION_TOKEN, PermissionDenied),
     ],

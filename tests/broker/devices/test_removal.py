@@ -1,4 +1,4 @@
-"""Deleted devices: kept for 30 days, then gone with all that was theirs (compatibility.md 6.1)."""
+"""Deleted devices: kept for 30 days, then gone with all that was theirs (reference 6.1)."""
 
 import pytest
 import trio

@@ -1,4 +1,4 @@
-"""Exports from their creation to their expiry (compatibility.md section 10)."""
+"""Exports from their creation to their expiry (reference 10)."""
 
 import csv
 import hashlib

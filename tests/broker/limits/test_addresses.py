@@ -1,4 +1,4 @@
-"""Requests that no token is counted for, by address (compatibility.md 21.1)."""
+"""Requests that no token is counted for, by address (reference 21.1)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rate limits: the sliding minute, the UTC day, and that nobody goes over either (compatibility.md 21.1)."""
+"""Rate limits: the sliding minute, the UTC day, and that nobody goes over either (reference 21.1)."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -76,7 +76,7 @@ def calls_let_through(meter: Meter, tries: int) -> int:
     return let_through
 
 
-# The table of the specification, Rate limits.
+# The table of the reference 21.1.
 @pytest.mark.parametrize(
     ("channel", "caller", "minute", "day"),
     [

@@ -1,4 +1,4 @@
-"""Message quotas: what counts, what does not, and whom it is charged to (specification; compatibility.md 21.2)."""
+"""Message quotas: what counts, what does not, and whom it is charged to (reference 21.2)."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Aggregates, histogram and presence (compatibility.md 9.5): exact, whatever is folded, flushed or restarted."""
+"""Aggregates, histogram and presence (reference 9.5): exact, whatever is folded, flushed or restarted."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Reading back (compatibility.md 9.3 and 9.4): pages in the order of ts, then arrival; and what came last."""
+"""Reading back (reference 9.3 and 9.4): pages in the order of ts, then arrival; and what came last."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""The one path in (compatibility.md 9.1): what is refused, what is kept, and when the sender may be told."""
+"""The one path in (reference 9.1): what is refused, what is kept, and when the sender may be told."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The last value of every field (compatibility.md 9.4), in whatever order, and however often flushed or restarted."""
+"""The last value of every field (reference 9.4), in whatever order, and however often flushed or restarted."""
 
 import json
 import tempfile

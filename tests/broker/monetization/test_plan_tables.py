@@ -1,4 +1,4 @@
-"""`[[plans]]` of the provision file: an operator's own plans are approved at once (design/interfaces.md)."""
+"""`[[plans]]` of the provision file: an operator's own plans are approved at once (reference 26)."""
 
 from typing import Any
 

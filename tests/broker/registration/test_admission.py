@@ -1,4 +1,4 @@
-"""Who may come as a securely registered device (compatibility.md 7.1)."""
+"""Who may come as a securely registered device (reference 7.1)."""
 
 import pytest
 

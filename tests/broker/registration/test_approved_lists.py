@@ -1,4 +1,4 @@
-"""Approved lists: uploads, entries, and devices that must be on them (compatibility.md 7.2)."""
+"""Approved lists: uploads, entries, and devices that must be on them (reference 7.2)."""
 
 import base64
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Secure registration step by step, and what is refused at each (compatibility.md 7.1)."""
+"""Secure registration step by step, and what is refused at each (reference 7.1)."""
 
 import hashlib
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Whose certificates a device type believes (compatibility.md 7.1; RFC 5280, 6.1)."""
+"""Whose certificates a device type believes (reference 7.1; RFC 5280, 6.1)."""
 
 import datetime as dt
 from collections.abc import Callable

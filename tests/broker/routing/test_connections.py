@@ -1,4 +1,4 @@
-"""Who is connected (compatibility.md 16.1): one persistent connection per device token, and what ends one."""
+"""Who is connected (reference 16.1): one persistent connection per device token, and what ends one."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -34,7 +34,7 @@ def chromium(window: Chromium, site: Site) -> Iterator[Chromium]:
         if parts.scheme == "data":  # Chromium's own pages are made of them
             continue
         assert f"{parts.scheme}://{parts.netloc}" in known, url
-        # The specification has a one-time token there.
+        # Reference 13 has a one-time token there.
         assert "token=" not in parts.query or parts.path == "/accounts/pricing/upgrade", url
         assert "token=" not in parts.fragment or parts.path == "/page", url
 

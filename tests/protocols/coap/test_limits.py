@@ -1,4 +1,4 @@
-"""Rate limits and quotas over CoAP: 4.29 with the seconds to wait (compatibility.md 17)."""
+"""Rate limits and quotas over CoAP: 4.29 with the seconds to wait (reference 17)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Observing Actions: RFC 7641, and the one-connection rule of compatibility.md 16.1."""
+"""Observing Actions: RFC 7641, and the one-connection rule of reference 16.1."""
 
 import json
 from math import inf

@@ -1,4 +1,4 @@
-"""The data plane of compatibility.md section 17, datagram by datagram."""
+"""The data plane of reference 17, datagram by datagram."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Searching Actions, and messages by their content, over REST (compatibility.md 9.3)."""
+"""Searching Actions, and messages by their content, over REST (reference 9.3)."""
 
 import json
 from typing import Any

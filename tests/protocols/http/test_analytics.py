@@ -1,4 +1,4 @@
-"""Aggregates, histogram, presence and snapshots over REST (compatibility.md 9.4 and 9.5): shapes and refusals."""
+"""Aggregates, histogram, presence and snapshots over REST (reference 9.4 and 9.5): shapes and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every path of approved lists, and what each refuses (compatibility.md 2.5 and 7.2)."""
+"""Every path of approved lists, and what each refuses (reference 2.5 and 7.2)."""
 
 import base64
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What holds for every REST call: tokens, CORS, methods, errors (compatibility.md sections 1 and 3)."""
+"""What holds for every REST call: tokens, CORS, methods, errors (reference 1 and 3)."""
 
 import re
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ async def test_an_expired_token_is_401(api: httpx.AsyncClient, fake_clock: FakeC
 
 
 async def test_no_route_forgets_the_token(services: Services, api: httpx.AsyncClient) -> None:
-    # The accounts calls have rules of their own (compatibility.md 2.2), and third parties have no tokens (2.12).
+    # The accounts calls have rules of their own (reference 2.2), and third parties have no tokens (2.12).
     # Receivers confirm subscriptions, and devices fetch images, without any (2.7, 2.10); the document is for everyone.
     rest = re.compile("/v1.1/(?!accounts/|cloudconnectors/|subscriptions/<id_>/validate|updates/urls/|openapi)")
     rules = [rule for rule in build_app(services).url_map.iter_rules() if rest.match(rule.rule)]

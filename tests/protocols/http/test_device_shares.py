@@ -1,4 +1,4 @@
-"""Sharing over REST: invitations, answers, and what an accepted share gives and does not (compatibility.md 6.3)."""
+"""Sharing over REST: invitations, answers, and what an accepted share gives and does not (reference 6.3)."""
 
 import json
 from typing import Any

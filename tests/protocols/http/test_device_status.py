@@ -1,4 +1,4 @@
-"""Status and presence over REST (compatibility.md 6.4)."""
+"""Status and presence over REST (reference 6.4)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""/devices/…/tokens: one token a device, and the end of the former one (compatibility.md 6.2)."""
+"""/devices/…/tokens: one token a device, and the end of the former one (reference 6.2)."""
 
 import httpx
 import trio

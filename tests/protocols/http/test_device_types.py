@@ -1,4 +1,4 @@
-"""The device type record and its lists: compatibility.md 2.5 and 8.1."""
+"""The device type record and its lists: reference 2.5 and 8.1."""
 
 from typing import Any
 

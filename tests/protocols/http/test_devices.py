@@ -1,4 +1,4 @@
-"""/devices: the record, and how it comes, changes and goes (specification, Devices; compatibility.md 6.1)."""
+"""/devices: the record, and how it comes, changes and goes (reference 6.1)."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Exports over REST (compatibility.md section 10): shapes, refusals, and the download."""
+"""Exports over REST (reference 10): shapes, refusals, and the download."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Rate limits and quotas over REST: headers on every counted answer, and the refusals (compatibility.md 21, 3.2)."""
+"""Rate limits and quotas over REST: headers on every counted answer, and the refusals (reference 21, 3.2)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Manifest versions and what they declare: compatibility.md 8.6."""
+"""Manifest versions and what they declare: reference 8.6."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Token, path object, permission, rate limit, body: in this order on every path (compatibility.md 3.2).
+"""Token, path object, permission, rate limit, body: in this order on every path (reference 3.2).
 
 Who makes the calls has none left in this minute. What it is told of objects is the same as ever, and nothing happens.
 """

@@ -1,4 +1,4 @@
-"""Every path of compatibility.md, section 2, is there: without a token it answers anything but 404 and 405."""
+"""Every path of reference 2, is there: without a token it answers anything but 404 and 405."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Monetization: plans and their approval, tiers, and upgrades from the address to the payment (compatibility.md 13)."""
+"""Monetization: plans and their approval, tiers, and upgrades from the address to the payment (reference 13)."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The secure listener over real TLS: who gets in, and registering there (compatibility.md 1.2 and 7.1)."""
+"""The secure listener over real TLS: who gets in, and registering there (reference 1.2 and 7.1)."""
 
 import json
 import ssl

@@ -1,4 +1,4 @@
-"""Tags and categories: compatibility.md 8.1."""
+"""Tags and categories: reference 8.1."""
 
 import httpx
 import pytest

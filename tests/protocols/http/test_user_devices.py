@@ -1,4 +1,4 @@
-"""The lists of a user's devices and of what is offered to a user (specification, Users; compatibility.md 6)."""
+"""The lists of a user's devices and of what is offered to a user (reference 6)."""
 
 from typing import Any
 

@@ -53,7 +53,7 @@ def test_connack(error: DomainError, code: int) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_errors_topic(error: DomainError, code: int, message: str) -> None:
-    """compatibility.md 16.4."""
+    """reference 16.4."""
     body = json.loads(error_message(error))
     assert re.fullmatch("[0-9a-f]{32}", body["error"].pop("id"))
     assert body == {"error": {"code": code, "message": message}}

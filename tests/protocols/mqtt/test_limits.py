@@ -1,4 +1,4 @@
-"""Rate limits and quotas over MQTT: acknowledged, dropped, told on the errors topic (compatibility.md 16.3, 16.4)."""
+"""Rate limits and quotas over MQTT: acknowledged, dropped, told on the errors topic (reference 16.3, 16.4)."""
 
 import json
 

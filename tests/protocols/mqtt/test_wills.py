@@ -1,4 +1,4 @@
-"""Wills: what a device leaves behind, and when it counts (compatibility.md 16.2)."""
+"""Wills: what a device leaves behind, and when it counts (reference 16.2)."""
 
 from collections.abc import Awaitable, Callable
 

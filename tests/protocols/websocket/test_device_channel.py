@@ -89,7 +89,7 @@ def settle_all(channel: DeviceChannel, events: Sequence[Event], verdict: str | D
     return frames(events) + frames(channel.settle((offered, verdict) for offered in offers))
 
 
-# --- The specification's error table ------------------------------------------------------------------------------
+# --- The error table (reference 19.5) ------------------------------------------------------------------------------
 
 NO_ROOM = PayloadTooLarge(organization_id=ORGANIZATION, device_id="a")
 

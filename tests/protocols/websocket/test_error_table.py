@@ -1,4 +1,4 @@
-"""Every row of the specification's WebSocket errors, as a device gets it (specification, WebSocket errors).
+"""Every row of the table of WebSocket errors, as a device gets it (reference 19.5).
 
 test_errors.py has the texts of the errors themselves; here each is brought about on an open socket.
 """

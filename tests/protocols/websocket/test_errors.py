@@ -1,4 +1,4 @@
-"""The specification's WebSocket error table: code and text of every refusal on the device channel."""
+"""The table of WebSocket errors (reference 19.5): code and text of every refusal on the device channel."""
 
 from dataclasses import dataclass
 

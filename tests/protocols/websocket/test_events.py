@@ -1,4 +1,4 @@
-"""The event feed: who hears of what, by which names, and in which form (compatibility.md 19.4 and 20)."""
+"""The event feed: who hears of what, by which names, and in which form (reference 19.4 and 20)."""
 
 import json
 from dataclasses import replace

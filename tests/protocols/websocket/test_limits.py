@@ -1,4 +1,4 @@
-"""Rate limits on the device channel: frames of any type, answered with `ack` only (compatibility.md 21.1)."""
+"""Rate limits on the device channel: frames of any type, answered with `ack` only (reference 21.1)."""
 
 import msgpack
 import pytest

@@ -93,7 +93,7 @@ CONTROLS = [
     (frame(CLOSE), Close(NO_CODE, "")),
     (frame(CLOSE, b"\x03\xe8"), Close(1000, "")),
     (frame(CLOSE, b"\x03\xe8bye"), Close(1000, "bye")),
-    (frame(CLOSE, b"\x13\x87"), Close(4999, "")),  # compatibility.md 19.1
+    (frame(CLOSE, b"\x13\x87"), Close(4999, "")),  # reference 19.1
 ]
 
 

@@ -1,4 +1,4 @@
-"""/accept/share: from the link in the mail to a shared device (compatibility.md 6.3)."""
+"""/accept/share: from the link in the mail to a shared device (reference 6.3)."""
 
 import json
 import re

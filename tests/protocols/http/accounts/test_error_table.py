@@ -1,4 +1,4 @@
-"""The error table of /authorize (specification, Errors), row by row, as a browser sees it.
+"""The error table of /authorize (reference 3.3), row by row, as a browser sees it.
 
 The one of /token is in tests/broker/accounts/test_oauth_grants.py and, over HTTP, in test_token.py.
 """
