@@ -70,7 +70,7 @@ Command = Callable[[Services, Mapping[str, Any]], Awaitable[object]]
 
 
 async def _statistics(counters: Counters, services: Services, _arguments: Mapping[str, Any]) -> object:
-    return {**services.statistics(), **{name: count() for name, count in counters.items()}}
+    return {**services.core.life.statistics(), **{name: count() for name, count in counters.items()}}
 
 
 COMMANDS: Mapping[str, Command] = {

@@ -97,11 +97,11 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
         # Whoever sees READY may stop us at once, so the ears are open before the mouth.
         signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
         async with trio.open_nursery() as workers:
-            workers.start_soon(systemd.feed_watchdog, services.database)
+            workers.start_soon(systemd.feed_watchdog, services.core.database)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections)
-                    services.site.listens_on(addresses)
+                    services.core.site.listens_on(addresses)
                     _warn_of_what_is_missing(settings)
                     set_aside_what_stays()
                     systemd.notify("READY=1\nSTATUS=Listening")
@@ -111,8 +111,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                     systemd.notify("STOPPING=1")
                     _log.info("stopping")
                     listeners.cancel_scope.cancel()
-                services.stopping.set()
-                services.connections.close_all()
+                services.core.life.stopping.set()
+                services.routing.connections.close_all()
                 connections.cancel_scope.deadline = trio.current_time() + settings.grace_seconds
             workers.cancel_scope.cancel()
     _log.info("stopped")

@@ -56,27 +56,29 @@ class _Refund(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _plans(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return [_plan(plan) for plan in await services.plans.undecided()]
+    return [_plan(plan) for plan in await services.monetization.plans.undecided()]
 
 
 async def _decide_plan(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PlanDecision)
-    return _plan(await services.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments))
+    return _plan(
+        await services.monetization.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments)
+    )
 
 
 async def _payments(services: Services, _arguments: Mapping[str, Any]) -> object:
-    found = [*await services.payments.to_refund(), *await services.payments.pending()]
+    found = [*await services.monetization.payments.to_refund(), *await services.monetization.payments.pending()]
     return [_payment(services, payment) for payment in found]
 
 
 async def _decide_payment(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PaymentDecision)
-    return _payment(services, await services.payments.decide(wanted.reference, wanted.outcome))
+    return _payment(services, await services.monetization.payments.decide(wanted.reference, wanted.outcome))
 
 
 async def _refunded(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Refund)
-    return _payment(services, await services.payments.refunded(wanted.reference))
+    return _payment(services, await services.monetization.payments.refunded(wanted.reference))
 
 
 def _plan(plan: Plan) -> OperatorsPlan:
@@ -86,7 +88,7 @@ def _plan(plan: Plan) -> OperatorsPlan:
 
 def _payment(services: Services, payment: Payment) -> OperatorsPayment:
     record = payment.record
-    price = services.payments.price(payment.tier)
+    price = services.monetization.payments.price(payment.tier)
     return OperatorsPayment(
         reference=record.id,
         status=record.status,

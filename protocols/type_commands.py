@@ -25,22 +25,22 @@ class _Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def _list(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return await services.manifests.overview()
+    return await services.device_types.manifests.overview()
 
 
 async def _upload(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Upload)
-    return await services.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
+    return await services.device_types.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
 
 
 async def _approve(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Approval)
-    return await services.manifests.approve(wanted.device_type, wanted.version)
+    return await services.device_types.manifests.approve(wanted.device_type, wanted.version)
 
 
 async def _failures(services: Services, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Failures)
-    return await services.manifests.failures(wanted.device_or_type, limit=wanted.limit)
+    return await services.device_types.manifests.failures(wanted.device_or_type, limit=wanted.limit)
 
 
 TYPE_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {

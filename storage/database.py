@@ -138,8 +138,11 @@ class Database:
         self._wanted = trio.Event()
         self._commits = self._rows = self._failures = 0
         self.open_group = Group()
-        #: Called on the loop after each successful commit, before anyone is told of it.
-        self.on_commit: Callable[[Group], None] = lambda _group: None
+        self._commit_handlers: list[Callable[[Group], None]] = []
+
+    def on_commit(self, handler: Callable[[Group], None]) -> None:
+        """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
+        self._commit_handlers.append(handler)
 
     async def open(self) -> None:
         """Bring the schema up to date and open the connections. Raises StoreError."""
@@ -229,7 +232,8 @@ class Database:
         else:
             self._commits += 1
             self._rows += group.row_count
-            _isolated(self.on_commit, group)
+            for handler in self._commit_handlers:
+                _isolated(handler, group)
         for callback in group.callbacks:
             _isolated(callback, group.error)
         group.ended.set()

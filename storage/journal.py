@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from storage.database import Database
+from storage.database import Database, Group
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
 
@@ -54,6 +54,10 @@ class Journal:
         group.bytes_held += len(payload)
         self._database.request_commit()
         return position
+
+    def on_commit(self, handler: Callable[[Group], None]) -> None:
+        """Call `handler` on the loop after each successful commit, before anyone who waits for the commit is told."""
+        self._database.on_commit(handler)
 
     def after_commit(self, callback: Callable[[StoreError | None], None]) -> None:
         """Call back on the loop when everything appended so far is durable, or has failed.

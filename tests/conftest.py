@@ -58,7 +58,7 @@ async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClo
 
 @pytest.fixture
 async def world(services: Services) -> World:
-    return await build_world(services.database, services.vault)
+    return await build_world(services.core.database, services.core.vault)
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,8 @@ async def allow(services: Services, grant: GrantRecord) -> None:
         tx.accounts.put_grant(grant)
         return tuple(tx.accounts.grants(grant.application, grant.user))
 
-    grants = await services.database.write(work)
-    services.router.publish(GrantsChanged(grant.user, grant.application, grants))
+    grants = await services.core.database.write(work)
+    services.core.router.publish(GrantsChanged(grant.user, grant.application, grants))
 
 
 @dataclass(frozen=True, slots=True)

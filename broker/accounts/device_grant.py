@@ -11,9 +11,9 @@ from broker.accounts.applications import Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_POST
 from broker.accounts.grant_base import Client, Grant, TokenServerRequest
 from broker.accounts.issuance import Issuance
-from broker.accounts.site import AccountsRoot
 from broker.accounts.user_codes import new_user_code
 from broker.secrets import token_hash
+from broker.site import AccountsRoot
 from config.limits import DEVICE_POLL_GROWTH_SECONDS
 from config.settings import Accounts
 from storage.records import DeviceCodeRecord, UserRecord

@@ -13,10 +13,10 @@ from broker.accounts.clients import Credentials
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.grant_base import TokenServerRequest
 from broker.accounts.issuance import Issuance
-from broker.accounts.site import AccountsRoot
 from broker.accounts.token_server import DEVICE_CODE_GRANT, Answer, TokenServer
 from broker.accounts.tokens import Tokens
 from broker.secrets import Vault
+from broker.site import AccountsRoot
 
 _KNOWN: Final = frozenset(
     {

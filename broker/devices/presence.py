@@ -84,6 +84,10 @@ class Presence:
         self._online.pop(fact.device, None)
         self._online_by_themselves.discard(fact.device)
 
+    def is_connected(self, device: int) -> bool:
+        """Whether the device has a persistent connection now."""
+        return device in self._online
+
     def _is_online(self, device: int) -> bool:
         return device in self._online or device in self._online_by_themselves
 

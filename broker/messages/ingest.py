@@ -58,24 +58,27 @@ class Ingest:
         *,
         future_grace_ms: int,
         quotas: Quotas | None = None,
+        last_cts: int = 0,
     ) -> None:
-        """`quotas`: who charges what enters the pipeline; None charges nobody."""
+        """Every commit of the journal is announced through the router from now on.
+
+        Args:
+            quotas: charges what enters the pipeline; None charges nobody.
+            last_cts: the `cts` of the newest stored row. `cts` never runs backwards, not even when the clock does.
+        """
         self._journal = journal
         self._mids = mids
         self._router = router
         self._now_ms = clock.now_ms
         self._future_grace_ms = future_grace_ms
         self._quotas = quotas
-        self._last_cts = 0
+        self._last_cts = last_cts
         self._messages = self._failed = self._actions = 0
         # Whoever has rows in the open or the committing group is held here, so that their devices are at hand when the
         # rows are durable. What was appended before one commit is durable with the next one at the latest.
         self._senders: dict[int, Device] = {}
         self._earlier_senders: dict[int, Device] = {}
-
-    def resume_after(self, cts: int) -> None:
-        """`cts` never runs backwards, not even when the machine's clock does."""
-        self._last_cts = max(self._last_cts, cts)
+        journal.on_commit(self._committed)
 
     def sender(self, device: int) -> Device | None:
         """The device of a row that was stored just now."""
@@ -199,8 +202,8 @@ class Ingest:
         """Front ends stop reading while this waits; so the pressure reaches the device."""
         await self._journal.wait_room()
 
-    def committed(self, group: Group) -> None:
-        """The store's word that a group is durable."""
+    def _committed(self, group: Group) -> None:
+        """The store has made the group durable."""
         try:
             if group.messages:
                 self._router.publish(MessagesStored(group.messages))

@@ -16,7 +16,6 @@ from typing import Final
 import structlog
 
 from broker.accounts.redirects import with_parameters
-from broker.accounts.site import Site
 from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
@@ -26,6 +25,7 @@ from broker.monetization.port import MANUAL, Order, Outcome, PaymentFailed, Proc
 from broker.monetization.tiers import Tiers
 from broker.monetization.upgrades import opened, paid_tier, share_of
 from broker.secrets import token_hash
+from broker.site import Site
 from config.limits import UPGRADE_TOKEN_SECONDS
 from config.settings import Payments as PaymentSettings
 from storage.database import Database, Transaction

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.site import Site
 from broker.accounts.user_names import free_user_name
 from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id
@@ -13,6 +12,7 @@ from broker.mail import AccountInvitation, Mails, TooManyMails
 from broker.provisioning.document import EVERY_TYPE, Application, Grant, Invitation, Organization, Token, User
 from broker.provisioning.run import Place, Run, given, identify
 from broker.secrets import token_hash
+from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
 from storage.records import ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import trio
 
-from broker.accounts.site import Site
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
 from broker.connectors.catalog import Catalog
@@ -24,6 +23,7 @@ from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.run import Place, Run
 from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
+from broker.site import Site
 from storage.database import Database, Transaction
 from storage.records import UserRecord
 

@@ -104,14 +104,14 @@ class ConnectionStatistics:
 class Connections:
     """The links of every connected device."""
 
-    def __init__(self, router: Router, clock: Clock) -> None:
+    def __init__(self, router: Router, clock: Clock, toll: Toll | None = None) -> None:
+        """`toll` is asked about every delivery; None admits all."""
         self._router = router
         self._clock = clock
         self._links: dict[int, list[Link]] = {}
         self._exclusive: dict[int, Link] = {}
         self._takeovers = self._delivered = self._dropped = 0
-        #: Asked about every delivery; None lets all pass.
-        self.toll: Toll | None = None
+        self._toll = toll
         router.subscribe(ActionStored, self._deliver)
         router.subscribe(TokenRevoked, self._end_revoked)
         router.subscribe(DeviceChanged, self._end_disabled)
@@ -176,7 +176,7 @@ class Connections:
         return device in self._links
 
     def _deliver(self, fact: ActionStored) -> None:
-        toll, action = self.toll, fact.action
+        toll, action = self._toll, fact.action
         for link in self._links.get(fact.destination, ()):
             if toll is not None and not toll.admits(link.device, action):
                 link.dropped += 1

@@ -98,7 +98,7 @@ async def _run(settings: Settings) -> None:
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
             click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))
-            simulators.start_soon(_end_with, services.stopping, simulators.cancel_scope)
+            simulators.start_soon(_end_with, services.core.life.stopping, simulators.cancel_scope)
             for device in _DEVICES:
                 if device.protocol is not None:
                     address = addresses["mqtt" if device.protocol == "mqtt" else "http"]
@@ -150,11 +150,11 @@ def _document(user_token: str) -> Mapping[str, Any]:
 
 
 async def _device_token(services: Services, device_id: str) -> str:
-    device = await services.devices.find(device_id)
-    token = await services.database.read(lambda tx: tx.devices.token_of(device.key))
+    device = await services.devices.registry.find(device_id)
+    token = await services.core.database.read(lambda tx: tx.devices.token_of(device.key))
     if token is None:
         raise CommandError(f"the demo's device {device_id} has no token: delete the state directory to begin anew")
-    return services.vault.open(token.sealed)
+    return services.core.vault.open(token.sealed)
 
 
 async def _simulate(device: _Device, address: Address, token: str) -> None:

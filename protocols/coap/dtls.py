@@ -78,7 +78,7 @@ class DtlsListener:
                     self.endpoint.start(nursery)
                     peers = self._peers = _Peers(self._services, self.endpoint, self._limits, sock, context, nursery)
                     task_status.started(sock.address)
-                    await read_forever(sock, self._services.ingest, peers.take, peers.taken)
+                    await read_forever(sock, self._services.messages.ingest, peers.take, peers.taken)
             finally:
                 # Sessions outlive the reading by what there is to tell them.
                 await say_goodbye(self._services, self.endpoint)
@@ -273,7 +273,7 @@ class _Peers:
         """
         async with self._keys_at_once:
             try:
-                key = await self._services.devices.pre_shared_key(identity.decode(), self._services.vault)
+                key = await self._services.devices.registry.pre_shared_key(identity.decode(), self._services.core.vault)
             except Exception as error:
                 _log.exception("coap_key_not_read", device=identity.decode())
                 raise ConnectionOver("its key could not be read") from error

@@ -61,11 +61,11 @@ class Observers:
     ) -> None:
         """`changed` is told when a session has something to send or fewer or more observers than before."""
         self._services = services
-        self._presence = services.presence
+        self._presence = services.devices.presence
         self._guard = guard
         self._now = now
         self._changed = changed
-        self._now_ms = services.clock.now_ms
+        self._now_ms = services.core.clock.now_ms
         self._observers = self._notifications = self._lost = 0
         # Whose notification is acknowledged but not fetched to its end, and how long that is waited for.
         self._fetching: dict[Observer, float] = {}
@@ -81,7 +81,7 @@ class Observers:
         observation = Observation(token, request.path, request.answer_format, exponent)
         observer = Observer(session, device, observation)
         observer.connection.enter_context(
-            self._services.connections.connect(
+            self._services.routing.connections.connect(
                 device,
                 protocol="COAP",
                 token=caller.token,

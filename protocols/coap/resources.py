@@ -82,7 +82,7 @@ class Resources:
     ) -> None:
         """`member` is told when a session has shown a valid device token and nothing was refused."""
         self._services = services
-        self._ingest = services.ingest
+        self._ingest = services.messages.ingest
         self._observers = observers
         self._reply = reply
         self._member = member
@@ -106,7 +106,7 @@ class Resources:
                 return
         check_formats(request)
         token = last.decode("ascii", "replace")
-        known = self._services.devices.by_token_nowait(token)
+        known = self._services.devices.registry.by_token_nowait(token)
         if known is None or token in self._unknown:
             self._look_up(token, session, incoming, request)
         else:
@@ -141,7 +141,7 @@ class Resources:
             outcome: tuple[Device, Caller] | DomainError
             error_id: str | None = None
             try:
-                outcome = await self._services.devices.by_token(token)
+                outcome = await self._services.devices.registry.by_token(token)
             except DomainError as error:
                 outcome = error
             except StoreError as error:
@@ -187,7 +187,7 @@ class Resources:
     ) -> None:
         is_post = request.method == Code.POST
         try:
-            self._services.admission.check(device, session.certificate)
+            self._services.registration.admission.check(device, session.certificate)
         except PermissionDenied:
             raise (PublishForbidden if is_post else SubscribeForbidden) from None
         if is_post:
@@ -226,7 +226,7 @@ class Resources:
 
     def _count(self, caller: Caller) -> None:
         """Raises RateLimitExceeded."""
-        meter = self._services.meters.of(Channel.COAP, caller)
+        meter = self._services.limits.meters.of(Channel.COAP, caller)
         if meter is not None:
             meter.count()
 

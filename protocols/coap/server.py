@@ -42,7 +42,7 @@ async def serve_coap(
             async with trio.open_nursery() as nursery:
                 endpoint.start(nursery)
                 task_status.started(sock.address)
-                await read_forever(sock, services.ingest, _taker(endpoint, sock), endpoint.submitted)
+                await read_forever(sock, services.messages.ingest, _taker(endpoint, sock), endpoint.submitted)
         finally:
             await say_goodbye(services, endpoint)
 
@@ -64,5 +64,5 @@ async def say_goodbye(services: Services, endpoint: Endpoint) -> None:
     with trio.move_on_after(GOODBYE_SECONDS, shield=True):
         endpoint.submitted()
         with suppress(StorageUnavailable):
-            await services.ingest.wait_committed()
+            await services.messages.ingest.wait_committed()
         endpoint.shut_down()

@@ -35,8 +35,8 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
 class Allowances:
     def __init__(self, services: Services) -> None:
-        self._addresses = services.addresses
-        self._quotas = services.quotas if services.settings.limits.quotas == "on" else None
+        self._addresses = services.limits.addresses
+        self._quotas = services.limits.quotas if services.core.settings.limits.quotas == "on" else None
 
     def install(self, app: Quart) -> None:
         """Before any other `before_request`, so that those that answer do not answer too often."""

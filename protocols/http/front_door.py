@@ -50,8 +50,8 @@ async def serve_http(
         is_accounts: whether this is the accounts server's own listener, with its paths at the root.
     """
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
-    worker = Worker(app, grace_seconds=services.settings.grace_seconds)
-    connections.start_soon(worker.stop_after, services.stopping)
+    worker = Worker(app, grace_seconds=services.core.settings.grace_seconds)
+    connections.start_soon(worker.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
         FrontDoor(worker, websocket).welcome,

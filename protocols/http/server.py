@@ -37,7 +37,7 @@ _ANSWER_SECONDS = 60
 def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
     """`is_secure` is for the listener where devices register with their certificates."""
     app = _new_app(services)
-    guard = Guard(services.tokens, services.admission, services.meters)
+    guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
     for blueprint in (
         registrations_blueprint(services, guard),
         approved_lists_blueprint(services, guard),
@@ -45,7 +45,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
         messages_blueprint(services, guard),
         actions_blueprint(services, guard),
         analytics_blueprint(services, guard),
-        export_blueprint(services.exports, guard),
+        export_blueprint(services.export, guard),
         devices_blueprint(services, guard),
         device_tokens_blueprint(services, guard),
         device_shares_blueprint(services, guard),
@@ -59,21 +59,21 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
         users_blueprint(services, guard),
         user_devices_blueprint(services, guard),
         not_yet_blueprint(guard),
-        openapi_blueprint(services.site),
-        rest_accounts_blueprint(services, Guard(services.tokens, services.admission)),
+        openapi_blueprint(services.core.site),
+        rest_accounts_blueprint(services, Guard(services.accounts.tokens, services.registration.admission)),
     ):
         app.register_blueprint(blueprint, url_prefix=answers.REST_ROOT)
     if is_secure:
         app.register_blueprint(device_registrations_blueprint(services), url_prefix=answers.REST_ROOT)
-    accounts.install(app, services, services.site.accounts)
-    app.register_blueprint(docs_blueprint(services.site))
+    accounts.install(app, services, services.core.site.accounts)
+    app.register_blueprint(docs_blueprint(services.core.site))
     return app
 
 
 def build_accounts_app(services: Services) -> QuartTrio:
     """The accounts paths alone, at the root."""
     app = _new_app(services)
-    accounts.install(app, services, services.site.own_accounts)
+    accounts.install(app, services, services.core.site.own_accounts)
     return app
 
 

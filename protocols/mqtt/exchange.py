@@ -60,7 +60,7 @@ class Exchange:
         end: Callable[[], None],
     ) -> None:
         self._services = services
-        self._ingest = services.ingest
+        self._ingest = services.messages.ingest
         self._device = device
         self._meter = meter
         self._session = session
@@ -71,7 +71,7 @@ class Exchange:
         # Subscriptions in the client's spelling. Of two spellings of one topic the later one is delivered to.
         self._actions_topics: list[bytes] = []
         self._errors_topics: list[bytes] = []
-        self._sends_bare_actions = services.settings.mqtt.action_payload == "array"
+        self._sends_bare_actions = services.core.settings.mqtt.action_payload == "array"
         self._received: list[bytes] = []  # QoS 2 messages of this read
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
 
@@ -147,7 +147,7 @@ class Exchange:
                 for topic in topics:
                     self._forget(topic)
             case PingReceived():
-                self._services.presence.touch(self._device.key)
+                self._services.devices.presence.touch(self._device.key)
             case _:  # it has left; what belongs to CONNECT cannot come any more
                 pass
 

@@ -99,7 +99,7 @@ class _Connection:
     async def _end_when_stopping(self, stranger: trio.CancelScope) -> None:
         """Of connected devices the broker takes leave itself."""
         with stranger:
-            await self._services.stopping.wait()
+            await self._services.core.life.stopping.wait()
             self._scope.cancel()
 
     async def _receive(self) -> Sequence[Packet]:
@@ -129,12 +129,12 @@ class _Connection:
 
     async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller] | None:
         try:
-            if self._services.stopping.is_set():
+            if self._services.core.life.stopping.is_set():
                 raise StorageUnavailable
-            device, caller = await self._services.devices.authenticate(offered.device_id, offered.token)
-            self._services.admission.check(device, client_certificate(self._stream))
+            device, caller = await self._services.devices.registry.authenticate(offered.device_id, offered.token)
+            self._services.registration.admission.check(device, client_certificate(self._stream))
             # reference 16.2: whoever has used up its rate limit is not let in. Connecting counts as no message.
-            if (meter := self._services.meters.of(Channel.MQTT, caller)) is not None:
+            if (meter := self._services.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             return device, caller
         except (DomainError, StoreError) as error:
@@ -147,12 +147,12 @@ class _Connection:
         exchange = self._exchange = Exchange(
             self._services,
             device,
-            self._services.meters.of(Channel.MQTT, caller),
+            self._services.limits.meters.of(Channel.MQTT, caller),
             self._session,
             self._outbox,
             self._scope.cancel,
         )
-        with self._services.connections.connect(
+        with self._services.routing.connections.connect(
             device,
             protocol="MQTT",
             token=caller.token,
@@ -167,7 +167,7 @@ class _Connection:
                 exchange.leave()
 
     async def _read_on(self, exchange: Exchange, packets: Sequence[Packet], silence_seconds: float) -> None:
-        ingest, outbox, scope = self._services.ingest, self._outbox, self._scope
+        ingest, outbox, scope = self._services.messages.ingest, self._outbox, self._scope
         scope.deadline = trio.current_time() + silence_seconds
         while True:
             exchange.handle(packets)

@@ -227,7 +227,7 @@ class Connection:
                 conversation.deadline,
             )
             with self._nap:
-                await self._services.stopping.wait()
+                await self._services.core.life.stopping.wait()
                 self.close(GOING_AWAY, "server shuts down")
                 return
             now = trio.current_time()
@@ -243,7 +243,7 @@ class Connection:
                 next_ping += PING_SECONDS
                 await self._check()
                 if self._ending is None:
-                    beat = ping(self._services.clock.now_ms(), conversation.form)
+                    beat = ping(self._services.core.clock.now_ms(), conversation.form)
                     self._outbox.put(encode(beat) + encode_ping())
 
     async def _check(self) -> None:

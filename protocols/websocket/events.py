@@ -74,11 +74,11 @@ async def select_events(services: Services, call: Call) -> EventSelection:
     """
     if not call.token:
         raise Unauthorized
-    caller = await services.tokens.caller(call.token)
-    devices = [await services.devices.find(id_) for id_ in named_ids(call, "dids", "did")]
+    caller = await services.accounts.tokens.caller(call.token)
+    devices = [await services.devices.registry.find(id_) for id_ in named_ids(call, "dids", "did")]
     uid = call.value("uid")
-    user = None if uid is None else await services.users.find(uid, caller)
-    reach = await services.permissions.reach(caller)
+    user = None if uid is None else await services.accounts.users.find(uid, caller)
+    reach = await services.accounts.permissions.reach(caller)
 
     for device in devices:
         if not reach.allows(device, Permission.READ):
@@ -90,7 +90,7 @@ async def select_events(services: Services, call: Call) -> EventSelection:
     patterns = named_ids(call, "events", "event")
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
         raise ValidationFailed.of("events", f"Maximum length {EVENT_PATTERN_MAX_CHARACTERS}")
-    await services.tokens.caller(call.token)  # it may have been revoked meanwhile
+    await services.accounts.tokens.caller(call.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
     return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
 
@@ -99,7 +99,7 @@ class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
 
     def _subscribed(self) -> AbstractContextManager[None]:
-        return self._services.events.subscribe(
+        return self._services.routing.events.subscribe(
             EventSubscriber(
                 self._selection.concerns,
                 self._connection.offer,

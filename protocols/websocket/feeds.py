@@ -80,12 +80,12 @@ async def select(services: Services, call: Call) -> Selection:
     """
     if not call.token:
         raise Unauthorized
-    caller = await services.tokens.caller(call.token)
-    devices = [await services.devices.find(id_) for id_ in named_ids(call, "sdids", "sdid")]
-    types = [await services.device_types.find(id_) for id_ in named_ids(call, "sdtids")]
+    caller = await services.accounts.tokens.caller(call.token)
+    devices = [await services.devices.registry.find(id_) for id_ in named_ids(call, "sdids", "sdid")]
+    types = [await services.device_types.catalog.find(id_) for id_ in named_ids(call, "sdtids")]
     uid = call.value("uid")
-    user = None if uid is None else await services.users.find(uid, caller)
-    reach = await services.permissions.reach(caller)
+    user = None if uid is None else await services.accounts.users.find(uid, caller)
+    reach = await services.accounts.permissions.reach(caller)
 
     for device in devices:
         if not reach.allows(device, Permission.READ):
@@ -97,7 +97,7 @@ async def select(services: Services, call: Call) -> Selection:
         owner = user.key
     if user is not None and not await acts_for(services, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
-    await services.tokens.caller(call.token)  # it may have been revoked meanwhile
+    await services.accounts.tokens.caller(call.token)  # it may have been revoked meanwhile
     return Selection(reach, _keys(devices), _keys(types), owner, with_shared=call.flag("includeSharedDevices"))
 
 
@@ -117,7 +117,7 @@ async def acts_for(services: Services, reach: Reach, user: int) -> bool:
     """A device token may name its owner: that takes nothing away and adds nothing."""
     caller = reach.caller
     if caller.kind is TokenKind.DEVICE and caller.device is not None:
-        return (await services.devices.get(caller.device)).owner == user
+        return (await services.devices.registry.get(caller.device)).owner == user
     return reach.covers_user(user)
 
 
@@ -125,11 +125,11 @@ class LiveFeed(Watcher[Selection]):
     """One subscriber of the firehose."""
 
     def _subscribed(self) -> AbstractContextManager[None]:
-        return self._services.feeds.subscribe(
+        return self._services.routing.feeds.subscribe(
             Subscriber(
                 self._selection.watches,
                 self._offer,
-                encodings(self._services.ingest)[self.form],
+                encodings(self._services.messages.ingest)[self.form],
                 self._selection.reach.caller.token,
                 self._close,
             )

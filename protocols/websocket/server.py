@@ -78,7 +78,9 @@ async def _shake_hands(services: Services, stream: trio.abc.Stream) -> Connectio
             shown = client_certificate(stream)
             conversation = await _admit(services, call, shown)
             if call.token:
-                await services.admission.check_caller(await services.tokens.caller(call.token), shown)
+                await services.registration.admission.check_caller(
+                    await services.accounts.tokens.caller(call.token), shown
+                )
         except DomainError as error:
             await handshake.refuse(error)
             return None
@@ -99,9 +101,9 @@ async def _admit(
         case "/v1.1/websocket":
             meter = None
             if call.token is not None:
-                caller = await services.tokens.caller(call.token)
-                await services.admission.check_caller(caller, shown)  # before the limit: reference 3.2
-                meter = services.meters.of(Channel.WEBSOCKET, caller)
+                caller = await services.accounts.tokens.caller(call.token)
+                await services.registration.admission.check_caller(caller, shown)  # before the limit: reference 3.2
+                meter = services.limits.meters.of(Channel.WEBSOCKET, caller)
             if meter is not None:  # reference 19.1: it can fail the handshake
                 meter.check()
             channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token, handshake_meter=meter)
@@ -134,7 +136,7 @@ class DeviceConversation:
     ) -> None:
         self._services = services
         self._shown = shown
-        self._ingest = services.ingest
+        self._ingest = services.messages.ingest
         self._channel = channel
         self._connection = connection
         self._registrations: dict[str, _Registration] = {}
@@ -195,7 +197,9 @@ class DeviceConversation:
 
     async def _register(self, request: RegistrationRequested) -> None:
         try:
-            meter = self._services.meters.of(Channel.WEBSOCKET, await self._services.tokens.caller(request.token))
+            meter = self._services.limits.meters.of(
+                Channel.WEBSOCKET, await self._services.accounts.tokens.caller(request.token)
+            )
             if meter is not None:
                 meter.count()
             device, reach = await self._authorize(request.sdid, request.token)
@@ -210,11 +214,11 @@ class DeviceConversation:
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
         """Raises DomainError, StoreError."""
-        tokens = self._services.tokens
+        tokens = self._services.accounts.tokens
         caller = await tokens.caller(token)
-        device = await self._services.devices.find(sdid)
-        await self._services.admission.check_caller(caller, self._shown)
-        reach = await self._services.permissions.reach(caller)
+        device = await self._services.devices.registry.find(sdid)
+        await self._services.registration.admission.check_caller(caller, self._shown)
+        reach = await self._services.accounts.permissions.reach(caller)
         await tokens.caller(token)  # it may have been revoked meanwhile
         if not _may_speak_for(reach, device):
             raise PermissionDenied(f"READ and WRITE on device {sdid}")
@@ -225,7 +229,7 @@ class DeviceConversation:
     def _connect(self, device: Device, reach: Reach, token: str) -> None:
         link, caller = ExitStack(), reach.caller
         link.enter_context(
-            self._services.connections.connect(
+            self._services.routing.connections.connect(
                 device,
                 protocol="WEBSOCKET",
                 token=caller.token,
@@ -264,7 +268,7 @@ class DeviceConversation:
 
     def pinged(self) -> None:
         for registration in self._registrations.values():
-            self._services.presence.touch(registration.device.key)
+            self._services.devices.presence.touch(registration.device.key)
 
     # --- Messages and Actions ---
 
@@ -286,7 +290,7 @@ class DeviceConversation:
             return StorageUnavailable(str(error))
 
     async def _find_destination(self, offer: ActionOffered) -> Device:
-        destination = await self._services.devices.find(offer.ddid)
+        destination = await self._services.devices.registry.find(offer.ddid)
         if len(self._destinations) >= DESTINATIONS_REMEMBERED:
             self._destinations.clear()
         self._destinations[offer.sdid, offer.ddid] = destination

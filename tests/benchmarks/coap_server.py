@@ -58,12 +58,12 @@ async def main() -> None:
                     case ["actions", seconds]:
                         await _send_actions(services, devices, float(seconds))
                     case ["action", number]:
-                        light = await services.devices.find(device_id(int(number)))
-                        services.ingest.submit_action(light, light, ACTION)
+                        light = await services.devices.registry.find(device_id(int(number)))
+                        services.messages.ingest.submit_action(light, light, ACTION)
                     case ["statistics"]:
                         _print({
-                            "messages": services.ingest.statistics().messages,
-                            "online": services.connections.statistics().devices_online,
+                            "messages": services.messages.ingest.statistics().messages,
+                            "online": services.routing.connections.statistics().devices_online,
                             "plain": asdict(endpoint.statistics()),
                             "dtls": asdict(listener.statistics()),
                             "dtls_endpoint": asdict(listener.endpoint.statistics()),
@@ -99,7 +99,7 @@ def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
 
 
 async def _send_actions(services: Services, devices: int, seconds: float) -> None:
-    lights = [await services.devices.find(device_id(number)) for number in range(devices)]
+    lights = [await services.devices.registry.find(device_id(number)) for number in range(devices)]
     end = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
         for _ in range(ROUNDS_UNDER_WAY):
@@ -109,8 +109,8 @@ async def _send_actions(services: Services, devices: int, seconds: float) -> Non
 async def _send_rounds(services: Services, lights: list[Device], end: float) -> None:
     while trio.current_time() < end:
         for light in lights:
-            services.ingest.submit_action(light, light, ACTION)
-        await services.ingest.wait_committed()
+            services.messages.ingest.submit_action(light, light, ACTION)
+        await services.messages.ingest.wait_committed()
 
 
 if __name__ == "__main__":

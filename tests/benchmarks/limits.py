@@ -49,19 +49,19 @@ async def in_process(folder: Path, seconds: float, *, on: bool) -> tuple[float, 
     settings = Settings(state_dir=folder, limits=limits)
     async with open_services(settings, database, Vault(Vault.new_key())) as services:
         if not await database.read(lambda tx: tx.accounts.organization_named("Acme")):
-            await build_world(database, services.vault)
+            await build_world(database, services.core.vault)
             await database.write(lambda tx: tx.accounts.change_organization(1, name="Acme", monthly_messages=-1))
-        await services.quotas.reload()
-        device, caller = await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
-        meter = services.meters.of(Channel.MQTT, caller)
-        submit, messages, submitting, begin = services.ingest.submit, 0, 0.0, time.perf_counter()
+        await services.limits.quotas.reload()
+        device, caller = await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
+        meter = services.limits.meters.of(Channel.MQTT, caller)
+        submit, messages, submitting, begin = services.messages.ingest.submit, 0, 0.0, time.perf_counter()
         while (started := time.perf_counter()) - begin < seconds:
             for _ in range(_AT_ONCE):
                 if meter is not None:
                     meter.count()
                 submit(device, PAYLOAD)
             submitting += time.perf_counter() - started
-            await services.ingest.wait_committed()
+            await services.messages.ingest.wait_committed()
             messages += _AT_ONCE
         return messages / (time.perf_counter() - begin), messages / submitting
 

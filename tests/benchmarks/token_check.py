@@ -70,8 +70,8 @@ def least_cold(path: Path, seconds: float) -> float:
 
 
 async def cold(services: Services, token: str) -> None:
-    services.tokens.forget_all()
-    await services.tokens.caller(token)
+    services.accounts.tokens.forget_all()
+    await services.accounts.tokens.caller(token)
 
 
 async def measure(folder: Path, seconds: float) -> bool:
@@ -81,8 +81,8 @@ async def measure(folder: Path, seconds: float) -> bool:
     async with open_services(
         Settings(state_dir=folder), Database(SqliteEngine(path)), Vault(Vault.new_key())
     ) as services:
-        await build_world(services.database, services.vault)
-        tokens = services.tokens
+        await build_world(services.core.database, services.core.vault)
+        tokens = services.accounts.tokens
         for name, token in (("user", ADA_TOKEN), ("device", KITCHEN_TOKEN)):
             await tokens.caller(token)
             cached = await per_call(partial(tokens.caller, token), seconds)

@@ -35,7 +35,7 @@ async def apply(services: Services, *connectors: Mapping[str, Any], dry_run: boo
 
 
 async def test_a_type_gets_its_connector(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     with pytest.raises(Conflict):
         services.connectors.catalog.of_type(device.type)
     assert await apply(services, CONNECTOR) == (1, 0, 0)
@@ -61,7 +61,7 @@ async def test_a_dry_run_changes_nothing(services: Services, world: World) -> No
 
 async def test_its_secrets_are_sealed(services: Services, world: World) -> None:
     await apply(services, CONNECTOR)
-    record = await services.database.read(lambda tx: tx.connectors.connector(world.light_type))
+    record = await services.core.database.read(lambda tx: tx.connectors.connector(world.light_type))
     assert record is not None
     assert b"hush" not in record.terms
 
@@ -74,7 +74,7 @@ async def test_it_is_there_after_a_restart(open_again: OpenServices) -> None:
             {"organizations": [organization], "device_types": [type_], "connectors": [CONNECTOR | {"oauth1": None}]}
         )
     async with open_again() as services:
-        found = await services.device_types.find("example.smart_light")
+        found = await services.device_types.catalog.find("example.smart_light")
         assert services.connectors.catalog.of_type(found).terms.oauth2 is not None
 
 
@@ -118,11 +118,11 @@ async def test_a_plug_in_that_was_removed_leaves_its_type_without(services: Serv
     await apply(services, CONNECTOR)
     connector = services.connectors.catalog.find(world.light_type)
     assert connector is not None
-    record = await services.database.read(lambda tx: tx.connectors.connector(world.light_type))
+    record = await services.core.database.read(lambda tx: tx.connectors.connector(world.light_type))
     assert record is not None
-    text = services.vault.open(record.terms).replace('"generic"', '"removed"')
-    changed = type(record)(record.device_type, "removed", services.vault.seal(text))
-    await services.database.write(lambda tx: tx.connectors.put_connector(changed))
+    text = services.core.vault.open(record.terms).replace('"generic"', '"removed"')
+    changed = type(record)(record.device_type, "removed", services.core.vault.seal(text))
+    await services.core.database.write(lambda tx: tx.connectors.put_connector(changed))
     await services.connectors.catalog.reload()
     with pytest.raises(ConnectorUnavailable):
         services.connectors.catalog.of_type(connector.type)
@@ -132,4 +132,4 @@ async def test_devices_provisioned_later_need_authorization_too(services: Servic
     await apply(services, CONNECTOR)
     later = {"id": "77" * 16, "owner": "ada@example.org", "type": LIGHT_TYPE, "name": "Later"}
     await services.provisioning.apply({"devices": [later]})
-    assert (await services.devices.find("77" * 16)).record.cloud_authorization == "UNAUTHORIZED"
+    assert (await services.devices.registry.find("77" * 16)).record.cloud_authorization == "UNAUTHORIZED"

@@ -25,38 +25,38 @@ def rename(tx: Transaction) -> None:
 
 
 async def test_a_type_is_one_object_however_it_is_found(services: Services, world: World) -> None:
-    light = await services.device_types.find(LIGHT_TYPE)
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
     assert (light.key, light.id, light.latest.version) == (world.light_type, LIGHT_TYPE, 1)
-    assert await services.device_types.find("example.smart_light") is light
-    assert await services.device_types.get(world.light_type) is light
-    assert (await services.devices.get(world.kitchen)).type is light
+    assert await services.device_types.catalog.find("example.smart_light") is light
+    assert await services.device_types.catalog.get(world.light_type) is light
+    assert (await services.devices.registry.get(world.kitchen)).type is light
 
 
 @pytest.mark.parametrize("name", ["", "nothing", LIGHT_TYPE.upper(), f"{LIGHT_TYPE} ", "Example.smart_light"])
 async def test_a_type_that_is_unknown_is_not_found(services: Services, world: World, name: str) -> None:
     with pytest.raises(DeviceTypeNotFound):
-        await services.device_types.find(name)
+        await services.device_types.catalog.find(name)
 
 
 async def test_a_change_reaches_everyone_who_holds_the_type(services: Services, world: World) -> None:
-    light = await services.device_types.find(LIGHT_TYPE)
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
 
     def change(tx: Any) -> None:
         rename(tx)
         tx.device_types.add_manifest(ManifestRecord(world.light_type, 2, json.dumps(LIGHT_MANIFEST), True, 1))
         tx.device_types.add_manifest(ManifestRecord(world.light_type, 3, json.dumps(LIGHT_MANIFEST), False, 1))
 
-    await services.database.write(change)
+    await services.core.database.write(change)
     first = light.latest
-    await services.device_types.reload()
+    await services.device_types.catalog.reload()
     assert (light.record.name, light.latest.version) == ("Renamed", 2)
     assert light.version(1) is first
     assert light.version(3) is None
 
 
 async def test_a_type_without_manifest_keeps_nothing(services: Services, world: World) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
-    light = await services.device_types.find(LIGHT_TYPE)
+    await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
     assert light.latest.version == 0
     assert light.latest.normalize(b'{"state":true}') is None
 
@@ -67,17 +67,17 @@ async def test_a_type_that_is_loaded_while_it_changes_is_not_remembered_as_it_wa
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
+        await build_world(services.core.database, services.core.vault)
         found: list[DeviceType] = []
 
         async def find() -> None:
-            found.append(await services.device_types.find(LIGHT_TYPE))
+            found.append(await services.device_types.catalog.find(LIGHT_TYPE))
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
             await wait_all_tasks_blocked()  # the record was read, and is about to become old
-            await services.database.write(rename)
-            await services.device_types.reload()
+            await services.core.database.write(rename)
+            await services.device_types.catalog.reload()
             runner.reads.set()
         assert found[0].record.name == "Renamed"

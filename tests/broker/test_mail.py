@@ -14,7 +14,6 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.accounts.site import Site
 from broker.clock import Clock
 from broker.errors import ValidationFailed
 from broker.mail import (
@@ -38,6 +37,7 @@ from broker.mail import (
 )
 from broker.mail import queue as mail_queue
 from broker.secrets import Vault
+from broker.site import Site
 from config.settings import Accounts, Address, Outbound, Settings
 from storage.database import Database, Engine, Transaction
 from storage.engines.sqlite import SqliteEngine

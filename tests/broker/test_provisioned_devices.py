@@ -26,7 +26,7 @@ SHARE = {"device": KITCHEN, "with": "bob@example.org"}
 def facts(services: Services) -> list[Fact]:
     heard: list[Fact] = []
     for kind in (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, SharesChanged):
-        services.router.subscribe(kind, heard.append)
+        services.core.router.subscribe(kind, heard.append)
     return heard
 
 
@@ -39,8 +39,8 @@ async def counts(services: Services, table: str, entry: dict[str, Any]) -> tuple
 
 
 async def test_a_provisioned_share_is_accepted_at_once(services: Services, world: World, facts: list[Fact]) -> None:
-    device = await services.devices.find(KITCHEN)
-    reach = await services.permissions.reach(await services.tokens.caller(BOB_TOKEN))
+    device = await services.devices.registry.find(KITCHEN)
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller(BOB_TOKEN))
     assert await counts(services, "shares", SHARE) == (1, 0, 0)
     assert reach.allows(device, Permission.WRITE)
     assert facts == [SharesChanged(device.key)]
@@ -49,10 +49,10 @@ async def test_a_provisioned_share_is_accepted_at_once(services: Services, world
 
 
 async def test_an_invitation_that_waits_is_accepted_by_the_operator(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
-    offered = await services.shares.offer(device, email="bob@example.org")
+    device = await services.devices.registry.find(KITCHEN)
+    offered = await services.devices.shares.offer(device, email="bob@example.org")
     assert await counts(services, "shares", SHARE) == (0, 1, 0)
-    share = await services.shares.find(device, offered.id)
+    share = await services.devices.shares.find(device, offered.id)
     assert (share.status, share.user, share.code_hash) == ("ACCEPTED", world.bob, None)
 
 
@@ -78,7 +78,7 @@ async def test_a_share_that_is_refused(
 async def test_two_entries_for_one_share_are_refused(services: Services, world: World) -> None:
     with pytest.raises(ValidationFailed, match="Validation Error"):
         await services.provisioning.apply({"shares": [SHARE, SHARE]})
-    assert not (await services.devices.find(KITCHEN)).record.shared
+    assert not (await services.devices.registry.find(KITCHEN)).record.shared
 
 
 # Restoring
@@ -88,45 +88,45 @@ async def test_two_entries_for_one_share_are_refused(services: Services, world: 
 async def test_a_deleted_device_comes_back_when_it_is_provisioned_by_its_id(
     services: Services, world: World, facts: list[Fact], enabled: bool
 ) -> None:
-    device = await services.devices.find(KITCHEN)
-    services.ingest.submit(device, b'{"state":true}', 5)
-    await services.ingest.wait_committed()
+    device = await services.devices.registry.find(KITCHEN)
+    services.messages.ingest.submit(device, b'{"state":true}', 5)
+    await services.messages.ingest.wait_committed()
     if not enabled:
-        await services.database.write(lambda tx: tx.connection.execute("UPDATE device SET enabled = 0"))
-        await services.devices.reload()
-    await services.inventory.delete(device)
+        await services.core.database.write(lambda tx: tx.connection.execute("UPDATE device SET enabled = 0"))
+        await services.devices.registry.reload()
+    await services.devices.inventory.delete(device)
     facts.clear()
     assert await counts(services, "devices", LIGHT | {"token": KITCHEN_TOKEN}) == (0, 1, 0)
-    restored = await services.devices.find(KITCHEN)
+    restored = await services.devices.registry.find(KITCHEN)
     assert (restored.key, restored.enabled) == (world.kitchen, enabled)
     assert [type(fact) for fact in facts] == [DeviceCreated, DeviceEnabled if enabled else DeviceDisabled]
     assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {None}
-    page = await services.history.search([restored], start_ms=0, end_ms=10)
+    page = await services.messages.history.search([restored], start_ms=0, end_ms=10)
     assert [message.ts for message in page.messages] == [5]
-    assert (await services.devices.by_token(KITCHEN_TOKEN))[0] is restored
+    assert (await services.devices.registry.by_token(KITCHEN_TOKEN))[0] is restored
     assert await counts(services, "devices", LIGHT) == (0, 0, 1)
 
 
 async def test_a_restored_device_gets_a_new_token_when_the_file_gives_none(services: Services, world: World) -> None:
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     report = await services.provisioning.apply({"devices": [LIGHT]})
     (generated,) = report.generated
     assert (generated.table, generated.key) == ("devices", "token")
-    token = await services.device_tokens.of(await services.devices.find(KITCHEN))
+    token = await services.devices.tokens.of(await services.devices.registry.find(KITCHEN))
     assert token.token == generated.value != KITCHEN_TOKEN
 
 
 async def test_a_name_does_not_bring_a_deleted_device_back(services: Services, world: World) -> None:
-    await services.inventory.delete(await services.devices.find(HALL))
+    await services.devices.inventory.delete(await services.devices.registry.find(HALL))
     entry = {"owner": "ada@example.org", "type": "example.smart_light", "name": "Hall light"}
     assert await counts(services, "devices", entry) == (1, 0, 0)
 
 
 async def test_a_device_whose_vendor_id_was_given_away_cannot_be_restored(services: Services, world: World) -> None:
-    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
-    await services.inventory.set_certificate(kitchen, None, vdid="v")
-    await services.inventory.delete(kitchen)
-    await services.inventory.set_certificate(hall, None, vdid="v")
+    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
+    await services.devices.inventory.set_certificate(kitchen, None, vdid="v")
+    await services.devices.inventory.delete(kitchen)
+    await services.devices.inventory.set_certificate(hall, None, vdid="v")
     with pytest.raises(ValidationFailed) as caught:
         await services.provisioning.apply({"devices": [LIGHT]})
     assert caught.value.findings[0].field == "devices[0].id"

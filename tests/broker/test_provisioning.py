@@ -109,7 +109,7 @@ BARE: dict[str, Any] = {
 @pytest.fixture
 def services(services: Services) -> Services:
     """With Argon2 at its cheapest: what it costs is not what is tested here."""
-    services.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    services.accounts.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     return services
 
 
@@ -136,7 +136,7 @@ async def everything(services: Services) -> dict[str, list[dict[str, Any]]]:
         names = [row["name"] for row in tx.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: [dict(row) for row in tx.connection.execute(f"SELECT * FROM {name}")] for name in names}  # noqa: S608
 
-    return await services.database.read(work)
+    return await services.core.database.read(work)
 
 
 async def refusal(services: Services, document: dict[str, Any]) -> tuple[str, str]:
@@ -159,21 +159,21 @@ async def test_creates_everything_that_the_file_describes(services: Services) ->
     }
     assert report.generated == []
 
-    device, as_device = await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    device, as_device = await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
     assert (device.record.name, device.owner_id, device.enabled) == ("Kitchen light", ADA, True)
     assert (device.type.id, device.manifest.version, as_device.device_id) == (LIGHT, 1, KITCHEN)
 
-    as_ada = await services.tokens.caller(ADA_TOKEN)
+    as_ada = await services.accounts.tokens.caller(ADA_TOKEN)
     assert (as_ada.kind, as_ada.user_id, as_ada.application_id) == (TokenKind.USER, ADA, DASHBOARD)
-    assert as_ada.expires_on == services.clock.now_ms() + 86_400_000
-    as_application = await services.tokens.caller(APPLICATION_TOKEN)
+    assert as_ada.expires_on == services.core.clock.now_ms() + 86_400_000
+    as_application = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     assert as_application.kind is TokenKind.APPLICATION
-    assert as_application.expires_on == services.clock.now_ms() + 86_400_000  # an application token's default
-    await services.permissions.require(as_application, device, Permission.WRITE)
+    assert as_application.expires_on == services.core.clock.now_ms() + 86_400_000  # an application token's default
+    await services.accounts.permissions.require(as_application, device, Permission.WRITE)
 
-    ada = await services.users.find(ADA)
+    ada = await services.accounts.users.find(ADA)
     assert (ada.email, ada.name, ada.full_name, ada.account_type) == ("ada@example.org", "ada01", "Ada", "LOCAL")
-    assert services.passwords.matches(ada.password_hash or "", PASSWORD)
+    assert services.accounts.passwords.matches(ada.password_hash or "", PASSWORD)
 
     def details(tx: Transaction) -> tuple[object, ...]:
         organization, application = tx.accounts.organization_named("Acme"), tx.accounts.application_by_id(DASHBOARD)
@@ -182,13 +182,13 @@ async def test_creates_everything_that_the_file_describes(services: Services) ->
         return (
             organization.monthly_messages,
             tx.accounts.role_of(organization.key, ada.key),
-            services.vault.open(application.secret),
+            services.core.vault.open(application.secret),
             application.methods,
             application.redirect_uris,
             application.permissions,
         )
 
-    assert await services.database.read(details) == (
+    assert await services.core.database.read(details) == (
         -1,
         "administrator",
         "s3cret",
@@ -230,11 +230,15 @@ async def test_what_is_not_given_is_generated_and_reported(services: Services) -
     assert {key: bool(re.fullmatch(form, values[key])) for key, form in forms.items()} == dict.fromkeys(forms, True)
     assert values.keys() == forms.keys()
 
-    device, _ = await services.devices.authenticate(values["devices", "id"], values["devices", "token"])
+    device, _ = await services.devices.registry.authenticate(values["devices", "id"], values["devices", "token"])
     assert device.type.id == values["device_types", "id"]
-    ada = await services.users.find(values["users", "id"])
-    assert services.passwords.matches(ada.password_hash or "", values["users", "password"])
-    kinds = {(await services.tokens.caller(one.value or "")).kind for one in report.generated if one.table == "tokens"}
+    ada = await services.accounts.users.find(values["users", "id"])
+    assert services.accounts.passwords.matches(ada.password_hash or "", values["users", "password"])
+    kinds = {
+        (await services.accounts.tokens.caller(one.value or "")).kind
+        for one in report.generated
+        if one.table == "tokens"
+    }
     assert kinds == {TokenKind.USER, TokenKind.APPLICATION}
 
 
@@ -250,10 +254,10 @@ async def test_given_token_that_expired_is_valid_again(services: Services, fake_
     await services.provisioning.apply(GIVEN)
     fake_clock.advance(86_400_000)
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(ADA_TOKEN)
+        await services.accounts.tokens.caller(ADA_TOKEN)
     report = await services.provisioning.apply(GIVEN)
     assert counts(report)["tokens"] == (0, 2, 0)
-    assert (await services.tokens.caller(ADA_TOKEN)).user_id == ADA
+    assert (await services.accounts.tokens.caller(ADA_TOKEN)).user_id == ADA
 
 
 CHANGES: Sequence[tuple[str, dict[str, Any]]] = [
@@ -337,7 +341,7 @@ async def test_what_a_later_file_leaves_out_stays(services: Services, table: str
 
 async def test_manifest_that_differs_is_a_new_version(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     reordered = {"actions": LIGHT_MANIFEST["actions"], "fields": LIGHT_MANIFEST["fields"]}
     assert counts(await services.provisioning.apply(given("device_types", manifest=reordered)))["device_types"] == (
         0,
@@ -349,28 +353,28 @@ async def test_manifest_that_differs_is_a_new_version(services: Services) -> Non
     report = await services.provisioning.apply(given("device_types", manifest=other))
     assert counts(report)["device_types"] == (0, 1, 0)
     assert device.manifest.version == 2  # seen at once by whoever holds the device
-    versions = await services.database.read(lambda tx: tx.device_types.manifests(device.type_key))
+    versions = await services.core.database.read(lambda tx: tx.device_types.manifests(device.type_key))
     assert [(one.version, json.loads(one.document)) for one in versions] == [(1, dict(LIGHT_MANIFEST)), (2, other)]
     assert isinstance(versions[0], ManifestRecord)
 
 
 async def test_replaced_device_token_is_revoked(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
-    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
     revoked: list[TokenRevoked] = []
-    services.router.subscribe(TokenRevoked, revoked.append)
+    services.core.router.subscribe(TokenRevoked, revoked.append)
     await services.provisioning.apply(given("devices", token="44" * 16))
     assert revoked == [TokenRevoked(token_hash(KITCHEN_TOKEN))]
     with pytest.raises(Unauthorized):
-        await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
-    await services.devices.authenticate(KITCHEN, "44" * 16)
+        await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
+    await services.devices.registry.authenticate(KITCHEN, "44" * 16)
 
 
 async def test_changed_device_is_announced(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     changed: list[DeviceChanged] = []
-    services.router.subscribe(DeviceChanged, changed.append)
+    services.core.router.subscribe(DeviceChanged, changed.append)
     await services.provisioning.apply(given("devices", name="Lamp"))
     assert changed == [DeviceChanged(device.key)]
     assert device.record.name == "Lamp"
@@ -379,7 +383,7 @@ async def test_changed_device_is_announced(services: Services) -> None:
 async def test_token_that_changes_hands_ends_its_connections(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
     revoked: list[TokenRevoked] = []
-    services.router.subscribe(TokenRevoked, revoked.append)
+    services.core.router.subscribe(TokenRevoked, revoked.append)
     await services.provisioning.apply(given("tokens", user="bob@example.org"))
     assert revoked == [TokenRevoked(token_hash(ADA_TOKEN))]
 
@@ -397,11 +401,11 @@ async def test_dry_run_reports_and_changes_nothing(services: Services) -> None:
 async def test_dry_run_of_a_new_token_revokes_nothing(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
     revoked: list[TokenRevoked] = []
-    services.router.subscribe(TokenRevoked, revoked.append)
+    services.core.router.subscribe(TokenRevoked, revoked.append)
     report = await services.provisioning.apply(given("devices", token="44" * 16), dry_run=True)
     assert counts(report)["devices"] == (0, 1, 0)
     assert revoked == []
-    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+    await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
 
 
 async def test_error_in_the_last_entry_undoes_all_of_them(services: Services) -> None:
@@ -424,7 +428,7 @@ async def test_error_in_the_last_entry_undoes_all_of_them(services: Services) ->
 async def test_user_name_is_the_local_part_made_unique(services: Services, email: str, names: list[str]) -> None:
     emails = [email, email.replace(".org", ".net"), email.replace(".org", ".com")]
     await services.provisioning.apply({"users": [{"email": one} for one in emails]})
-    users = await services.database.read(lambda tx: [tx.accounts.user_by_email(one) for one in emails])
+    users = await services.core.database.read(lambda tx: [tx.accounts.user_by_email(one) for one in emails])
     assert [user.name for user in users if user is not None] == names
 
 
@@ -436,9 +440,9 @@ async def test_address_in_other_case_is_the_same_user(services: Services) -> Non
 
 async def test_password_that_fits_is_not_hashed_again(services: Services) -> None:
     await services.provisioning.apply(GIVEN)
-    before = (await services.users.find(ADA)).password_hash
+    before = (await services.accounts.users.find(ADA)).password_hash
     await services.provisioning.apply(given("users", full_name="Ada L"))
-    assert (await services.users.find(ADA)).password_hash == before
+    assert (await services.accounts.users.find(ADA)).password_hash == before
 
 
 REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
@@ -650,9 +654,9 @@ async def test_what_is_durable_is_told_when_whoever_asked_has_gone(
     runner = HeldRunner()
     clock = Clock(fake_clock, fake_clock.steady_ms)
     async with open_services(settings, Database(engine, run_sync=runner), Vault(Vault.new_key()), clock) as services:
-        services.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+        services.accounts.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
         await services.provisioning.apply(GIVEN)
-        caller = await services.tokens.caller(ADA_TOKEN)  # remembered
+        caller = await services.accounts.tokens.caller(ADA_TOKEN)  # remembered
         (token,) = [entry for entry in GIVEN["tokens"] if entry.get("value") == ADA_TOKEN]
         moved = {**GIVEN, "tokens": [{**token, "user": "bob@example.org"}]}
         runner.hold_commits()
@@ -662,4 +666,4 @@ async def test_what_is_durable_is_told_when_whoever_asked_has_gone(
             nursery.cancel_scope.cancel()
             runner.commits.set()
         assert caller.user_id == ADA
-        assert (await services.tokens.caller(ADA_TOKEN)).user_id == BOB
+        assert (await services.accounts.tokens.caller(ADA_TOKEN)).user_id == BOB

@@ -17,25 +17,27 @@ from tests.fakes import run_inline
 
 async def test_messages_keep_their_mids_across_a_restart_and_positions_go_on(open_again: OpenServices) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
-        positions = [services.ingest.submit(kitchen, b'{"state":true}') for _ in range(3)]
-        services.ingest.submit(kitchen, b"{}")  # leaves no message, but takes a position
-        await services.ingest.wait_committed()
-        mids = [services.ingest.mid(position) for position in positions]
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
+        positions = [services.messages.ingest.submit(kitchen, b'{"state":true}') for _ in range(3)]
+        services.messages.ingest.submit(kitchen, b"{}")  # leaves no message, but takes a position
+        await services.messages.ingest.wait_committed()
+        mids = [services.messages.ingest.mid(position) for position in positions]
     async with open_again() as services:
-        found = [await services.history.by_mid(mid) for mid in mids]
+        found = [await services.messages.history.by_mid(mid) for mid in mids]
         assert [message.position for message, _ in filter(None, found)] == positions
-        kitchen = await services.devices.get(world.kitchen)
-        assert services.ingest.submit(kitchen, b'{"state":true}') == 5
+        kitchen = await services.devices.registry.get(world.kitchen)
+        assert services.messages.ingest.submit(kitchen, b'{"state":true}') == 5
 
 
 async def test_what_was_submitted_before_the_end_is_stored(open_again: OpenServices) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        position = services.ingest.submit(await services.devices.get(world.kitchen), b'{"state":true}', 3)
+        world = await build_world(services.core.database, services.core.vault)
+        position = services.messages.ingest.submit(
+            await services.devices.registry.get(world.kitchen), b'{"state":true}', 3
+        )
     async with open_again() as services:
-        row = await services.database.read(lambda tx: tx.messages.message(position))
+        row = await services.core.database.read(lambda tx: tx.messages.message(position))
         assert row is not None
         assert row.ts == 3
 
@@ -43,23 +45,23 @@ async def test_what_was_submitted_before_the_end_is_stored(open_again: OpenServi
 async def test_what_was_submitted_before_a_crash_of_the_rest_is_stored(open_again: OpenServices) -> None:
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         async with open_again() as services:
-            world = await build_world(services.database, services.vault)
-            services.ingest.submit(await services.devices.get(world.kitchen), b'{"state":true}', 3)
+            world = await build_world(services.core.database, services.core.vault)
+            services.messages.ingest.submit(await services.devices.registry.get(world.kitchen), b'{"state":true}', 3)
             raise ZeroDivisionError
     async with open_again() as services:
-        last = await services.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        last = await services.core.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
         assert last == {world.kitchen: 3}
 
 
 async def test_what_was_submitted_before_everything_is_cancelled_is_stored(open_again: OpenServices) -> None:
     with trio.CancelScope() as scope:
         async with open_again() as services:
-            world = await build_world(services.database, services.vault)
-            services.ingest.submit(await services.devices.get(world.kitchen), b'{"state":true}', 3)
+            world = await build_world(services.core.database, services.core.vault)
+            services.messages.ingest.submit(await services.devices.registry.get(world.kitchen), b'{"state":true}', 3)
             scope.cancel()
             await trio.sleep_forever()
     async with open_again() as services:
-        last = await services.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
+        last = await services.core.database.read(lambda tx: tx.messages.last_ts("message", [world.kitchen]))
         assert last == {world.kitchen: 3}
 
 

@@ -194,7 +194,7 @@ async def test_nothing_is_announced_when_the_commit_fails(
     database: Database, journal: Journal, breakable: BreakableEngine
 ) -> None:
     announced: list[Group] = []
-    database.on_commit = announced.append
+    database.on_commit(announced.append)
     breakable.error = StoreError("no")
     append(journal)
     with pytest.raises(StoreError):
@@ -244,7 +244,7 @@ async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Dat
 
 async def test_the_group_is_announced_before_anybody_is_told(database: Database, journal: Journal) -> None:
     heard: list[str] = []
-    database.on_commit = lambda group: heard.append(f"committed {len(group.messages)}")
+    database.on_commit(lambda group: heard.append(f"committed {len(group.messages)}"))
     append(journal)
     journal.after_commit(lambda error: heard.append(f"told {error}"))
     await journal.wait_committed()
@@ -263,7 +263,7 @@ async def test_the_group_is_on_disk_when_it_is_announced(
         assert row is not None
         seen.append(row["n"])
 
-    database.on_commit = look
+    database.on_commit(look)
     append(journal)
     await journal.wait_committed()
     connection.close()
@@ -287,7 +287,7 @@ async def test_a_callback_that_raises_harms_neither_the_others_nor_the_writer(
     def fail(_argument: object) -> None:
         raise ZeroDivisionError
 
-    database.on_commit = fail
+    database.on_commit(fail)
     append(journal)
     journal.after_commit(fail)
     journal.after_commit(heard.append)
@@ -395,7 +395,7 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
             append(journal)
 
     async with running(database):
-        database.on_commit = append_another
+        database.on_commit(append_another)
         append(journal)
     assert journal.head == 3
     async with running(Database(engine, run_sync=run_inline)) as again:

@@ -11,7 +11,7 @@ from tests.factories import ACME, ADA, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 
 
 async def test_users_are_found_by_id_email_and_name(services: Services, world: World) -> None:
-    by_id, by_email, by_name, by_key = await services.database.read(
+    by_id, by_email, by_name, by_key = await services.core.database.read(
         lambda tx: (
             tx.accounts.user_by_id(ADA),
             tx.accounts.user_by_email("ADA@Example.org"),
@@ -26,7 +26,7 @@ async def test_users_are_found_by_id_email_and_name(services: Services, world: W
 
 async def test_two_users_cannot_have_one_email_in_any_case(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match=r"UNIQUE.*email"):
-        await services.database.write(
+        await services.core.database.write(
             lambda tx: tx.accounts.add_user(
                 "cc" * 16, email="Ada@EXAMPLE.org", name="c", full_name="C", password_hash=None, now_ms=1
             )
@@ -34,20 +34,20 @@ async def test_two_users_cannot_have_one_email_in_any_case(services: Services, w
 
 
 async def test_roles_of_an_organization(services: Services, world: World) -> None:
-    organization = await services.database.read(lambda tx: tx.accounts.organization_named("Acme"))
+    organization = await services.core.database.read(lambda tx: tx.accounts.organization_named("Acme"))
     assert organization is not None
     assert (organization.id, organization.monthly_messages) == (ACME, 100_000)
     key = organization.key
     for role in ("developer", "administrator"):
-        await services.database.write(lambda tx, r=role: tx.accounts.set_role(key, world.ada, r))  # type: ignore[misc]
-        assert await services.database.read(lambda tx: tx.accounts.role_of(key, world.ada)) == role
-    assert await services.database.read(lambda tx: tx.accounts.role_of(key, world.bob)) is None
+        await services.core.database.write(lambda tx, r=role: tx.accounts.set_role(key, world.ada, r))  # type: ignore[misc]
+        assert await services.core.database.read(lambda tx: tx.accounts.role_of(key, world.ada)) == role
+    assert await services.core.database.read(lambda tx: tx.accounts.role_of(key, world.bob)) is None
 
 
 async def test_an_application_that_is_put_again_keeps_its_key(services: Services, world: World) -> None:
-    before = await services.database.read(lambda tx: tx.accounts.application_by_id(DASHBOARD))
+    before = await services.core.database.read(lambda tx: tx.accounts.application_by_id(DASHBOARD))
     assert before is not None
-    after = await services.database.write(
+    after = await services.core.database.write(
         lambda tx: tx.accounts.put_application(
             DASHBOARD,
             organization=before.organization,
@@ -59,23 +59,23 @@ async def test_an_application_that_is_put_again_keeps_its_key(services: Services
         )
     )
     assert after.key == before.key
-    assert after == await services.database.read(lambda tx: tx.accounts.application(world.application))
+    assert after == await services.core.database.read(lambda tx: tx.accounts.application(world.application))
     assert after.methods == ("pkce", "implicit")
     assert after.permissions == ({"device_type": "*", "permissions": ["READ"]},)
 
 
 async def test_a_token_that_is_put_again_is_one_token(services: Services, world: World) -> None:
     token = TokenRecord(b"h" * 32, world.application, world.ada, 1, 10)
-    await services.database.write(lambda tx: tx.accounts.put_token(token))
-    await services.database.write(lambda tx: tx.accounts.put_token(replace(token, expires_on=20)))
-    stored = await services.database.read(lambda tx: tx.accounts.token(token.hash))
+    await services.core.database.write(lambda tx: tx.accounts.put_token(token))
+    await services.core.database.write(lambda tx: tx.accounts.put_token(replace(token, expires_on=20)))
+    stored = await services.core.database.read(lambda tx: tx.accounts.token(token.hash))
     assert stored is not None
     assert stored.expires_on == 20
-    assert await services.database.read(lambda tx: tx.accounts.token(b"x")) is None
+    assert await services.core.database.read(lambda tx: tx.accounts.token(b"x")) is None
 
 
 async def test_device_types_are_found_by_id_and_by_unique_name(services: Services, world: World) -> None:
-    by_id, by_name, nothing = await services.database.read(
+    by_id, by_name, nothing = await services.core.database.read(
         lambda tx: (
             tx.device_types.by_id_or_name(LIGHT_TYPE),
             tx.device_types.by_id_or_name("example.smart_light"),
@@ -90,19 +90,19 @@ async def test_device_types_are_found_by_id_and_by_unique_name(services: Service
 
 async def test_a_manifest_version_is_added_once(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match="UNIQUE"):
-        await services.database.write(
+        await services.core.database.write(
             lambda tx: tx.device_types.add_manifest(ManifestRecord(world.light_type, 1, "{}", True, 1))
         )
-    (manifest,) = await services.database.read(lambda tx: tx.device_types.manifests(world.light_type))
+    (manifest,) = await services.core.database.read(lambda tx: tx.device_types.manifests(world.light_type))
     assert (manifest.version, manifest.approved) == (1, True)
 
 
 async def test_a_device_has_one_token_and_a_new_one_replaces_it(services: Services, world: World) -> None:
     new = DeviceTokenRecord(world.kitchen, b"n" * 32, b"sealed", None, 5)
-    old = await services.database.read(lambda tx: tx.devices.token_of(world.kitchen))
+    old = await services.core.database.read(lambda tx: tx.devices.token_of(world.kitchen))
     assert old is not None
-    await services.database.write(lambda tx: tx.devices.put_token(new))
-    by_device, by_old_hash, by_new_hash = await services.database.read(
+    await services.core.database.write(lambda tx: tx.devices.put_token(new))
+    by_device, by_old_hash, by_new_hash = await services.core.database.read(
         lambda tx: (
             tx.devices.token_of(world.kitchen),
             tx.devices.token_by_hash(old.hash),
@@ -113,14 +113,14 @@ async def test_a_device_has_one_token_and_a_new_one_replaces_it(services: Servic
 
 
 async def test_two_devices_cannot_have_one_token(services: Services, world: World) -> None:
-    token = await services.database.read(lambda tx: tx.devices.token_of(world.kitchen))
+    token = await services.core.database.read(lambda tx: tx.devices.token_of(world.kitchen))
     assert token is not None
     with pytest.raises(StoreError, match="UNIQUE"):
-        await services.database.write(lambda tx: tx.devices.put_token(replace(token, device=world.hall)))
+        await services.core.database.write(lambda tx: tx.devices.put_token(replace(token, device=world.hall)))
 
 
 async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services: Services, world: World) -> None:
-    key = await services.database.write(
+    key = await services.core.database.write(
         lambda tx: tx.devices.put_device(
             KITCHEN,
             owner=world.bob,
@@ -132,7 +132,7 @@ async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services:
             now_ms=99,
         )
     )
-    record = await services.database.read(lambda tx: tx.devices.by_id(KITCHEN))
+    record = await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN))
     assert record is not None
     assert (key, record.key, record.owner, record.owner_id, record.created_on) == (
         world.kitchen,
@@ -146,18 +146,18 @@ async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services:
 
 async def test_what_refers_to_nothing_is_refused(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY"):
-        await services.database.write(
+        await services.core.database.write(
             lambda tx: tx.devices.put_presences([PresenceRecord(999, "online", None, None, None)])
         )
 
 
 async def test_the_highest_ts_of_a_device(services: Services, world: World) -> None:
-    kitchen = await services.devices.get(world.kitchen)
+    kitchen = await services.devices.registry.get(world.kitchen)
     for ts in (5, 9, 2):
-        services.ingest.submit(kitchen, b'{"state":true}', ts)
-    services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"a"}]}', 4)
-    await services.ingest.wait_committed()
-    assert await services.database.read(
+        services.messages.ingest.submit(kitchen, b'{"state":true}', ts)
+    services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"a"}]}', 4)
+    await services.messages.ingest.wait_committed()
+    assert await services.core.database.read(
         lambda tx: (
             tx.messages.last_ts("message", [world.kitchen, world.hall]),
             tx.messages.last_ts("action", [world.kitchen]),

@@ -7,8 +7,8 @@ What `/authorize` and the pages stand on is broker/accounts/authorize.py, sessio
 
 from quart import Quart
 
-from broker.accounts.site import AccountsRoot
 from broker.services import Services
+from broker.site import AccountsRoot
 from protocols.http.accounts import strays
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.browsers import Browsers
@@ -35,22 +35,29 @@ def install(app: Quart, services: Services, root: AccountsRoot) -> None:
     app.after_request(forbid_storing)
     strays.install(app)
     browsers = Browsers(
-        services.sessions, root, signup_open=services.sign_up.is_open, providers=services.external.names
+        services.accounts.sessions,
+        root,
+        signup_open=services.accounts.sign_up.is_open,
+        providers=services.accounts.external.names,
     )
-    departures = Departures(services.external, browsers, root)
-    steps = Steps(services.authorize, browsers, departures)
+    departures = Departures(services.accounts.external, browsers, root)
+    steps = Steps(services.accounts.authorize, browsers, departures)
     for blueprint in (
-        token_blueprint(services.grants.at(root)),
-        information_blueprint(services.tokens, Guard(services.tokens, services.admission)),
-        sign_in_blueprint(steps, services.sessions, browsers),
-        go_blueprint(services.device_codes, browsers),
-        sign_up_blueprint(steps, services.sign_up, services.invitations, services.sessions, browsers),
-        reset_blueprint(services.resets, browsers),
-        accept_share_blueprint(services.shares, browsers),
-        upgrade_blueprint(services.payments),
+        token_blueprint(services.accounts.grants.at(root)),
+        information_blueprint(
+            services.accounts.tokens, Guard(services.accounts.tokens, services.registration.admission)
+        ),
+        sign_in_blueprint(steps, services.accounts.sessions, browsers),
+        go_blueprint(services.accounts.device_codes, browsers),
+        sign_up_blueprint(
+            steps, services.accounts.sign_up, services.accounts.invitations, services.accounts.sessions, browsers
+        ),
+        reset_blueprint(services.accounts.resets, browsers),
+        accept_share_blueprint(services.devices.shares, browsers),
+        upgrade_blueprint(services.monetization.payments),
         not_yet_blueprint(),
-        external_blueprint(steps, departures, services.external, services.sessions, browsers),
-        sign_out_blueprint(services.applications, services.sessions, browsers),
+        external_blueprint(steps, departures, services.accounts.external, services.accounts.sessions, browsers),
+        sign_out_blueprint(services.accounts.applications, services.accounts.sessions, browsers),
         check_session_blueprint(browsers),
         style_blueprint(),
     ):

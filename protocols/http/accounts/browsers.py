@@ -8,9 +8,9 @@ from quart import Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.sessions import FormKeys, Session, Sessions
-from broker.accounts.site import AccountsRoot
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
+from broker.site import AccountsRoot
 from config.limits import SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import only_looks, page

@@ -8,9 +8,9 @@ from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.external import ExternalSignIn, Journey
 from broker.accounts.external_refusals import ProviderUnavailable
 from broker.accounts.hashing import TooBusy
-from broker.accounts.site import AccountsRoot
 from broker.errors import TooManyAttempts
 from broker.ids import new_id
+from broker.site import AccountsRoot
 from protocols.http.accounts.browsers import Browsers, Place
 from protocols.http.accounts.pages import redirect_to
 

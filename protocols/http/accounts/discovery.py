@@ -2,8 +2,8 @@
 
 from quart import Blueprint, Response
 
-from broker.accounts.site import AccountsRoot
 from broker.accounts.token_server import DEVICE_CODE_GRANT
+from broker.site import AccountsRoot
 from protocols.http.answers import json_answer
 
 _PATH = "/.well-known/oauth-authorization-server"

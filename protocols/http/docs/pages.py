@@ -6,8 +6,8 @@ from typing import Final
 import jinja2
 from quart import Blueprint, Response
 
-from broker.accounts.site import Site
 from broker.errors import NotFound
+from broker.site import Site
 from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import Chapter, chapters, slug_of

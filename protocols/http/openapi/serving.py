@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from quart import Blueprint, Response, request
 
-from broker.accounts.site import Site
+from broker.site import Site
 from protocols.http.answers import REST_ROOT
 from protocols.http.openapi.document import document
 

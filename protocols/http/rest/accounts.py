@@ -16,16 +16,16 @@ def rest_accounts_blueprint(services: Services, guard: Guard) -> Blueprint:
     @routes.post("/accounts/token")
     async def refresh() -> Response:
         """Implicit tokens only. The old token may be expired, so `Guard` is not asked."""
-        return _with_text_code(await services.grants.refresh_implicit(await token_request()))
+        return _with_text_code(await services.accounts.grants.refresh_implicit(await token_request()))
 
     @routes.post("/accounts/checkToken")
     async def check_token() -> Response:
-        return await check(services.tokens)
+        return await check(services.accounts.tokens)
 
     @routes.get("/accounts/tokenInfo")
     async def token_info() -> Response:
         await guard.caller(USER, APPLICATION, DEVICE)
-        return await tell_about(services.tokens)
+        return await tell_about(services.accounts.tokens)
 
     return routes
 

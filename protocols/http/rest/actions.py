@@ -35,8 +35,8 @@ def actions_blueprint(services: Services, guard: Guard) -> Blueprint:
 
 class _Searches:
     def __init__(self, services: Services) -> None:
-        self._history = services.history
-        self._permissions = services.permissions
+        self._history = services.messages.history
+        self._permissions = services.accounts.permissions
         self._readable = Readable(services)
 
     async def by_mid(self, caller: Caller, query: Query, mid: str) -> dict[str, Any]:

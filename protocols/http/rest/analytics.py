@@ -20,7 +20,7 @@ _INTERVALS: Final = tuple(Interval)
 
 def analytics_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("analytics", __name__)
-    analytics, readable = services.analytics, Readable(services)
+    analytics, readable = services.messages.analytics, Readable(services)
 
     @routes.get("/messages/analytics/aggregates")
     async def aggregates() -> Response:
@@ -67,7 +67,7 @@ def analytics_blueprint(services: Services, guard: Guard) -> Blueprint:
         sdids, with_ts = query.ids("sdids", required=True), query.boolean("includeTimestamp", default=True)
         query.check()
         devices = await readable.listed(caller, sdids)
-        fields = await services.snapshots.of_all([device.key for device in devices])
+        fields = await services.messages.snapshots.of_all([device.key for device in devices])
         data = [{"sdid": one.id, "data": snapshot_object(fields[one.key], with_ts=with_ts)} for one in devices]
         return json_answer({"sdids": ",".join(sdids), "size": len(data), "data": data})
 
@@ -102,6 +102,6 @@ async def _chosen(
     if sdid is not None:
         return [await readable.device(caller, sdid)]
     if or_all and caller.user is not None:
-        return await services.devices.owned_by(caller.user)
+        return await services.devices.registry.owned_by(caller.user)
     query.refuse("sdid", "Required parameter")
     return []

@@ -24,7 +24,7 @@ _FILE: Final = "file"
 
 def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("approved_lists", __name__)
-    lists, administered = services.approved_lists, AdministeredTypes(services, guard)
+    lists, administered = services.registration.approved_lists, AdministeredTypes(services, guard)
 
     @routes.post("/devicetypes/<dtid>/whitelist")
     async def upload(dtid: str) -> Response:
@@ -94,7 +94,7 @@ def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
 def approved_certificates_blueprint(services: Services, guard: Guard) -> Blueprint:
     """What the ids of an approved list are signed with."""
     routes = Blueprint("approved_certificates", __name__)
-    lists, administered = services.approved_lists, AdministeredTypes(services, guard)
+    lists, administered = services.registration.approved_lists, AdministeredTypes(services, guard)
 
     @routes.get("/devicetypes/<dtid>/whitelist/certificates")
     async def certificates(dtid: str) -> Response:

@@ -30,10 +30,10 @@ class _Put(msgspec.Struct):
 
 def device_shares_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_shares", __name__)
-    named, shares = NamedDevices(services, guard), services.shares
+    named, shares = NamedDevices(services, guard), services.devices.shares
 
     async def found(device_id: str, share_id: str) -> tuple[Device, ShareRecord]:
-        device = await services.devices.find(device_id)
+        device = await services.devices.registry.find(device_id)
         return device, await shares.find(device, share_id)
 
     async def found_by_either(device_id: str, share_id: str) -> ShareRecord:
@@ -41,7 +41,7 @@ def device_shares_blueprint(services: Services, guard: Guard) -> Blueprint:
         async with guard.before_limit(USER) as caller:
             device, share = await found(device_id, share_id)
             if not await shares.is_for(caller.user, share):
-                await services.permissions.require(caller, device, Permission.MANAGE)
+                await services.accounts.permissions.require(caller, device, Permission.MANAGE)
         return share
 
     @routes.post("/devices/<device_id>/shares")

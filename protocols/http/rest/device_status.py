@@ -22,7 +22,7 @@ _AVAILABILITIES: Final = ("online", "offline", "unknown")
 
 def device_status_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_status", __name__)
-    named, statuses = NamedDevices(services, guard), services.statuses
+    named, statuses = NamedDevices(services, guard), services.messages.statuses
 
     @routes.get("/devices/<device_id>/status")
     async def show(device_id: str) -> Response:
@@ -37,7 +37,7 @@ def device_status_blueprint(services: Services, guard: Guard) -> Blueprint:
         availability = _availability(members(await read_body(), _Put))
         if caller.kind is DEVICE and not device.enabled:
             raise SourceDeviceDisabled
-        await services.presence.set(device.key, availability)
+        await services.devices.presence.set(device.key, availability)
         return json_answer(_status(device, await statuses.of(device), with_ts=True))
 
     @routes.get("/devices/status")
@@ -46,7 +46,7 @@ def device_status_blueprint(services: Services, guard: Guard) -> Blueprint:
         query = Query.of_request()
         ids = query.ids("dids", required=True)
         with_snapshot, with_ts = _snapshot_wanted(query)
-        reach = await services.permissions.reach(caller)
+        reach = await services.accounts.permissions.reach(caller)
         found = [device for device in await _existing(services, ids) if reach.allows(device, Permission.READ)]
         of_all = await statuses.of_all(found, with_snapshot=with_snapshot)
         entries = [_status(device, status, with_ts=with_ts) for device, status in zip(found, of_all, strict=True)]
@@ -55,9 +55,9 @@ def device_status_blueprint(services: Services, guard: Guard) -> Blueprint:
     @routes.get("/devices/<device_id>/presence")
     async def presence(device_id: str) -> Response:
         _, device = await named.get(device_id, Permission.READ, USER, APPLICATION, DEVICE)
-        seen_on = (await services.presence.of(device.key)).last_seen_on
+        seen_on = (await services.devices.presence.of(device.key)).last_seen_on
         data: dict[str, Any] = {} if seen_on is None else {"lastSeenOn": seen_on}
-        data["connected"] = services.connections.is_online(device.key)
+        data["connected"] = services.routing.connections.is_online(device.key)
         return json_answer({"sdid": device.id, "data": data})
 
     return routes
@@ -68,7 +68,7 @@ async def _existing(services: Services, ids: list[str]) -> list[Device]:
     found = []
     for id_ in dict.fromkeys(ids):
         try:
-            found.append(await services.devices.find(id_))
+            found.append(await services.devices.registry.find(id_))
         except DeviceNotFound:
             continue
     return found

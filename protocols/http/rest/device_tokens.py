@@ -13,7 +13,7 @@ from protocols.http.rest.named_devices import NamedDevices
 
 def device_tokens_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_tokens", __name__)
-    named, tokens = NamedDevices(services, guard), services.device_tokens
+    named, tokens = NamedDevices(services, guard), services.devices.tokens
 
     @routes.get("/devices/<device_id>/tokens")
     async def show(device_id: str) -> Response:

@@ -12,7 +12,7 @@ from protocols.http.rest.named_users import NamedUsers
 
 def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("device_types", __name__)
-    named, lists = NamedUsers(services, guard), services.device_type_lists
+    named, lists = NamedUsers(services, guard), services.device_types.lists
 
     @routes.get("/devicetypes")
     async def search() -> Response:
@@ -33,7 +33,7 @@ def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
     @routes.get("/devicetypes/<dtid>")
     async def record(dtid: str) -> Response:
         async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
-            device_type = await services.device_types.find(dtid)
+            device_type = await services.device_types.catalog.find(dtid)
             seen = await lists.see(caller, device_type.record)
         return json_answer({"data": _record(seen)})
 

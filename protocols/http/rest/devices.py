@@ -38,10 +38,10 @@ class _Post(msgspec.Struct):
 
 def devices_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("devices", __name__)
-    named, inventory, creation = NamedDevices(services, guard), services.inventory, _Creation(services)
+    named, inventory, creation = NamedDevices(services, guard), services.devices.inventory, _Creation(services)
 
     async def answer(caller: Caller, device: Device, *, with_properties: bool = False) -> Response:
-        share = None if caller.user is None else await services.shares.accepted_by(caller.user, device)
+        share = None if caller.user is None else await services.devices.shares.accepted_by(caller.user, device)
         record = device_record(device, shared_with_me=None if share is None else share.id)
         return json_answer({"data": record | ({"properties": {}} if with_properties else {})})
 
@@ -86,11 +86,11 @@ class _Creation:
     """From the body of POST /devices to a device."""
 
     def __init__(self, services: Services) -> None:
-        self._users = services.users
-        self._types = services.device_types
-        self._permissions = services.permissions
-        self._inventory = services.inventory
-        self._approved = services.approved_lists
+        self._users = services.accounts.users
+        self._types = services.device_types.catalog
+        self._permissions = services.accounts.permissions
+        self._inventory = services.devices.inventory
+        self._approved = services.registration.approved_lists
 
     async def device(self, caller: Caller, post: _Post) -> Device:
         """Raises ValidationFailed, UserNotFound, DeviceTypeNotFound, PermissionDenied, Conflict."""

@@ -20,8 +20,8 @@ def manifests_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("manifests", __name__)
 
     async def readable(caller: Caller, dtid: str) -> DeviceType:
-        device_type = await services.device_types.find(dtid)
-        await services.device_type_lists.see(caller, device_type.record)
+        device_type = await services.device_types.catalog.find(dtid)
+        await services.device_types.lists.see(caller, device_type.record)
         return device_type
 
     @routes.get("/devicetypes/<dtid>/availablemanifestversions")

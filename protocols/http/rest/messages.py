@@ -85,9 +85,9 @@ class _Sending:
     """Answers come after the commit: what was acknowledged is stored, and every later read sees it."""
 
     def __init__(self, services: Services) -> None:
-        self._ingest = services.ingest
-        self._devices = services.devices
-        self._permissions = services.permissions
+        self._ingest = services.messages.ingest
+        self._devices = services.devices.registry
+        self._permissions = services.accounts.permissions
 
     async def message(self, caller: Caller, post: _Post) -> Response:
         sdid = post.sdid or caller.device_id
@@ -169,8 +169,8 @@ class _Searches:
     """What the caller asks for is looked up and checked here; `History` only finds."""
 
     def __init__(self, services: Services) -> None:
-        self._history = services.history
-        self._permissions = services.permissions
+        self._history = services.messages.history
+        self._permissions = services.accounts.permissions
         self._readable = Readable(services)
 
     async def by_mid(self, caller: Caller, query: Query, mid: str) -> dict[str, Any]:

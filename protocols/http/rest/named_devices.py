@@ -17,6 +17,6 @@ class NamedDevices:
     async def get(self, device_id: str, permission: Permission, *kinds: TokenKind) -> tuple[Caller, Device]:
         """Raises Unauthorized, DeviceNotFound, PermissionDenied, RateLimitExceeded."""
         async with self._guard.before_limit(*kinds) as caller:
-            device = await self._services.devices.find(device_id)
-            await self._services.permissions.require(caller, device, permission)
+            device = await self._services.devices.registry.find(device_id)
+            await self._services.accounts.permissions.require(caller, device, permission)
         return caller, device

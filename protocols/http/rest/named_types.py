@@ -25,6 +25,8 @@ class AdministeredTypes:
     async def before_limit(self, dtid: str) -> AsyncIterator[DeviceType]:
         """The same, for calls on something that the type has: the block looks that up, as for the guard's own."""
         async with self._guard.before_limit(USER, APPLICATION) as caller:
-            type_ = await self._services.device_types.find(dtid)
-            await self._services.permissions.require_organization(caller, type_.record.organization, ADMINISTRATORS)
+            type_ = await self._services.device_types.catalog.find(dtid)
+            await self._services.accounts.permissions.require_organization(
+                caller, type_.record.organization, ADMINISTRATORS
+            )
             yield type_

@@ -16,6 +16,6 @@ class NamedUsers:
     async def get(self, user_id: str, *kinds: TokenKind) -> tuple[Caller, UserRecord]:
         """Raises Unauthorized, UserNotFound, PermissionDenied, RateLimitExceeded."""
         async with self._guard.before_limit(*kinds) as caller:
-            user = await self._services.users.find(user_id, caller)
-            await self._services.permissions.require_user(caller, user.key)
+            user = await self._services.accounts.users.find(user_id, caller)
+            await self._services.accounts.permissions.require_user(caller, user.key)
         return caller, user

@@ -23,13 +23,13 @@ _ACTIONS: Final = ("upgrade", "select", "edit")
 
 def pricing_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("pricing", __name__)
-    plans, tiers, payments = services.plans, services.tiers, services.payments
+    plans, tiers, payments = services.monetization.plans, services.monetization.tiers, services.monetization.payments
     administered = AdministeredTypes(services, guard)
 
     async def owned(device_id: str) -> tuple[Caller, Device]:
         """Money is the owner's business alone (reference 6.3)."""
         async with guard.before_limit(USER) as caller:
-            device = await services.devices.find(device_id)
+            device = await services.devices.registry.find(device_id)
             if caller.user != device.owner:
                 raise PermissionDenied(f"ownership of device {device.id}")
         return caller, device
@@ -37,8 +37,8 @@ def pricing_blueprint(services: Services, guard: Guard) -> Blueprint:
     @routes.get("/pricing/devicetypes/<type_id>/pricingtiers")
     async def list_plans(type_id: str) -> Response:
         async with guard.before_limit(USER) as caller:
-            type_ = await services.device_types.find(type_id)
-            await services.permissions.require_type(caller, type_.record)
+            type_ = await services.device_types.catalog.find(type_id)
+            await services.accounts.permissions.require_type(caller, type_.record)
         query = Query.of_request()
         latest, status = query.boolean("latest", default=False), query.choice("status", _STATUSES, "")
         query.check()

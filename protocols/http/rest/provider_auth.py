@@ -27,8 +27,8 @@ def provider_auth_blueprint(services: Services, guard: Guard) -> Blueprint:
 
     async def holder(caller: Caller, device_id: str) -> Device:
         """The device that is linked for this one, if the caller may decide that: its owner, and who acts for it."""
-        device = await services.connectors.holder(await services.devices.find(device_id))
-        await services.permissions.require(caller, device, Permission.MANAGE)
+        device = await services.connectors.holder(await services.devices.registry.find(device_id))
+        await services.accounts.permissions.require(caller, device, Permission.MANAGE)
         return device
 
     @routes.post("/devices/<device_id>/providerauth")
@@ -48,7 +48,7 @@ def provider_auth_blueprint(services: Services, guard: Guard) -> Blueprint:
         async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
             device = await holder(caller, device_id)
         await services.connectors.revoke(device)
-        return json_answer({"data": device_record(await services.devices.find(device_id))})
+        return json_answer({"data": device_record(await services.devices.registry.find(device_id))})
 
     return routes
 

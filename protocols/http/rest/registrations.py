@@ -21,7 +21,7 @@ from protocols.http.rest.named_devices import NamedDevices
 def device_registrations_blueprint(services: Services) -> Blueprint:
     """For the secure listener: who calls is said by the certificate alone."""
     routes = Blueprint("device_registrations", __name__)
-    registrations = services.registrations
+    registrations = services.registration.registrations
 
     @routes.post("/cert/devices/registrations")
     async def begin() -> Response:
@@ -51,7 +51,7 @@ def device_registrations_blueprint(services: Services) -> Blueprint:
 
 def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("registrations", __name__)
-    registrations, named = services.registrations, NamedDevices(services, guard)
+    registrations, named = services.registration.registrations, NamedDevices(services, guard)
 
     @routes.put("/devices/registrations/pin")
     async def confirm() -> Response:
@@ -59,8 +59,8 @@ def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
         post = members(await read_body(), _Confirm)
         pin, name = _checked(post)
         if post.device_id is not None:
-            device = await services.devices.find(post.device_id)
-            await services.permissions.require(caller, device, Permission.MANAGE)
+            device = await services.devices.registry.find(post.device_id)
+            await services.accounts.permissions.require(caller, device, Permission.MANAGE)
             rid = await registrations.confirm_existing(caller, pin, device)
         else:
             rid = await registrations.confirm_new(caller, pin, owner=await owner(caller, post.uid), name=name)
@@ -72,7 +72,7 @@ def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
             if caller.user is None:
                 raise ValidationFailed.of("uid", "Required parameter")
             return caller.user
-        user = (await services.users.find(uid, caller)).key
+        user = (await services.accounts.users.find(uid, caller)).key
         if caller.user not in {None, user}:
             raise PermissionDenied("devices of this user")
         return user

@@ -57,9 +57,9 @@ class Readable:
     """The devices that a search is about, each with the caller's right to read it checked."""
 
     def __init__(self, services: Services) -> None:
-        self._users = services.users
-        self._devices = services.devices
-        self._permissions = services.permissions
+        self._users = services.accounts.users
+        self._devices = services.devices.registry
+        self._permissions = services.accounts.permissions
 
     async def user_for(self, caller: Caller, uid: str) -> str:
         """The id of a user the caller acts for. A device acts for its owner as far as its own messages go."""

@@ -17,7 +17,7 @@ _SUGGESTIONS: Final = 10
 
 def tags_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("tags", __name__)
-    lists = services.device_type_lists
+    lists = services.device_types.lists
 
     @routes.get("/tags")
     async def tags() -> Response:

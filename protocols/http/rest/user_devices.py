@@ -39,7 +39,7 @@ def user_devices_blueprint(services: Services, guard: Guard) -> Blueprint:
         with_properties = query.boolean("includeProperties", default=False)
         with_share_info = query.boolean("includeShareInfo", default=False)
         count, offset = query.paging()
-        page, total = await services.device_lists.page(caller, user.key, chosen, offset=offset, count=count)
+        page, total = await services.devices.lists.page(caller, user.key, chosen, offset=offset, count=count)
         properties: dict[str, Any] = {"properties": {}} if with_properties else {}
         entries = [
             device_entry(one.device, share=one.share, with_share_info=with_share_info) | properties for one in page
@@ -52,7 +52,7 @@ def user_devices_blueprint(services: Services, guard: Guard) -> Blueprint:
         query = Query.of_request()
         statuses = _FILTERS[query.choice("filter", tuple(_FILTERS), "ALL")]
         count, offset = query.paging()
-        page, total = await services.shares.offered_to(user, statuses, offset=offset, count=count)
+        page, total = await services.devices.shares.offered_to(user, statuses, offset=offset, count=count)
         entries = [
             share_record(one.share) | {"did": one.device_id, "deviceName": one.device_name, "ownerId": one.owner_id}
             for one in page

@@ -16,7 +16,7 @@ from storage.records import UserRecord
 
 def users_blueprint(services: Services, guard: Guard) -> Blueprint:
     routes = Blueprint("users", __name__)
-    named, users, properties = NamedUsers(services, guard), services.users, services.properties
+    named, users, properties = NamedUsers(services, guard), services.accounts.users, services.accounts.properties
 
     @routes.get("/users/self")
     async def profile() -> Response:

@@ -79,18 +79,20 @@ class OAuthWorld:
 
     async def token(self, authorization: str = "", **form: str) -> Answer:
         body = urlencode(form).encode()
-        return await self.services.grants.token(TokenRequest.of(query=b"", body=body, authorization=authorization))
+        return await self.services.accounts.grants.token(
+            TokenRequest.of(query=b"", body=body, authorization=authorization)
+        )
 
     async def read(self, **query: str) -> AuthorizationRequest:
-        decided = await self.services.authorize.read(urlencode(query).encode())
+        decided = await self.services.accounts.authorize.read(urlencode(query).encode())
         assert isinstance(decided, AuthorizationRequest), decided
         return decided
 
     async def allow(self, **query: str) -> str:
         """The address that Ada is sent to after she agreed."""
         asked = await self.read(**query)
-        screen = await self.services.authorize.consent_needed(asked)
-        outcome = await self.services.authorize.allow(asked, self.ada.key, agreed=screen)
+        screen = await self.services.accounts.authorize.consent_needed(asked)
+        outcome = await self.services.accounts.authorize.allow(asked, self.ada.key, agreed=screen)
         assert isinstance(outcome, Redirect)
         return outcome.url
 
@@ -123,18 +125,18 @@ class OAuthWorld:
 
     async def device_code(self, **form: str) -> Answer:
         body = urlencode({"client_id": TV, **form}).encode()
-        return await self.services.grants.device_code(TokenRequest.of(query=b"", body=body))
+        return await self.services.accounts.grants.device_code(TokenRequest.of(query=b"", body=body))
 
     async def approved_device_code(self) -> str:
         body = (await self.device_code()).body
-        waiting = await self.services.device_codes.find(body["user_code"], address="192.0.2.1")
-        assert await self.services.device_codes.approve(waiting, self.ada.key, address="192.0.2.1") is None
+        waiting = await self.services.accounts.device_codes.find(body["user_code"], address="192.0.2.1")
+        assert await self.services.accounts.device_codes.approve(waiting, self.ada.key, address="192.0.2.1") is None
         return str(body["device_code"])
 
     async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:
         """Change what the application asks for."""
 
-        await self.services.database.write(lambda tx: change_application(tx, application, permissions=permissions))
+        await self.services.core.database.write(lambda tx: change_application(tx, application, permissions=permissions))
 
     async def change_methods(self, application: str, *methods: str) -> None:
         def work(tx: Transaction) -> None:
@@ -150,12 +152,12 @@ class OAuthWorld:
                 permissions=known.permissions,
             )
 
-        await self.services.database.write(work)
+        await self.services.core.database.write(work)
 
 
 async def make_oauth_world(services: Services) -> OAuthWorld:
-    await services.database.write(lambda tx: add_applications(tx, services.vault))
-    return OAuthWorld(services, await services.users.find(ADA), await services.users.find(BOB))
+    await services.core.database.write(lambda tx: add_applications(tx, services.core.vault))
+    return OAuthWorld(services, await services.accounts.users.find(ADA), await services.accounts.users.find(BOB))
 
 
 def basic(application: str, secret: str | None = None) -> str:

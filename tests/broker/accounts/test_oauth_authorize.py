@@ -64,7 +64,7 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
 async def test_what_cannot_be_sent_to_the_application_is_told_to_the_person(
     services: Services, oauth: OAuthWorld, query: str, text: str
 ) -> None:
-    assert await services.authorize.read(query.encode()) == Refusal(400, f"Invalid parameter: {text}")
+    assert await services.accounts.authorize.read(query.encode()) == Refusal(400, f"Invalid parameter: {text}")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_what_cannot_be_sent_to_the_application_is_told_to_the_person(
 async def test_other_errors_of_the_code_flow_go_into_the_query(
     services: Services, oauth: OAuthWorld, application: str, query: str, error: str
 ) -> None:
-    decided = await services.authorize.read(f"client_id={application}&state=x&{query}".encode())
+    decided = await services.accounts.authorize.read(f"client_id={application}&state=x&{query}".encode())
     assert isinstance(decided, Redirect)
     assert query_of(decided.url) == {"error": error, "state": "x"}
     assert decided.url.startswith({WEB: CALLBACK, MOBILE: MOBILE_CALLBACK, PAGE: PAGE_CALLBACK}[application] + "?")
@@ -111,22 +111,22 @@ async def test_other_errors_of_the_code_flow_go_into_the_query(
 async def test_errors_of_the_implicit_flow_go_into_the_fragment(
     services: Services, oauth: OAuthWorld, application: str, query: str, error: str
 ) -> None:
-    decided = await services.authorize.read(f"client_id={application}&state=x&{query}".encode())
+    decided = await services.accounts.authorize.read(f"client_id={application}&state=x&{query}".encode())
     assert isinstance(decided, Redirect)
     assert urlsplit(decided.url).query == ""
     assert urlsplit(decided.url).fragment == f"error={error}&state=x"
 
 
 async def test_a_repeated_state_is_nobodys_state(services: Services, oauth: OAuthWorld) -> None:
-    decided = await services.authorize.read(f"client_id={WEB}&response_type=code&state=a&state=b".encode())
+    decided = await services.accounts.authorize.read(f"client_id={WEB}&response_type=code&state=a&state=b".encode())
     assert decided == Redirect(f"{CALLBACK}?error=invalid_request")
 
 
 async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> None:
     web = await oauth.read(client_id=WEB, response_type="code", state="s")
     page = await oauth.read(client_id=PAGE, response_type="token", state="s")
-    assert oauth.services.authorize.deny(web).url == f"{CALLBACK}?error=access_denied&state=s"
-    assert oauth.services.authorize.deny(page).url == f"{PAGE_CALLBACK}#error=access_denied&state=s"
+    assert oauth.services.accounts.authorize.deny(web).url == f"{CALLBACK}?error=access_denied&state=s"
+    assert oauth.services.accounts.authorize.deny(page).url == f"{PAGE_CALLBACK}#error=access_denied&state=s"
     assert web.error("server_error").url == f"{CALLBACK}?error=server_error&state=s"
 
 
@@ -144,7 +144,7 @@ async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> N
     ],
 )
 async def test_what_is_right_is_accepted(services: Services, oauth: OAuthWorld, application: str, query: str) -> None:
-    decided = await services.authorize.read(f"{query}&client_id={application}".encode())
+    decided = await services.accounts.authorize.read(f"{query}&client_id={application}".encode())
     assert isinstance(decided, AuthorizationRequest)
     assert decided.application.id == application
 
@@ -156,7 +156,7 @@ async def test_what_pages_need_to_know(oauth: OAuthWorld) -> None:
         client_id=WEB, response_type="code", prompt="login", account_type="google", test_css_blank="1"
     )
     assert (asked.login_wanted, asked.account_type, asked.blank_style) == (True, "google", True)
-    assert await oauth.services.authorize.read(asked.query) == asked
+    assert await oauth.services.accounts.authorize.read(asked.query) == asked
 
 
 @pytest.mark.parametrize("state", ["a b+c&d=e#f%25", "ä漢", "~-_.,!", "\r\nSet-Cookie: x=1"])
@@ -168,7 +168,7 @@ async def test_state_comes_back_unchanged(oauth: OAuthWorld, state: str) -> None
 
 
 async def test_state_comes_back_even_when_it_is_no_text(services: Services, oauth: OAuthWorld) -> None:
-    decided = await services.authorize.read(f"client_id={WEB}&response_type=x&state=%FF%00a".encode())
+    decided = await services.accounts.authorize.read(f"client_id={WEB}&response_type=x&state=%FF%00a".encode())
     assert decided == Redirect(f"{CALLBACK}?error=invalid_request&state=%FF%00a")
 
 
@@ -189,14 +189,14 @@ async def test_the_implicit_flow_ends_with_tokens_in_the_fragment(oauth: OAuthWo
         url,
     )
     token = parse_qs(urlsplit(url).fragment)["access_token"][0]
-    caller = await oauth.services.tokens.caller(token)
+    caller = await oauth.services.accounts.tokens.caller(token)
     assert (caller.user_id, caller.application_id) == (oauth.ada.id, PAGE)
 
 
 async def test_an_application_that_lost_its_right_meanwhile_gets_nothing(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
     await oauth.change_methods(WEB, "client_credentials")
-    outcome = await oauth.services.authorize.allow(asked, oauth.ada.key)
+    outcome = await oauth.services.accounts.authorize.allow(asked, oauth.ada.key)
     assert outcome == Redirect(f"{CALLBACK}?error=unauthorized_client")
 
 
@@ -229,7 +229,9 @@ async def test_when_people_are_asked(
     oauth: OAuthWorld, requested: list[dict[str, object]], shown: list[tuple[str, tuple[str, ...]]] | None
 ) -> None:
     await oauth.ask_for(WEB, requested)
-    screen = await oauth.services.authorize.consent_needed(await oauth.read(client_id=WEB, response_type="code"))
+    screen = await oauth.services.accounts.authorize.consent_needed(
+        await oauth.read(client_id=WEB, response_type="code")
+    )
     if shown is None:
         assert screen is None
     else:
@@ -239,21 +241,21 @@ async def test_when_people_are_asked(
 
 
 async def grants_of(oauth: OAuthWorld, application: str) -> set[tuple[int | None, bool, bool]]:
-    found = await oauth.services.applications.find(application)
+    found = await oauth.services.accounts.applications.find(application)
     assert found is not None
-    grants = await oauth.services.database.read(lambda tx: tx.accounts.grants(found.key, oauth.ada.key))
+    grants = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(found.key, oauth.ada.key))
     return {(grant.device_type, grant.read, grant.write) for grant in grants}
 
 
 async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> None:
-    lock = await oauth.services.database.read(lambda tx: tx.device_types.by_id(THEIR_TYPE))
+    lock = await oauth.services.core.database.read(lambda tx: tx.device_types.by_id(THEIR_TYPE))
     assert lock is not None
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "READ")])
     asked = await oauth.read(client_id=WEB, response_type="code")
-    oauth.services.authorize.deny(asked)
+    oauth.services.accounts.authorize.deny(asked)
     assert await grants_of(oauth, WEB) == set()
-    screen = await oauth.services.authorize.consent_needed(asked)
-    await oauth.services.authorize.allow(asked, oauth.ada.key, agreed=screen)
+    screen = await oauth.services.accounts.authorize.consent_needed(asked)
+    await oauth.services.accounts.authorize.allow(asked, oauth.ada.key, agreed=screen)
     assert await grants_of(oauth, WEB) == {(None, False, False), (lock.key, True, False)}
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "WRITE"), asks("*", "READ")])
     await oauth.code(WEB)
@@ -265,14 +267,14 @@ async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> N
 
 async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth: OAuthWorld) -> None:
     await oauth.change_methods(WEB, "authorization_code", "client_credentials")
-    application = await oauth.services.applications.find(WEB)
+    application = await oauth.services.accounts.applications.find(WEB)
     assert application is not None
     answer = granted(await oauth.token(basic(WEB), grant_type="client_credentials"))
-    caller = await oauth.services.tokens.caller(answer["access_token"])
-    kitchen = await oauth.services.devices.find(KITCHEN)
-    assert not (await oauth.services.permissions.reach(caller)).allows(kitchen, Permission.READ)
+    caller = await oauth.services.accounts.tokens.caller(answer["access_token"])
+    kitchen = await oauth.services.devices.registry.find(KITCHEN)
+    assert not (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.READ)
     await oauth.code(WEB)
-    assert (await oauth.services.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
+    assert (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
 
 
 # Properties of redirect URIs
@@ -349,4 +351,4 @@ async def test_logout_knows_every_registered_address(oauth: OAuthWorld) -> None:
         ("https://evil.example", False),
         ("", False),
     ):
-        assert await oauth.services.applications.is_redirect_uri(uri) is known
+        assert await oauth.services.accounts.applications.is_redirect_uri(uri) is known

@@ -27,7 +27,7 @@ async def test_what_a_device_gets(oauth: OAuthWorld) -> None:
     body = granted(await oauth.device_code())
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", body["device_code"])
     assert re.fullmatch(f"[{ALPHABET}]{{4}}-[{ALPHABET}]{{4}}", body["user_code"])
-    url = f"{oauth.services.site.accounts_url}/go"
+    url = f"{oauth.services.core.site.accounts_url}/go"
     assert (body["expires_in"], body["interval"]) == (1800, 5)
     assert body["verification_url"] == body["verification_uri"] == url
     assert body["verification_uri_complete"] == f"{url}?user_code={body['user_code']}"
@@ -53,19 +53,19 @@ async def test_a_secret_does_no_harm(oauth: OAuthWorld) -> None:
 async def test_the_next_poll_after_approval_gets_the_token_once(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     body = (await oauth.device_code()).body
     assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
-    waiting = await oauth.services.device_codes.find(body["user_code"], address=HERE)
+    waiting = await oauth.services.accounts.device_codes.find(body["user_code"], address=HERE)
     assert waiting.screen.application == "Television"
     assert waiting.user_code == body["user_code"]
     fake_clock.advance(5000)
     assert await poll(oauth, body["device_code"]) == (400, "authorization_pending")
-    assert await oauth.services.device_codes.find(body["user_code"].replace("-", ""), address=HERE) == waiting
-    assert await oauth.services.device_codes.approve(waiting, oauth.ada.key, address=HERE) is None
+    assert await oauth.services.accounts.device_codes.find(body["user_code"].replace("-", ""), address=HERE) == waiting
+    assert await oauth.services.accounts.device_codes.approve(waiting, oauth.ada.key, address=HERE) is None
     assert await poll(oauth, body["device_code"]) == (200, "")
     assert await poll(oauth, body["device_code"]) == (400, "expired_token")
 
 
 async def test_what_is_kept_is_what_was_shown(oauth: OAuthWorld) -> None:
-    codes = oauth.services.device_codes
+    codes = oauth.services.accounts.device_codes
     body = (await oauth.device_code()).body
     shown = await codes.find(body["user_code"], address=HERE)
     await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
@@ -78,12 +78,12 @@ async def test_what_is_kept_is_what_was_shown(oauth: OAuthWorld) -> None:
 
 async def test_a_refusal_is_told_to_every_poll(oauth: OAuthWorld) -> None:
     body = (await oauth.device_code()).body
-    waiting = await oauth.services.device_codes.find(body["user_code"], address=HERE)
-    await oauth.services.device_codes.deny(body["user_code"], oauth.ada.key, address=HERE)
+    waiting = await oauth.services.accounts.device_codes.find(body["user_code"], address=HERE)
+    await oauth.services.accounts.device_codes.deny(body["user_code"], oauth.ada.key, address=HERE)
     for _ in range(2):
         assert await poll(oauth, body["device_code"]) == (400, "access_denied")
     with pytest.raises(UserCodeNotFound):
-        await oauth.services.device_codes.approve(waiting, oauth.ada.key, address=HERE)
+        await oauth.services.accounts.device_codes.approve(waiting, oauth.ada.key, address=HERE)
 
 
 async def test_who_polls_too_soon_has_to_wait_longer(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
@@ -106,7 +106,7 @@ async def test_a_device_code_expires(oauth: OAuthWorld, fake_clock: FakeClock) -
     for code in (body["device_code"], approved):
         assert await poll(oauth, code) == (400, "expired_token")
     with pytest.raises(UserCodeNotFound):
-        await oauth.services.device_codes.find(body["user_code"], address=HERE)
+        await oauth.services.accounts.device_codes.find(body["user_code"], address=HERE)
 
 
 async def test_a_device_code_is_good_for_its_application_only(oauth: OAuthWorld) -> None:
@@ -120,9 +120,9 @@ async def test_a_device_code_is_good_for_its_application_only(oauth: OAuthWorld)
 async def test_approval_keeps_what_was_asked_for(oauth: OAuthWorld) -> None:
     await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
     await oauth.approved_device_code()
-    application = await oauth.services.applications.find(TV)
+    application = await oauth.services.accounts.applications.find(TV)
     assert application is not None
-    (grant,) = await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
+    (grant,) = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
     assert (grant.device_type, grant.read, grant.write) == (None, True, False)
 
 
@@ -132,11 +132,11 @@ async def test_approval_keeps_what_was_asked_for(oauth: OAuthWorld) -> None:
 async def test_a_wrong_code_is_not_found(oauth: OAuthWorld, typed: str) -> None:
     for _ in range(3):
         with pytest.raises(UserCodeNotFound):
-            await oauth.services.device_codes.find(typed, address=HERE)
+            await oauth.services.accounts.device_codes.find(typed, address=HERE)
 
 
 async def test_one_address_may_guess_ten_times(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
-    codes = oauth.services.device_codes
+    codes = oauth.services.accounts.device_codes
     right = (await oauth.device_code()).body["user_code"]
     waiting = await codes.find(right, address=HERE)
     for number in range(10):
@@ -152,7 +152,7 @@ async def test_one_address_may_guess_ten_times(oauth: OAuthWorld, fake_clock: Fa
 
 
 async def test_one_wrong_code_may_be_tried_ten_times_from_anywhere(oauth: OAuthWorld) -> None:
-    codes = oauth.services.device_codes
+    codes = oauth.services.accounts.device_codes
     for number in range(10):
         with pytest.raises(UserCodeNotFound):
             await codes.find("AAAAAAAA" if number % 2 else "AAAA-AAAA", address=f"198.51.100.{number}")
@@ -165,7 +165,7 @@ async def test_guesses_are_forgotten_when_they_are_old(oauth: OAuthWorld, fake_c
     for number in range(15):
         fake_clock.advance(100_000)
         with pytest.raises(UserCodeNotFound):
-            await oauth.services.device_codes.find(f"AAAA-AA{ALPHABET[number]}A", address=HERE)
+            await oauth.services.accounts.device_codes.find(f"AAAA-AA{ALPHABET[number]}A", address=HERE)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ USER_MS = 1_209_600_000
 
 async def connected(services: Services, token: str, nursery: trio.Nursery) -> tuple[list[CloseReason], trio.Event]:
     """A link that came with this token; what it is closed with, and when."""
-    device, caller = await services.devices.find(KITCHEN), await services.tokens.caller(token)
+    device, caller = await services.devices.registry.find(KITCHEN), await services.accounts.tokens.caller(token)
     reasons: list[CloseReason] = []
     closed = trio.Event()
 
@@ -32,7 +32,7 @@ async def connected(services: Services, token: str, nursery: trio.Nursery) -> tu
         closed.set()
 
     async def hold() -> None:
-        with services.connections.connect(
+        with services.routing.connections.connect(
             device,
             protocol="WEBSOCKET",
             token=caller.token,
@@ -78,7 +78,7 @@ async def test_a_refresh_gives_live_links_five_minutes(
 async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: trio.Nursery) -> None:
     tokens = await oauth.user_tokens()
     reasons, _closed = await connected(oauth.services, tokens["access_token"], nursery)
-    await oauth.services.tokens.revoke(tokens["access_token"])
+    await oauth.services.accounts.tokens.revoke(tokens["access_token"])
     assert reasons == [CloseReason.TOKEN_REVOKED]
 
 
@@ -88,13 +88,13 @@ async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
-        await services.tokens.caller(ADA_TOKEN)  # remembered
+        await build_world(services.core.database, services.core.vault)
+        await services.accounts.tokens.caller(ADA_TOKEN)  # remembered
         told: list[TokenRevoked] = []
-        services.router.subscribe(TokenRevoked, told.append)
+        services.core.router.subscribe(TokenRevoked, told.append)
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.tokens.revoke, ADA_TOKEN)
+            nursery.start_soon(services.accounts.tokens.revoke, ADA_TOKEN)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         assert told == []  # it is not durable yet
@@ -102,16 +102,16 @@ async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
         await trio.testing.wait_all_tasks_blocked()
         assert told == [TokenRevoked(token_hash(ADA_TOKEN))]
         with pytest.raises(Unauthorized):
-            await services.tokens.caller(ADA_TOKEN)
+            await services.accounts.tokens.caller(ADA_TOKEN)
 
 
 async def test_a_clock_that_is_set_back_announces_nothing(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     tokens = await oauth.user_tokens()
     fake_clock.advance(-1_000_000)
-    await oauth.services.tokens.end_expired()
+    await oauth.services.accounts.tokens.end_expired()
     fake_clock.advance(1_000_000)
-    await oauth.services.tokens.end_expired()
-    await oauth.services.tokens.caller(tokens["access_token"])
+    await oauth.services.accounts.tokens.end_expired()
+    await oauth.services.accounts.tokens.caller(tokens["access_token"])
 
 
 async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
@@ -120,11 +120,11 @@ async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
     breakable = BreakableEngine(engine)
     database = Database(breakable, run_sync=run_inline)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
+        await build_world(services.core.database, services.core.vault)
         await make_oauth_world(services)
         breakable.error = StoreError("disk full")
         await trio.sleep(700)  # the purge is every ten minutes
         breakable.error = None
         with pytest.raises(trio.TooSlowError), trio.fail_after(700):
             await trio.sleep_forever()
-        await services.tokens.purge()
+        await services.accounts.tokens.purge()

@@ -49,7 +49,7 @@ USER_SECONDS, APPLICATION_SECONDS = 1_209_600, 86_400
 
 async def is_valid(oauth: OAuthWorld, token: str) -> bool:
     try:
-        await oauth.services.tokens.caller(token)
+        await oauth.services.accounts.tokens.caller(token)
     except Unauthorized:
         return False
     return True
@@ -62,7 +62,7 @@ async def test_a_code_and_the_secret_make_a_user_token(oauth: OAuthWorld) -> Non
     body = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=await oauth.code()))
     assert body.keys() == {"access_token", "token_type", "expires_in", "refresh_token", "scope"}
     assert (body["token_type"], body["expires_in"], body["scope"]) == ("bearer", USER_SECONDS, "read,write")
-    caller = await oauth.services.tokens.caller(body["access_token"])
+    caller = await oauth.services.accounts.tokens.caller(body["access_token"])
     assert (caller.kind, caller.user_id, caller.application_id) == (TokenKind.USER, oauth.ada.id, WEB)
 
 
@@ -85,7 +85,7 @@ async def test_the_secret_alone_makes_an_application_token(oauth: OAuthWorld) ->
         "token_type": "bearer",
         "expires_in": APPLICATION_SECONDS,
     }
-    caller = await oauth.services.tokens.caller(body["access_token"])
+    caller = await oauth.services.accounts.tokens.caller(body["access_token"])
     assert (caller.kind, caller.application_id) == (TokenKind.APPLICATION, SERVER)
 
 
@@ -108,7 +108,7 @@ async def test_every_user_token_can_be_refreshed_again_and_again(oauth: OAuthWor
         assert tokens.keys() == {"access_token", "token_type", "expires_in", "refresh_token", "scope"}
         assert seen.isdisjoint({tokens["access_token"], tokens["refresh_token"]})
         seen |= {tokens["access_token"], tokens["refresh_token"]}
-        assert (await oauth.services.tokens.caller(tokens["access_token"])).user_id == oauth.ada.id
+        assert (await oauth.services.accounts.tokens.caller(tokens["access_token"])).user_id == oauth.ada.id
 
 
 @pytest.mark.parametrize("how", ["header", "parameter", "both"])
@@ -130,7 +130,7 @@ async def test_an_approved_device_code_makes_a_user_token(oauth: OAuthWorld, gra
     form = {"grant_type": grant_type, "client_id": TV, name: await oauth.approved_device_code()}
     body = granted(await oauth.token(**form))
     assert body["expires_in"] == USER_SECONDS
-    assert (await oauth.services.tokens.caller(body["access_token"])).user_id == oauth.ada.id
+    assert (await oauth.services.accounts.tokens.caller(body["access_token"])).user_id == oauth.ada.id
 
 
 # How an application says who it is
@@ -153,7 +153,7 @@ async def test_the_secret_may_come_among_the_parameters(oauth: OAuthWorld) -> No
     granted(await oauth.token(**form))
     for query, body in ((form, {}), (form | {"client_secret": "wrong"}, form)):  # the body wins
         request = TokenRequest.of(query=b"?" + urlencode(query).encode(), body=urlencode(body).encode())
-        granted(await oauth.services.grants.token(request))
+        granted(await oauth.services.accounts.grants.token(request))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ async def test_where_an_unsupported_grant_type_points(
 async def test_a_repeated_parameter_is_refused(oauth: OAuthWorld, name: str) -> None:
     body = f"grant_type=client_credentials&{name}=a&{name}=a".encode()
     request = TokenRequest.of(query=b"unknown=1&unknown=2", body=body, authorization=basic(SERVER))
-    answer = await oauth.services.grants.token(request)
+    answer = await oauth.services.accounts.grants.token(request)
     assert refused(answer) == (400, "invalid_request")
     assert name in answer.body["error_description"] or name == "grant_type"
 
@@ -264,7 +264,7 @@ async def test_what_is_repeated_elsewhere_does_not_matter(oauth: OAuthWorld) -> 
         body=b"grant_type=client_credentials",
         authorization=basic(SERVER),
     )
-    granted(await oauth.services.grants.token(request))
+    granted(await oauth.services.accounts.grants.token(request))
 
 
 # Codes
@@ -286,7 +286,7 @@ async def test_a_replayed_code_revokes_what_it_led_to(oauth: OAuthWorld, fake_cl
     bystander = await oauth.user_tokens()
     second = granted(await oauth.token(basic(WEB), grant_type="refresh_token", refresh_token=first["refresh_token"]))
     revoked: list[bytes] = []
-    oauth.services.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
+    oauth.services.core.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
     fake_clock.advance(later_ms)
     answer = await oauth.token(basic(WEB), grant_type="authorization_code", code=code)
     assert refused(answer) == (400, "invalid_grant")
@@ -403,7 +403,7 @@ async def in_a_world_of_its_own(check: Callable[[OAuthWorld], Awaitable[None]]) 
     with TemporaryDirectory() as folder:
         database = Database(SqliteEngine(Path(folder) / "store.sqlite", synchronous="off"), run_sync=run_inline)
         async with open_services(Settings(state_dir=Path(folder)), database, Vault(Vault.new_key())) as services:
-            await build_world(services.database, services.vault)
+            await build_world(services.core.database, services.core.vault)
             await check(await make_oauth_world(services))
 
 
@@ -496,7 +496,7 @@ async def test_the_refresh_call_of_the_rest_root_is_for_implicit_applications(oa
     async def call(tokens: dict[str, str], **form: str) -> tuple[int, str]:
         body = urlencode({"grant_type": "refresh_token", "refresh_token": tokens["refresh_token"], **form})
         request = TokenRequest.of(query=b"", body=body.encode(), authorization=f"Bearer {tokens['access_token']}")
-        answer = await oauth.services.grants.refresh_implicit(request)
+        answer = await oauth.services.accounts.grants.refresh_implicit(request)
         return answer.status, answer.body.get("error_description", "")
 
     assert await call(web) == (400, "This API works only with implicit apps.")
@@ -513,7 +513,7 @@ async def test_nothing_that_is_shown_is_kept_in_the_clear(oauth: OAuthWorld) -> 
     device = (await oauth.device_code()).body
     secrets = (tokens["access_token"], tokens["refresh_token"], code, device["device_code"], SECRETS[WEB])
     tables = ("token", "refresh_token", "authorization_code", "device_code", "application")
-    rows = await oauth.services.database.read(
+    rows = await oauth.services.core.database.read(
         lambda tx: [tuple(row) for table in tables for row in tx.connection.execute(f"SELECT * FROM {table}")]  # noqa: S608
     )
     assert rows
@@ -526,25 +526,25 @@ async def test_revoking_a_user_token_ends_its_family(oauth: OAuthWorld, which: s
     old = await oauth.user_tokens()
     new = await refresh(oauth, WEB, old)
     revoked: list[bytes] = []
-    oauth.services.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
-    await oauth.services.tokens.revoke(new[which])
+    oauth.services.core.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
+    await oauth.services.accounts.tokens.revoke(new[which])
     assert set(revoked) == {token_hash(old["access_token"]), token_hash(new["access_token"])}
     assert not await is_valid(oauth, new["access_token"])
     answer = await oauth.token(basic(WEB), grant_type="refresh_token", refresh_token=new["refresh_token"])
     assert refused(answer) == (400, "invalid_grant")
     with pytest.raises(Unauthorized):
-        await oauth.services.tokens.revoke(new[which])
+        await oauth.services.accounts.tokens.revoke(new[which])
 
 
 @pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN])
 async def test_tokens_without_a_family_can_be_revoked(oauth: OAuthWorld, token: str) -> None:
-    await oauth.services.tokens.caller(token)
-    await oauth.services.tokens.revoke(token)
+    await oauth.services.accounts.tokens.caller(token)
+    await oauth.services.accounts.tokens.revoke(token)
     assert not await is_valid(oauth, token)
 
 
 async def test_what_cannot_be_revoked(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
-    tokens = oauth.services.tokens
+    tokens = oauth.services.accounts.tokens
     with pytest.raises(Unauthorized):
         await tokens.revoke("ff" * 16)
     with pytest.raises(PermissionDenied):
@@ -562,13 +562,13 @@ async def test_what_cannot_be_revoked(oauth: OAuthWorld, fake_clock: FakeClock) 
 async def test_a_token_that_expires_is_announced_once(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     issued = await oauth.user_tokens()
     announced: list[bytes] = []
-    oauth.services.router.subscribe(TokenRevoked, lambda fact: announced.append(fact.hash))
+    oauth.services.core.router.subscribe(TokenRevoked, lambda fact: announced.append(fact.hash))
     fake_clock.advance(USER_SECONDS * 1000 - 1)
-    await oauth.services.tokens.end_expired()
+    await oauth.services.accounts.tokens.end_expired()
     assert announced == []
     fake_clock.advance(1)
-    await oauth.services.tokens.end_expired()
-    await oauth.services.tokens.end_expired()
+    await oauth.services.accounts.tokens.end_expired()
+    await oauth.services.accounts.tokens.end_expired()
     assert announced == [token_hash(issued["access_token"])]
 
 
@@ -576,15 +576,15 @@ async def test_a_refreshed_token_is_announced_after_its_five_minutes(oauth: OAut
     old = await oauth.user_tokens()
     await refresh(oauth, WEB, old)
     announced: list[bytes] = []
-    oauth.services.router.subscribe(TokenRevoked, lambda fact: announced.append(fact.hash))
+    oauth.services.core.router.subscribe(TokenRevoked, lambda fact: announced.append(fact.hash))
     fake_clock.advance(300_000)
-    await oauth.services.tokens.end_expired()
+    await oauth.services.accounts.tokens.end_expired()
     assert announced == [token_hash(old["access_token"])]
 
 
 async def rows_in(oauth: OAuthWorld, table: str) -> int:
     query = f"SELECT * FROM {table}"  # noqa: S608
-    return await oauth.services.database.read(lambda tx: len(list(tx.connection.execute(query))))
+    return await oauth.services.core.database.read(lambda tx: len(list(tx.connection.execute(query))))
 
 
 async def test_what_is_over_is_removed_and_nothing_else(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
@@ -595,16 +595,16 @@ async def test_what_is_over_is_removed_and_nothing_else(oauth: OAuthWorld, fake_
     tokens = await oauth.user_tokens(WEB)
     fake_clock.advance(27 * DAYS)
     tokens = await refresh(oauth, WEB, tokens)
-    await oauth.services.tokens.purge()
+    await oauth.services.accounts.tokens.purge()
     assert [await rows_in(oauth, table) for table in tables] == [2, 3, 1, 0]
     fake_clock.advance(DAYS)
-    await oauth.services.tokens.purge()
+    await oauth.services.accounts.tokens.purge()
     assert [await rows_in(oauth, table) for table in tables] == [1, 1, 1, 0]
     assert await rows_in(oauth, "token") == provisioned + 1
     await refresh(oauth, WEB, tokens)
     fake_clock.advance(29 * DAYS)
-    await oauth.services.tokens.purge()
-    await oauth.services.tokens.purge()
+    await oauth.services.accounts.tokens.purge()
+    await oauth.services.accounts.tokens.purge()
     assert [await rows_in(oauth, table) for table in tables] == [0, 0, 0, 0]
     assert await rows_in(oauth, "token") == provisioned
 
@@ -616,13 +616,13 @@ async def test_what_is_over_is_removed_in_small_steps(
     for _ in range(5):
         await oauth.code()
     fake_clock.advance(60_000)
-    await oauth.services.tokens.purge()
+    await oauth.services.accounts.tokens.purge()
     assert await rows_in(oauth, "authorization_code") == 0
 
 
 async def test_a_code_stands_for_whoever_signed_in(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
-    outcome = await oauth.services.authorize.allow(asked, oauth.bob.key)
+    outcome = await oauth.services.accounts.authorize.allow(asked, oauth.bob.key)
     code = query_of(getattr(outcome, "url", ""))["code"]
     body = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=code))
-    assert (await oauth.services.tokens.caller(body["access_token"])).user_id == oauth.bob.id
+    assert (await oauth.services.accounts.tokens.caller(body["access_token"])).user_id == oauth.bob.id

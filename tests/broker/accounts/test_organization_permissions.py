@@ -50,25 +50,25 @@ def test_devices_of_types_that_are_not_protected_are_reached_as_ever() -> None:
 async def test_what_members_may_do_for_their_organization(
     services: Services, world: World, role: Role | None, administers: bool, develops: bool
 ) -> None:
-    acme = await services.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
     assert acme is not None
     if role is not None:
-        await services.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, role))
-    caller = await services.tokens.caller(ADA_TOKEN)
+        await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, role))
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
     for roles, allowed in ((ADMINISTRATORS, administers), (DEVELOPERS, develops)):
         if allowed:
-            await services.permissions.require_organization(caller, acme.key, roles)
+            await services.accounts.permissions.require_organization(caller, acme.key, roles)
             continue
         with pytest.raises(PermissionDenied, match=r"administrator.* of the organization"):
-            await services.permissions.require_organization(caller, acme.key, roles)
+            await services.accounts.permissions.require_organization(caller, acme.key, roles)
 
 
 async def test_only_its_own_applications_and_members_act_for_an_organization(services: Services, world: World) -> None:
-    acme = await services.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
     assert acme is not None
-    await services.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, "administrator"))
-    permissions = services.permissions
-    own = await services.tokens.caller(APPLICATION_TOKEN)
+    await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, "administrator"))
+    permissions = services.accounts.permissions
+    own = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     await permissions.require_organization(own, acme.key, ADMINISTRATORS)
     for token, organization in (
         (APPLICATION_TOKEN, acme.key + 1),
@@ -77,7 +77,9 @@ async def test_only_its_own_applications_and_members_act_for_an_organization(ser
         (KITCHEN_TOKEN, acme.key),
     ):
         with pytest.raises(PermissionDenied):
-            await permissions.require_organization(await services.tokens.caller(token), organization, DEVELOPERS)
+            await permissions.require_organization(
+                await services.accounts.tokens.caller(token), organization, DEVELOPERS
+            )
 
 
 def type_of(organization: int, *, published: bool, protected: bool) -> DeviceTypeRecord:
@@ -91,16 +93,16 @@ def type_of(organization: int, *, published: bool, protected: bool) -> DeviceTyp
 async def test_who_may_use_a_device_type(
     services: Services, world: World, published: bool, protected: bool, free: bool
 ) -> None:
-    caller = await services.tokens.caller(ADA_TOKEN)
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
     organization = caller.application_organization
     assert organization is not None
-    others = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Others", 1))
+    others = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Others", 1))
     ours, theirs = (type_of(key, published=published, protected=protected) for key in (organization, others.key))
-    await services.permissions.require_type(caller, ours)  # through the organization's application
+    await services.accounts.permissions.require_type(caller, ours)  # through the organization's application
     if free:
-        return await services.permissions.require_type(caller, theirs)
+        return await services.accounts.permissions.require_type(caller, theirs)
     for token in (ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN):
         with pytest.raises(PermissionDenied, match="use of device type dt5"):
-            await services.permissions.require_type(await services.tokens.caller(token), theirs)
-    await services.database.write(lambda tx: tx.accounts.set_role(others.key, world.ada, "viewer"))
-    return await services.permissions.require_type(caller, theirs)
+            await services.accounts.permissions.require_type(await services.accounts.tokens.caller(token), theirs)
+    await services.core.database.write(lambda tx: tx.accounts.set_role(others.key, world.ada, "viewer"))
+    return await services.accounts.permissions.require_type(caller, theirs)

@@ -161,61 +161,64 @@ def test_for_whom_a_caller_acts(caller: Caller, grants: list[GrantRecord], user:
 
 
 async def test_the_grants_come_from_the_store(services: Services, world: World) -> None:
-    kitchen, bobs = await services.devices.get(world.kitchen), await services.devices.get(world.bobs)
-    caller = await services.tokens.caller(APPLICATION_TOKEN)
-    reach = await services.permissions.reach(caller)
+    kitchen, bobs = await services.devices.registry.get(world.kitchen), await services.devices.registry.get(world.bobs)
+    caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
+    reach = await services.accounts.permissions.reach(caller)
     assert reach.allows(kitchen, WRITE)
     assert not reach.allows(bobs, READ)
-    await services.permissions.require(caller, kitchen, WRITE)
+    await services.accounts.permissions.require(caller, kitchen, WRITE)
     with pytest.raises(PermissionDenied, match=f"READ on device {bobs.id}"):
-        await services.permissions.require(caller, bobs, READ)
-    await services.permissions.require_user(caller, world.ada)
+        await services.accounts.permissions.require(caller, bobs, READ)
+    await services.accounts.permissions.require_user(caller, world.ada)
     with pytest.raises(PermissionDenied):
-        await services.permissions.require_user(caller, world.bob)
+        await services.accounts.permissions.require_user(caller, world.bob)
 
 
 async def test_a_grant_is_seen_at_once_and_only_replaced_by_one_for_the_same_type(
     services: Services, world: World
 ) -> None:
-    caller = await services.tokens.caller(APPLICATION_TOKEN)
-    bobs = await services.devices.get(world.bobs)
+    caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
+    bobs = await services.devices.registry.get(world.bobs)
     for type_key in (None, None, world.light_type, world.light_type):
         record = GrantRecord(world.bob, world.application, type_key, True, False)
         await allow(services, record)
-    assert len(await services.database.read(lambda tx: tx.accounts.grants(world.application, world.bob))) == 2
-    assert (await services.permissions.reach(caller)).allows(bobs, READ)
+    assert len(await services.core.database.read(lambda tx: tx.accounts.grants(world.application, world.bob))) == 2
+    assert (await services.accounts.permissions.reach(caller)).allows(bobs, READ)
 
 
 async def test_users_and_devices_reach_their_own(services: Services, world: World) -> None:
-    kitchen, bobs = await services.devices.get(world.kitchen), await services.devices.get(world.bobs)
-    hall = await services.devices.find(HALL)
-    ada_caller, bob_caller = await services.tokens.caller(ADA_TOKEN), await services.tokens.caller(BOB_TOKEN)
-    light = await services.tokens.caller(KITCHEN_TOKEN)
-    await services.permissions.require(ada_caller, kitchen, WRITE)
-    await services.permissions.require(bob_caller, bobs, WRITE)
-    await services.permissions.require(light, kitchen, WRITE)
-    await services.permissions.require_user(ada_caller, world.ada)
+    kitchen, bobs = await services.devices.registry.get(world.kitchen), await services.devices.registry.get(world.bobs)
+    hall = await services.devices.registry.find(HALL)
+    ada_caller, bob_caller = (
+        await services.accounts.tokens.caller(ADA_TOKEN),
+        await services.accounts.tokens.caller(BOB_TOKEN),
+    )
+    light = await services.accounts.tokens.caller(KITCHEN_TOKEN)
+    await services.accounts.permissions.require(ada_caller, kitchen, WRITE)
+    await services.accounts.permissions.require(bob_caller, bobs, WRITE)
+    await services.accounts.permissions.require(light, kitchen, WRITE)
+    await services.accounts.permissions.require_user(ada_caller, world.ada)
     for caller, target in ((ada_caller, bobs), (bob_caller, kitchen), (light, hall)):
         with pytest.raises(PermissionDenied):
-            await services.permissions.require(caller, target, READ)
+            await services.accounts.permissions.require(caller, target, READ)
     for caller, user in ((ada_caller, world.bob), (light, world.ada)):
         with pytest.raises(PermissionDenied):
-            await services.permissions.require_user(caller, user)
+            await services.accounts.permissions.require_user(caller, user)
 
 
 async def test_a_reach_follows_the_grants(services: Services, world: World) -> None:
-    reach = await services.permissions.reach(await services.tokens.caller(APPLICATION_TOKEN))
-    bobs = await services.devices.get(world.bobs)
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller(APPLICATION_TOKEN))
+    bobs = await services.devices.registry.get(world.bobs)
     assert not reach.allows(bobs, READ)
     await allow(services, GrantRecord(world.bob, world.application, None, read=True, write=False))
     assert reach.allows(bobs, READ)
-    services.router.publish(GrantsChanged(world.bob, world.application, ()))
+    services.core.router.publish(GrantsChanged(world.bob, world.application, ()))
     assert not reach.allows(bobs, READ)
     assert not reach.covers_user(world.bob)
 
 
 async def test_provisioned_grants_are_in_force_at_once(services: Services, world: World) -> None:
-    reach = await services.permissions.reach(await services.tokens.caller(APPLICATION_TOKEN))
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller(APPLICATION_TOKEN))
     entry = {"user": "bob@example.org", "application": "Dashboard", "device_type": "*", "permissions": ["READ"]}
     await services.provisioning.apply({"grants": [entry]}, dry_run=True)
     assert not reach.covers_user(world.bob)
@@ -229,12 +232,12 @@ async def test_grants_that_change_while_they_are_read_are_read_again(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
-        caller = await services.tokens.caller(APPLICATION_TOKEN)
+        world = await build_world(services.core.database, services.core.vault)
+        caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
         found: list[Reach] = []
 
         async def look() -> None:
-            found.append(await services.permissions.reach(caller))
+            found.append(await services.accounts.permissions.reach(caller))
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:

@@ -17,42 +17,42 @@ HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 
 @pytest.fixture
 async def signed_in(services: Services, world: World) -> Session:
-    await give_password(services, await services.users.find(ADA))
-    return await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    await give_password(services, await services.accounts.users.find(ADA))
+    return await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
 async def stored(services: Services) -> int:
-    row = await services.database.read(lambda tx: tx.connection.execute("SELECT count(*) AS n FROM session").one())
+    row = await services.core.database.read(lambda tx: tx.connection.execute("SELECT count(*) AS n FROM session").one())
     assert row is not None
     return int(row["n"])
 
 
 async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Session, fake_clock: FakeClock) -> None:
-    assert await services.sessions.find(signed_in.id) == signed_in
+    assert await services.accounts.sessions.find(signed_in.id) == signed_in
     fake_clock.advance(14 * DAY_MS - 1)
-    assert await services.sessions.find(signed_in.id) is not None
+    assert await services.accounts.sessions.find(signed_in.id) is not None
     fake_clock.advance(1)
-    assert await services.sessions.find(signed_in.id) is None
-    await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    assert await services.accounts.sessions.find(signed_in.id) is None
+    await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     assert await stored(services) == 1  # the old one is gone
 
 
 @pytest.mark.parametrize("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
 async def test_what_is_no_session(services: Services, signed_in: Session, text: str) -> None:
-    assert await services.sessions.find(text) is None
-    await services.sessions.end(text)
-    assert await services.sessions.find(signed_in.id) is not None
+    assert await services.accounts.sessions.find(text) is None
+    await services.accounts.sessions.end(text)
+    assert await services.accounts.sessions.find(signed_in.id) is not None
 
 
 async def test_the_id_is_not_stored(services: Services, signed_in: Session) -> None:
-    row = await services.database.read(lambda tx: tx.connection.execute("SELECT * FROM session").one())
+    row = await services.core.database.read(lambda tx: tx.connection.execute("SELECT * FROM session").one())
     assert row is not None
     assert signed_in.id not in repr(dict(row))
     assert signed_in.id not in repr(signed_in)
 
 
 async def test_proofs_belong_to_one_session_and_one_thing(services: Services, signed_in: Session) -> None:
-    other = await services.sessions.sign_in("ada@example.org", PASSWORD, address=HERE)
+    other = await services.accounts.sessions.sign_in("ada@example.org", PASSWORD, address=HERE)
     proof = signed_in.proof(b"a", b"bc")
     assert signed_in.proves(proof, b"a", b"bc")
     assert not signed_in.proves(proof, b"ab", b"c")
@@ -73,7 +73,7 @@ async def test_many_guesses_at_once_are_no_way_around(services: Services, signed
 
     async def guess() -> None:
         try:
-            await services.sessions.sign_in("ada-example", "wrong", address=HERE)
+            await services.accounts.sessions.sign_in("ada-example", "wrong", address=HERE)
         except (WrongPassword, TooManyAttempts) as refused:
             outcomes.append(type(refused))
 
@@ -88,18 +88,18 @@ async def test_the_right_password_forgives(services: Services, signed_in: Sessio
     for _ in range(3):
         for _ in range(4):
             with pytest.raises(WrongPassword):
-                await services.sessions.sign_in("ada-example", "wrong", address=HERE)
-        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+                await services.accounts.sessions.sign_in("ada-example", "wrong", address=HERE)
+        await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
 async def test_a_very_long_password(services: Services, signed_in: Session) -> None:
     with pytest.raises(WrongPassword):
-        await services.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000, address=HERE)
+        await services.accounts.sessions.sign_in("ada-example", PASSWORD + "x" * 100_000, address=HERE)
 
 
 async def test_another_password_ends_the_sessions(services: Services, signed_in: Session) -> None:
-    await give_password(services, signed_in.user, services.passwords.hash("another one"))
-    assert await services.sessions.find(signed_in.id) is None
+    await give_password(services, signed_in.user, services.accounts.passwords.hash("another one"))
+    assert await services.accounts.sessions.find(signed_in.id) is None
 
 
 async def test_one_address_may_not_try_many_accounts(
@@ -107,20 +107,20 @@ async def test_one_address_may_not_try_many_accounts(
 ) -> None:
     for number in range(PASSWORD_ADDRESS_MISSES):
         with pytest.raises(WrongPassword):
-            await services.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
+            await services.accounts.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
     with pytest.raises(TooManyAttempts) as refused:
-        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+        await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     assert refused.value.retry_seconds == 900
-    await services.sessions.sign_in("ada-example", PASSWORD, address=ELSEWHERE)
+    await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=ELSEWHERE)
     fake_clock.advance(900_000)
-    await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
 async def test_the_right_password_does_not_forgive_the_address(services: Services, signed_in: Session) -> None:
     for number in range(PASSWORD_ADDRESS_MISSES):
         with pytest.raises(WrongPassword):
-            await services.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
+            await services.accounts.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)
         if number == PASSWORD_ADDRESS_MISSES // 2:
-            await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+            await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     with pytest.raises(TooManyAttempts):
-        await services.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+        await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)

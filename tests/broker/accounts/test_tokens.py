@@ -37,7 +37,7 @@ def forget_in_store(tx: Transaction) -> None:
 
 
 async def test_a_user_token_stands_for_its_user_and_application(services: Services, world: World) -> None:
-    caller = await services.tokens.caller(ADA_TOKEN)
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
     assert caller == Caller(
         kind=TokenKind.USER,
         token=token_hash(ADA_TOKEN),
@@ -51,13 +51,13 @@ async def test_a_user_token_stands_for_its_user_and_application(services: Servic
 
 
 async def test_an_application_token_stands_for_the_application_alone(services: Services, world: World) -> None:
-    caller = await services.tokens.caller(APPLICATION_TOKEN)
+    caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     assert (caller.kind, caller.user, caller.device) == (TokenKind.APPLICATION, None, None)
     assert caller.application_id == DASHBOARD
 
 
 async def test_a_device_token_stands_for_its_device_and_never_expires(services: Services, world: World) -> None:
-    assert await services.tokens.caller(KITCHEN_TOKEN) == Caller(
+    assert await services.accounts.tokens.caller(KITCHEN_TOKEN) == Caller(
         kind=TokenKind.DEVICE,
         token=token_hash(KITCHEN_TOKEN),
         expires_on=None,
@@ -69,7 +69,7 @@ async def test_a_device_token_stands_for_its_device_and_never_expires(services: 
 @pytest.mark.parametrize("token", ["", "ff" * 16, ADA_TOKEN + " ", ADA_TOKEN[:-1], "äöü", "\x00", "x" * 100_000])
 async def test_an_unknown_token_is_nobody(services: Services, world: World, token: str) -> None:
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(token)
+        await services.accounts.tokens.caller(token)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -77,57 +77,57 @@ async def test_a_token_ends_at_its_expiry_and_not_before(
     services: Services, world: World, fake_clock: FakeClock, known: bool
 ) -> None:
     record = TokenRecord(token_hash("short"), world.application, world.ada, NOW_MS, NOW_MS + 1000)
-    await services.database.write(lambda tx: tx.accounts.put_token(record))
+    await services.core.database.write(lambda tx: tx.accounts.put_token(record))
     if known:
-        await services.tokens.caller("short")
+        await services.accounts.tokens.caller("short")
     fake_clock.advance(999)
-    assert (await services.tokens.caller("short")).user == world.ada
+    assert (await services.accounts.tokens.caller("short")).user == world.ada
     fake_clock.advance(1)
     with pytest.raises(Unauthorized):
-        await services.tokens.caller("short")
+        await services.accounts.tokens.caller("short")
 
 
 async def test_a_known_token_is_not_looked_up_again(services: Services, world: World) -> None:
-    caller = await services.tokens.caller(ADA_TOKEN)
-    await services.database.write(forget_in_store)
-    assert await services.tokens.caller(ADA_TOKEN) is caller
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
+    await services.core.database.write(forget_in_store)
+    assert await services.accounts.tokens.caller(ADA_TOKEN) is caller
 
 
 async def test_a_revoked_token_is_forgotten_and_no_other(services: Services, world: World) -> None:
     for token in (ADA_TOKEN, BOB_TOKEN):
-        await services.tokens.caller(token)
-    await services.database.write(forget_in_store)
-    services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+        await services.accounts.tokens.caller(token)
+    await services.core.database.write(forget_in_store)
+    services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(ADA_TOKEN)
-    await services.tokens.caller(BOB_TOKEN)
+        await services.accounts.tokens.caller(ADA_TOKEN)
+    await services.accounts.tokens.caller(BOB_TOKEN)
 
 
 async def test_a_device_that_changed_is_looked_up_again_and_no_other(services: Services, world: World) -> None:
     for token in (KITCHEN_TOKEN, HALL_TOKEN, ADA_TOKEN):
-        await services.tokens.caller(token)
-    await services.database.write(forget_in_store)
-    services.router.publish(DeviceChanged(world.kitchen))
+        await services.accounts.tokens.caller(token)
+    await services.core.database.write(forget_in_store)
+    services.core.router.publish(DeviceChanged(world.kitchen))
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(KITCHEN_TOKEN)
-    await services.tokens.caller(HALL_TOKEN)
-    await services.tokens.caller(ADA_TOKEN)
+        await services.accounts.tokens.caller(KITCHEN_TOKEN)
+    await services.accounts.tokens.caller(HALL_TOKEN)
+    await services.accounts.tokens.caller(ADA_TOKEN)
 
 
 async def test_everything_can_be_forgotten(services: Services, world: World) -> None:
-    await services.tokens.caller(ADA_TOKEN)
-    await services.database.write(forget_in_store)
-    services.tokens.forget_all()
+    await services.accounts.tokens.caller(ADA_TOKEN)
+    await services.core.database.write(forget_in_store)
+    services.accounts.tokens.forget_all()
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(ADA_TOKEN)
+        await services.accounts.tokens.caller(ADA_TOKEN)
 
 
 async def test_a_token_that_is_refused_is_not_remembered_as_such(services: Services, world: World) -> None:
     with pytest.raises(Unauthorized):
-        await services.tokens.caller("new")
+        await services.accounts.tokens.caller("new")
     record = TokenRecord(token_hash("new"), world.application, None, NOW_MS, NOW_MS + 1000)
-    await services.database.write(lambda tx: tx.accounts.put_token(record))
-    assert (await services.tokens.caller("new")).kind is TokenKind.APPLICATION
+    await services.core.database.write(lambda tx: tx.accounts.put_token(record))
+    assert (await services.accounts.tokens.caller("new")).kind is TokenKind.APPLICATION
 
 
 async def test_only_so_many_tokens_are_remembered(
@@ -135,11 +135,11 @@ async def test_only_so_many_tokens_are_remembered(
 ) -> None:
     monkeypatch.setattr(tokens_module, "_CACHED_TOKENS", 2)
     for token in (ADA_TOKEN, BOB_TOKEN, KITCHEN_TOKEN):
-        await services.tokens.caller(token)
-    await services.database.write(forget_in_store)
+        await services.accounts.tokens.caller(token)
+    await services.core.database.write(forget_in_store)
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(ADA_TOKEN)
-    await services.tokens.caller(KITCHEN_TOKEN)
+        await services.accounts.tokens.caller(ADA_TOKEN)
+    await services.accounts.tokens.caller(KITCHEN_TOKEN)
 
 
 async def test_a_token_that_is_revoked_while_it_is_looked_up_is_refused(
@@ -148,17 +148,17 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_refused(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
+        await build_world(services.core.database, services.core.vault)
 
         async def expect_refusal() -> None:
             with pytest.raises(Unauthorized):
-                await services.tokens.caller(ADA_TOKEN)
+                await services.accounts.tokens.caller(ADA_TOKEN)
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect_refusal)
             await wait_all_tasks_blocked()  # the token was read, and is about to become old
-            await services.database.write(forget_in_store)
-            services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+            await services.core.database.write(forget_in_store)
+            services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
             runner.reads.set()
         await expect_refusal()

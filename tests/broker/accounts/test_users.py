@@ -8,25 +8,25 @@ from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, BOB, KITCHEN_TOKE
 
 
 async def test_a_user_token_has_a_self(services: Services, world: World) -> None:
-    caller = await services.tokens.caller(ADA_TOKEN)
-    ada = await services.users.self_of(caller)
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
+    ada = await services.accounts.users.self_of(caller)
     assert (ada.id, ada.key, ada.email) == (ADA, world.ada, "ada@example.org")
-    assert await services.users.find("self", caller) == ada
-    assert await services.users.find(ADA, caller) == ada
-    assert (await services.users.find(BOB, caller)).id == BOB
+    assert await services.accounts.users.find("self", caller) == ada
+    assert await services.accounts.users.find(ADA, caller) == ada
+    assert (await services.accounts.users.find(BOB, caller)).id == BOB
 
 
 @pytest.mark.parametrize("token", [APPLICATION_TOKEN, KITCHEN_TOKEN])
 async def test_other_tokens_have_none(services: Services, world: World, token: str) -> None:
-    caller = await services.tokens.caller(token)
+    caller = await services.accounts.tokens.caller(token)
     with pytest.raises(PermissionDenied):
-        await services.users.self_of(caller)
+        await services.accounts.users.self_of(caller)
     with pytest.raises(UserNotFound):
-        await services.users.find("self", caller)
+        await services.accounts.users.find("self", caller)
 
 
 @pytest.mark.parametrize("user_id", ["", "self", ADA.upper(), f"{ADA} ", "ff" * 16])
 async def test_an_unknown_user_is_not_found(services: Services, world: World, user_id: str) -> None:
     with pytest.raises(UserNotFound) as caught:
-        await services.users.find(user_id)
+        await services.accounts.users.find(user_id)
     assert (caught.value.status, caught.value.code) == (404, 1201)

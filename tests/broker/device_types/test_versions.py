@@ -29,33 +29,35 @@ BINARY: dict[str, Any] = {
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    return await services.devices.get(world.kitchen)
+    return await services.devices.registry.get(world.kitchen)
 
 
 async def sent(services: Services, device: Device, payload: bytes) -> str | None:
     """What is stored of it."""
-    position = services.ingest.submit(device, payload)
-    await services.ingest.wait_committed()
-    row = await services.database.read(lambda tx: tx.messages.message(position))
+    position = services.messages.ingest.submit(device, payload)
+    await services.messages.ingest.wait_committed()
+    row = await services.core.database.read(lambda tx: tx.messages.message(position))
     return None if row is None else row.data
 
 
 async def test_a_simple_manifest_is_approved_at_once(services: Services, kitchen: Device) -> None:
-    uploaded = await services.manifests.upload("example.smart_light", SIMPLE)
+    uploaded = await services.device_types.manifests.upload("example.smart_light", SIMPLE)
     assert uploaded == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=True)
     assert kitchen.manifest.version == 2
     assert kitchen.type.record.last_updated == NOW_MS
 
 
 async def test_the_same_document_is_no_new_version(services: Services, kitchen: Device) -> None:
-    await services.manifests.upload(LIGHT_TYPE, SIMPLE)
-    again = await services.manifests.upload(LIGHT_TYPE, dict(reversed(SIMPLE.items())))
+    await services.device_types.manifests.upload(LIGHT_TYPE, SIMPLE)
+    again = await services.device_types.manifests.upload(LIGHT_TYPE, dict(reversed(SIMPLE.items())))
     assert again == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=False)
 
 
 async def test_a_refused_document_leaves_nothing(services: Services, kitchen: Device) -> None:
     with pytest.raises(ValidationFailed) as refused:
-        await services.manifests.upload(LIGHT_TYPE, {"fields": [{"name": "1"}], "transform": {"format": "csv"}})
+        await services.device_types.manifests.upload(
+            LIGHT_TYPE, {"fields": [{"name": "1"}], "transform": {"format": "csv"}}
+        )
     assert [finding.field for finding in refused.value.findings] == [
         "fields.0.name",
         "fields.0.valueClass",
@@ -65,20 +67,22 @@ async def test_a_refused_document_leaves_nothing(services: Services, kitchen: De
 
 
 async def test_an_advanced_manifest_waits_for_approval(services: Services, kitchen: Device) -> None:
-    assert not (await services.manifests.upload(LIGHT_TYPE, ADVANCED)).approved
+    assert not (await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED)).approved
     assert (kitchen.type.record.approved, kitchen.type.record.latest_version) == (False, 1)
     assert await sent(services, kitchen, b'{"temperature":1}') == '{"temperature":1}'
-    assert await services.manifests.overview() == [TypeOverview(LIGHT_TYPE, "example.smart_light", True, 1, (2,))]
-    approved = await services.manifests.approve(LIGHT_TYPE, 2)
+    assert await services.device_types.manifests.overview() == [
+        TypeOverview(LIGHT_TYPE, "example.smart_light", True, 1, (2,))
+    ]
+    approved = await services.device_types.manifests.approve(LIGHT_TYPE, 2)
     assert approved == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=True)
     assert kitchen.type.record.approved
     assert await sent(services, kitchen, b"215,1") == '{"temperature":21.5,"state":true}'
-    assert not (await services.manifests.approve(LIGHT_TYPE, 2)).is_new
+    assert not (await services.device_types.manifests.approve(LIGHT_TYPE, 2)).is_new
 
 
 async def test_who_uploads_and_approves_at_once_may(services: Services, kitchen: Device) -> None:
-    await services.manifests.upload(LIGHT_TYPE, ADVANCED)
-    uploaded = await services.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED)
+    uploaded = await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
     assert uploaded == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=True)
     assert kitchen.manifest.version == 2
 
@@ -95,32 +99,32 @@ async def test_what_is_not_there_cannot_be_approved(
     services: Services, kitchen: Device, type_: str, number: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await services.manifests.approve(type_, number)
+        await services.device_types.manifests.approve(type_, number)
 
 
 async def test_a_type_that_is_not_there_gets_no_manifest(services: Services, kitchen: Device) -> None:
     with pytest.raises(DeviceTypeNotFound):
-        await services.manifests.upload("nothing", SIMPLE)
+        await services.device_types.manifests.upload("nothing", SIMPLE)
 
 
 async def test_a_device_that_stays_on_its_version_does_not_transform(services: Services, world: World) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE device SET manifest_version_policy = 'DEVICE'")
     )
-    kitchen = await services.devices.get(world.kitchen)
-    await services.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
+    kitchen = await services.devices.registry.get(world.kitchen)
+    await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
     assert await sent(services, kitchen, b'{"state":true}') == '{"state":true}'
 
 
 async def test_what_cannot_be_transformed_is_acknowledged_and_kept_with_its_reason(
     services: Services, kitchen: Device, fake_clock: FakeClock
 ) -> None:
-    await services.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
-    hall = await services.devices.find(HALL)
+    await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
+    hall = await services.devices.registry.find(HALL)
     for device, payload in ((kitchen, b"1,2,3"), (hall, b"x,1"), (kitchen, b"\xff\x00"), (kitchen, b"")):
         fake_clock.advance(1)
         assert await sent(services, device, payload) is None
-    failures = await services.manifests.failures("example.smart_light", limit=10)
+    failures = await services.device_types.manifests.failures("example.smart_light", limit=10)
     assert failures == [
         FailedMessage(KITCHEN, NOW_MS + 4, "payload: 0 rows instead of one", ""),
         FailedMessage(KITCHEN, NOW_MS + 3, "payload: not UTF-8 text: byte 0", "hex:ff00"),
@@ -128,24 +132,24 @@ async def test_what_cannot_be_transformed_is_acknowledged_and_kept_with_its_reas
         FailedMessage(KITCHEN, NOW_MS + 1, "payload: 3 cells for 2 columns", "1,2,3"),
     ]
     assert failures[2].reason.startswith("expression: In function divide(), invalid type")
-    assert await services.manifests.failures(HALL, limit=10) == [failures[2]]
-    assert await services.manifests.failures(LIGHT_TYPE, limit=1) == failures[:1]
-    assert services.ingest.statistics().failed_messages == 4
+    assert await services.device_types.manifests.failures(HALL, limit=10) == [failures[2]]
+    assert await services.device_types.manifests.failures(LIGHT_TYPE, limit=1) == failures[:1]
+    assert services.messages.ingest.statistics().failed_messages == 4
 
 
 async def test_failures_of_nothing_are_not_found(services: Services, kitchen: Device) -> None:
     with pytest.raises(NotFound):
-        await services.manifests.failures("nothing", limit=1)
+        await services.device_types.manifests.failures("nothing", limit=1)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
 async def test_the_payload_itself_is_what_may_not_be_too_large(
     services: Services, kitchen: Device, size: int, fits: bool
 ) -> None:
-    await services.manifests.upload(LIGHT_TYPE, BINARY, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, BINARY, approve=True)
     payload = bytes([64]).ljust(size, b"\0")
     if fits:
         assert await sent(services, kitchen, payload) == '{"temperature":2.0}'
         return
     with pytest.raises(PayloadTooLarge):
-        services.ingest.submit(kitchen, payload)
+        services.messages.ingest.submit(kitchen, payload)

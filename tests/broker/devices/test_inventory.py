@@ -36,12 +36,12 @@ INVENTORY = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, Device
 def heard(services: Services, *kinds: type[Fact]) -> list[Fact]:
     facts: list[Fact] = []
     for kind in kinds:
-        services.router.subscribe(kind, facts.append)
+        services.core.router.subscribe(kind, facts.append)
     return facts
 
 
 async def new_device(services: Services, world: World) -> NewDevice:
-    return NewDevice(owner=world.ada, type=await services.device_types.find(LIGHT_TYPE))
+    return NewDevice(owner=world.ada, type=await services.device_types.catalog.find(LIGHT_TYPE))
 
 
 # Creation
@@ -54,10 +54,10 @@ async def test_nothing_is_created_when_what_belongs_to_it_cannot_be(services: Se
         raise Conflict("taken")
 
     with pytest.raises(Conflict):
-        await services.inventory.create(await new_device(services, world), beside=refuse)
+        await services.devices.inventory.create(await new_device(services, world), beside=refuse)
     with pytest.raises(Conflict):
-        await services.inventory.create(await new_device(services, world), check=refuse)
-    assert len(await services.devices.owned_by(world.ada)) == 2
+        await services.devices.inventory.create(await new_device(services, world), check=refuse)
+    assert len(await services.devices.registry.owned_by(world.ada)) == 2
     assert not facts
 
 
@@ -67,7 +67,7 @@ async def test_what_belongs_to_a_device_is_written_with_it(services: Services, w
     def beside(tx: Transaction, record: DeviceRecord) -> None:
         seen.append(tx.devices.device(record.key))
 
-    device = await services.inventory.create(await new_device(services, world), beside=beside)
+    device = await services.devices.inventory.create(await new_device(services, world), beside=beside)
     assert seen == [device.record]
 
 
@@ -75,42 +75,44 @@ async def test_what_belongs_to_a_device_is_written_with_it(services: Services, w
 async def test_ids_of_vendors_and_connectors_are_taken_until_their_device_is_deleted(
     services: Services, world: World, ids: dict[str, str]
 ) -> None:
-    light = await services.device_types.find(LIGHT_TYPE)
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
     new = NewDevice(owner=world.ada, type=light, **ids)  # type: ignore[arg-type]
-    device = await services.inventory.create(new)
+    device = await services.devices.inventory.create(new)
     find = (
-        partial(services.devices.by_vdid, light.key)
+        partial(services.devices.registry.by_vdid, light.key)
         if "vdid" in ids
-        else partial(services.devices.by_eid, world.ada, light.key)
+        else partial(services.devices.registry.by_eid, world.ada, light.key)
     )
     (text,) = ids.values()
     assert await find(text) is device
     with pytest.raises(Conflict):
-        await services.inventory.create(new)
-    await services.inventory.delete(device)
+        await services.devices.inventory.create(new)
+    await services.devices.inventory.delete(device)
     assert await find(text) is None
-    assert await find(text) is not await services.inventory.create(new)
+    assert await find(text) is not await services.devices.inventory.create(new)
 
 
 async def test_a_type_with_a_connector_waits_for_its_authorization(services: Services, world: World) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("UPDATE device_type SET has_cloud_connector = 1"))
-    await services.device_types.reload()
-    device = await services.inventory.create(await new_device(services, world))
+    await services.core.database.write(
+        lambda tx: tx.connection.execute("UPDATE device_type SET has_cloud_connector = 1")
+    )
+    await services.device_types.catalog.reload()
+    device = await services.devices.inventory.create(await new_device(services, world))
     assert device.record.cloud_authorization == "UNAUTHORIZED"
     facts = heard(services, DeviceChanged)
-    await services.inventory.set_cloud_authorization(device, "AUTHORIZED")
+    await services.devices.inventory.set_cloud_authorization(device, "AUTHORIZED")
     assert device.record.cloud_authorization == "AUTHORIZED"
     assert facts == [DeviceChanged(device.key)]
 
 
 async def test_a_certificate_and_a_vendors_id_come_and_go(services: Services, world: World) -> None:
-    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
-    await services.inventory.set_certificate(kitchen, b"der", vdid="v")
+    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
+    await services.devices.inventory.set_certificate(kitchen, b"der", vdid="v")
     assert (kitchen.record.certificate, kitchen.record.vdid) == (b"der", "v")
     with pytest.raises(Conflict):
-        await services.inventory.set_certificate(hall, b"other", vdid="v")
+        await services.devices.inventory.set_certificate(hall, b"other", vdid="v")
     assert hall.record.certificate is None
-    await services.inventory.set_certificate(kitchen, None)
+    await services.devices.inventory.set_certificate(kitchen, None)
     assert (kitchen.record.certificate, kitchen.record.vdid) == (None, None)
 
 
@@ -118,34 +120,34 @@ async def test_a_certificate_and_a_vendors_id_come_and_go(services: Services, wo
 
 
 async def test_who_holds_the_device_sees_the_change_before_anyone_is_told(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     seen: list[tuple[type, str, bool]] = []
     for kind in (DeviceChanged, *INVENTORY):
-        services.router.subscribe(kind, lambda fact: seen.append((type(fact), device.record.name, device.enabled)))
-    await services.inventory.change(device, DeviceChanges(name="New", enabled=False))
+        services.core.router.subscribe(kind, lambda fact: seen.append((type(fact), device.record.name, device.enabled)))
+    await services.devices.inventory.change(device, DeviceChanges(name="New", enabled=False))
     assert seen == [(kind, "New", False) for kind in (DeviceChanged, DeviceUpdated, DeviceDisabled)]
 
 
 async def test_a_disabled_device_loses_its_connections(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     closed: list[CloseReason] = []
-    with services.connections.connect(
+    with services.routing.connections.connect(
         device, protocol="MQTT", token=b"t", exclusive=True, deliver=lambda _action: True, close=closed.append
     ):
-        await services.inventory.change(device, DeviceChanges(name="New"))
+        await services.devices.inventory.change(device, DeviceChanges(name="New"))
         assert closed == []
-        await services.inventory.change(device, DeviceChanges(enabled=False))
+        await services.devices.inventory.change(device, DeviceChanges(enabled=False))
         assert closed == [CloseReason.DEVICE_DISABLED]
 
 
 async def test_changes_at_once_are_told_in_the_order_in_which_they_count(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, *INVENTORY)
     async with trio.open_nursery() as nursery:
         for number in range(20):
             changes = DeviceChanges(enabled=number % 2 == 1)
-            nursery.start_soon(partial(services.inventory.change, device, changes))
-    stored = await services.database.read(lambda tx: tx.devices.device(device.key))
+            nursery.start_soon(partial(services.devices.inventory.change, device, changes))
+    stored = await services.core.database.read(lambda tx: tx.devices.device(device.key))
     assert device.record == stored
     expected = [DeviceDisabled, DeviceEnabled] * 10
     assert [type(fact) for fact in facts] == expected[: len(facts)]
@@ -158,12 +160,12 @@ async def test_what_is_durable_is_told_also_when_whoever_asked_has_gone(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
-        device = await services.devices.find(KITCHEN)
+        await build_world(services.core.database, services.core.vault)
+        device = await services.devices.registry.find(KITCHEN)
         facts = heard(services, DeviceDeleted, TokenRevoked)
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.inventory.delete, device)
+            nursery.start_soon(services.devices.inventory.delete, device)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         assert not facts
@@ -171,16 +173,16 @@ async def test_what_is_durable_is_told_also_when_whoever_asked_has_gone(
         await wait_all_tasks_blocked()
         assert [type(fact) for fact in facts] == [TokenRevoked, DeviceDeleted]
         with pytest.raises(DeviceNotFound):
-            await services.devices.find(KITCHEN)
+            await services.devices.registry.find(KITCHEN)
 
 
 # Deletion
 
 
 async def test_deletion_is_told_from_the_switch_to_the_end(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, *INVENTORY, TokenRevoked, DeviceChanged)
-    was = await services.inventory.delete(device, application_id="a" * 32)
+    was = await services.devices.inventory.delete(device, application_id="a" * 32)
     assert was.enabled
     assert [type(fact) for fact in facts] == [DeviceDisabled, TokenRevoked, DeviceChanged, DeviceDeleted]
     assert facts[1] == TokenRevoked(token_hash(KITCHEN_TOKEN))
@@ -188,23 +190,23 @@ async def test_deletion_is_told_from_the_switch_to_the_end(services: Services, w
 
 
 async def test_a_deletion_during_a_send_lets_no_later_message_in(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
-    services.ingest.submit(device, b'{"state":true}')
+    device = await services.devices.registry.find(KITCHEN)
+    services.messages.ingest.submit(device, b'{"state":true}')
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(services.inventory.delete, device)
-        nursery.start_soon(services.ingest.wait_committed)
+        nursery.start_soon(services.devices.inventory.delete, device)
+        nursery.start_soon(services.messages.ingest.wait_committed)
     with pytest.raises(SourceDeviceDisabled):
-        services.ingest.submit(device, b'{"state":true}')
+        services.messages.ingest.submit(device, b'{"state":true}')
 
 
 async def test_of_two_deletions_at_once_one_is_told(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, DeviceDeleted)
     refused: list[DomainError] = []
 
     async def delete() -> None:
         try:
-            await services.inventory.delete(device)
+            await services.devices.inventory.delete(device)
         except DeviceNotFound as error:
             refused.append(error)
 
@@ -215,20 +217,20 @@ async def test_of_two_deletions_at_once_one_is_told(services: Services, world: W
 
 
 async def test_a_deleted_device_is_changed_by_nobody(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
-    await services.inventory.delete(device)
+    device = await services.devices.registry.find(KITCHEN)
+    await services.devices.inventory.delete(device)
     for call in (
-        partial(services.inventory.change, device, DeviceChanges(name="New")),
-        partial(services.inventory.delete, device),
-        partial(services.inventory.set_cloud_authorization, device, "AUTHORIZED"),
-        partial(services.inventory.set_certificate, device, b"der"),
-        partial(services.device_tokens.renew, device, application=None),
-        partial(services.shares.offer, device, email="carol@example.org"),
+        partial(services.devices.inventory.change, device, DeviceChanges(name="New")),
+        partial(services.devices.inventory.delete, device),
+        partial(services.devices.inventory.set_cloud_authorization, device, "AUTHORIZED"),
+        partial(services.devices.inventory.set_certificate, device, b"der"),
+        partial(services.devices.tokens.renew, device, application=None),
+        partial(services.devices.shares.offer, device, email="carol@example.org"),
     ):
         with pytest.raises(DeviceNotFound):
             await call()
-    assert await services.devices.id_of(device.key) == KITCHEN
-    assert await services.devices.id_of(999) is None
+    assert await services.devices.registry.id_of(device.key) == KITCHEN
+    assert await services.devices.registry.id_of(999) is None
 
 
 async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(
@@ -237,19 +239,19 @@ async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
-        hall = await services.devices.find(HALL)
+        world = await build_world(services.core.database, services.core.vault)
+        hall = await services.devices.registry.find(HALL)
 
         async def find() -> None:
             with pytest.raises(DeviceNotFound):
-                await services.devices.find(KITCHEN)
+                await services.devices.registry.find(KITCHEN)
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
             await wait_all_tasks_blocked()  # the record was read, and is about to be gone
-            await services.database.write(
+            await services.core.database.write(
                 lambda tx: tx.devices.set_deleted(world.kitchen, 1),
-                announce=lambda _none: services.devices.note_changed(hall.record),
+                announce=lambda _none: services.devices.registry.note_changed(hall.record),
             )
             runner.reads.set()

@@ -23,9 +23,9 @@ from tests.fakes import FakeClock, HeldRunner
 
 @contextmanager
 def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[None]:
-    device = services.devices.get_nowait(key)
+    device = services.devices.registry.get_nowait(key)
     assert device is not None
-    with services.connections.connect(
+    with services.routing.connections.connect(
         device,
         protocol=protocol,
         token=b"t" * 32,
@@ -39,14 +39,14 @@ def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[
 @pytest.fixture
 async def light(services: Services, world: World) -> int:
     """The key of a device that somebody holds."""
-    return (await services.devices.get(world.kitchen)).key
+    return (await services.devices.registry.get(world.kitchen)).key
 
 
 @pytest.mark.parametrize("flush", [False, True])
 async def test_before_anything_happened_it_is_unknown(services: Services, light: int, flush: bool) -> None:
     if flush:
-        await services.presence.flush()
-    assert await services.presence.of(light) == PresenceRecord(light, "unknown", None, None, None)
+        await services.devices.presence.flush()
+    assert await services.devices.presence.of(light) == PresenceRecord(light, "unknown", None, None, None)
 
 
 @pytest.mark.parametrize("flush", [False, True])
@@ -55,8 +55,8 @@ async def test_online_while_connected_and_offline_from_the_end_of_it(
 ) -> None:
     async def presence() -> PresenceRecord:
         if flush:
-            await services.presence.flush()
-        return await services.presence.of(light)
+            await services.devices.presence.flush()
+        return await services.devices.presence.of(light)
 
     with connected(services, light, "WEBSOCKET"):
         assert await presence() == PresenceRecord(light, "online", NOW_MS, "WEBSOCKET", NOW_MS)
@@ -73,39 +73,39 @@ async def test_online_while_connected_and_offline_from_the_end_of_it(
 
 @pytest.mark.parametrize("flush", [False, True])
 async def test_a_message_alone_is_a_sign_of_life_but_no_connection(services: Services, light: int, flush: bool) -> None:
-    device = services.devices.get_nowait(light)
+    device = services.devices.registry.get_nowait(light)
     assert device is not None
-    services.ingest.submit(device, b'{"state":true}', 5)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit(device, b'{"state":true}', 5)
+    await services.messages.ingest.wait_committed()
     if flush:
-        await services.presence.flush()
-    assert await services.presence.of(light) == PresenceRecord(light, "unknown", None, None, NOW_MS)
+        await services.devices.presence.flush()
+    assert await services.devices.presence.of(light) == PresenceRecord(light, "unknown", None, None, NOW_MS)
 
 
 async def test_a_ping_is_a_sign_of_life(services: Services, light: int, fake_clock: FakeClock) -> None:
     with connected(services, light):
         fake_clock.advance(30)
-        services.presence.touch(light)
-        assert (await services.presence.of(light)).last_seen_on == NOW_MS + 30
+        services.devices.presence.touch(light)
+        assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 30
 
 
 async def test_a_commit_that_comes_after_the_end_does_not_set_the_last_sign_of_life_back(
     services: Services, light: int
 ) -> None:
-    services.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
-    services.router.publish(DeviceWentOffline(light, NOW_MS + 20))
-    services.router.publish(MessagesStored([MessageRow(1, light, 1, NOW_MS + 10, 1, "{}")]))
-    assert (await services.presence.of(light)).last_seen_on == NOW_MS + 20
+    services.core.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
+    services.core.router.publish(DeviceWentOffline(light, NOW_MS + 20))
+    services.core.router.publish(MessagesStored([MessageRow(1, light, 1, NOW_MS + 10, 1, "{}")]))
+    assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 20
 
 
 async def test_a_hand_over_does_not_flap(services: Services, light: int, fake_clock: FakeClock) -> None:
     facts: list[object] = []
-    services.router.subscribe(DeviceWentOnline, facts.append)
-    services.router.subscribe(DeviceWentOffline, facts.append)
+    services.core.router.subscribe(DeviceWentOnline, facts.append)
+    services.core.router.subscribe(DeviceWentOffline, facts.append)
     with connected(services, light):
         fake_clock.advance(500)
         with connected(services, light):
-            assert (await services.presence.of(light)).availability == "online"
+            assert (await services.devices.presence.of(light)).availability == "online"
             assert len(facts) == 1
     assert len(facts) == 2
 
@@ -114,30 +114,30 @@ async def test_it_is_written_every_second_and_counted(
     services: Services, light: int, autojump_clock: MockClock
 ) -> None:
     with connected(services, light):
-        assert services.presence.statistics().unwritten == 1
+        assert services.devices.presence.statistics().unwritten == 1
         await trio.sleep(1.5)
-        assert services.presence.statistics().unwritten == 0
-        assert services.presence.statistics().online == 1
-        stored = await services.database.read(lambda tx: tx.devices.presence(light))
+        assert services.devices.presence.statistics().unwritten == 0
+        assert services.devices.presence.statistics().online == 1
+        stored = await services.core.database.read(lambda tx: tx.devices.presence(light))
         assert stored == PresenceRecord(light, "online", NOW_MS, "MQTT", NOW_MS)
 
 
 async def test_a_graceful_stop_writes_what_is_in_memory(open_again: OpenServices, fake_clock: FakeClock) -> None:
     async with open_again() as services:
-        key = (await build_world(services.database, services.vault)).kitchen
-        await services.devices.find("11" * 16)
+        key = (await build_world(services.core.database, services.core.vault)).kitchen
+        await services.devices.registry.find("11" * 16)
         with connected(services, key):
             fake_clock.advance(7)
     async with open_again() as services:
-        assert await services.presence.of(key) == PresenceRecord(key, "offline", NOW_MS + 7, "MQTT", NOW_MS + 7)
+        assert await services.devices.presence.of(key) == PresenceRecord(key, "offline", NOW_MS + 7, "MQTT", NOW_MS + 7)
 
 
 async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_last_seen(
     open_again: OpenServices, fake_clock: FakeClock
 ) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        await services.database.write(
+        world = await build_world(services.core.database, services.core.vault)
+        await services.core.database.write(
             lambda tx: tx.devices.put_presences(
                 [
                     PresenceRecord(world.kitchen, "online", NOW_MS + 50, "MQTT", NOW_MS + 40, is_connected=True),
@@ -148,7 +148,7 @@ async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_l
         )
     fake_clock.advance(1000)
     async with open_again() as services:
-        kept = [await services.presence.of(key) for key in (world.kitchen, world.hall, world.bobs)]
+        kept = [await services.devices.presence.of(key) for key in (world.kitchen, world.hall, world.bobs)]
     assert kept == [
         PresenceRecord(world.kitchen, "offline", NOW_MS + 40, "MQTT", NOW_MS + 40),
         PresenceRecord(world.hall, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 9),
@@ -163,14 +163,14 @@ async def test_what_changes_during_a_flush_is_not_lost(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        key = (await build_world(services.database, services.vault)).kitchen
-        publish = services.router.publish
+        key = (await build_world(services.core.database, services.core.vault)).kitchen
+        publish = services.core.router.publish
         publish(DeviceWentOnline(key, "WEBSOCKET", NOW_MS))
         if ends_online:
             publish(DeviceWentOffline(key, NOW_MS + 1))
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.presence.flush)
+            nursery.start_soon(services.devices.presence.flush)
             await wait_all_tasks_blocked()
             if ends_online:
                 publish(DeviceWentOnline(key, "MQTT", NOW_MS + 5))
@@ -183,10 +183,10 @@ async def test_what_changes_during_a_flush_is_not_lost(
             if ends_online
             else PresenceRecord(key, "offline", NOW_MS + 5, "WEBSOCKET", NOW_MS + 5)
         )
-        assert await services.presence.of(key) == expected
-        await services.presence.flush()
-        assert await services.presence.of(key) == expected
-        assert await services.database.read(lambda tx: tx.devices.presence(key)) == expected
+        assert await services.devices.presence.of(key) == expected
+        await services.devices.presence.flush()
+        assert await services.devices.presence.of(key) == expected
+        assert await services.core.database.read(lambda tx: tx.devices.presence(key)) == expected
 
 
 async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
@@ -195,9 +195,9 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        key = (await build_world(services.database, services.vault)).kitchen
-        services.router.publish(DeviceWentOnline(key, "MQTT", NOW_MS))
-        services.router.publish(DeviceWentOffline(key, NOW_MS))
+        key = (await build_world(services.core.database, services.core.vault)).kitchen
+        services.core.router.publish(DeviceWentOnline(key, "MQTT", NOW_MS))
+        services.core.router.publish(DeviceWentOffline(key, NOW_MS))
         seen: list[PresenceRecord] = []
 
         async def read(presence: Presence) -> None:
@@ -205,18 +205,18 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, services.presence)
+            nursery.start_soon(read, services.devices.presence)
             await wait_all_tasks_blocked()  # the store was read before the flush, and said nothing
             held = runner.reads
             runner.release_later_reads()
-            await services.presence.flush()
+            await services.devices.presence.flush()
             held.set()
         assert seen == [PresenceRecord(key, "offline", NOW_MS, "MQTT", NOW_MS)]
 
 
 async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: int) -> None:
     with connected(services, light, "WEBSOCKET"), connected(services, light, "MQTT"):
-        assert (await services.presence.of(light)).protocol == "MQTT"
+        assert (await services.devices.presence.of(light)).protocol == "MQTT"
 
 
 # A status that a device is given
@@ -224,7 +224,7 @@ async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services
 
 def told(services: Services) -> list[tuple[int, str, int]]:
     facts: list[tuple[int, str, int]] = []
-    services.router.subscribe(
+    services.core.router.subscribe(
         AvailabilityChanged, lambda fact: facts.append((fact.device, fact.availability, fact.at_ms))
     )
     return facts
@@ -238,23 +238,23 @@ async def test_without_a_connection_whatever_happened_last_decides(
 
     async def shows(availability: str, last_time_online: int | None) -> None:
         if flush:
-            await services.presence.flush()
-        found = await services.presence.of(light)
+            await services.devices.presence.flush()
+        found = await services.devices.presence.of(light)
         assert (found.availability, found.last_time_online) == (availability, last_time_online)
         fake_clock.advance(10)
 
-    await services.presence.set(light, "offline")
+    await services.devices.presence.set(light, "offline")
     await shows("offline", None)
-    await services.presence.set(light, "online")
+    await services.devices.presence.set(light, "online")
     await shows("online", NOW_MS + 10)
     await shows("online", NOW_MS + 20)  # now, for as long as it is online
-    await services.presence.set(light, "unknown")
+    await services.devices.presence.set(light, "unknown")
     await shows("unknown", NOW_MS + 30)
     with connected(services, light):
-        await services.presence.set(light, "unknown")  # it is stored, but the end of the connection comes later
+        await services.devices.presence.set(light, "unknown")  # it is stored, but the end of the connection comes later
         await shows("online", NOW_MS + 40)
     await shows("offline", NOW_MS + 50)
-    await services.presence.set(light, "online")
+    await services.devices.presence.set(light, "online")
     await shows("online", NOW_MS + 60)
     with connected(services, light):
         await shows("online", NOW_MS + 70)
@@ -274,7 +274,7 @@ async def test_without_a_connection_whatever_happened_last_decides(
 async def test_the_same_status_again_is_told_to_nobody(services: Services, light: int) -> None:
     facts = told(services)
     for availability in ("unknown", "online", "online", "offline", "offline"):
-        await services.presence.set(light, availability)
+        await services.devices.presence.set(light, availability)
     assert [availability for _, availability, _ in facts] == ["online", "offline"]
 
 
@@ -287,35 +287,37 @@ async def test_a_hand_over_is_told_to_nobody(services: Services, light: int) -> 
 
 async def test_a_status_that_was_set_outlives_the_daemon(open_again: OpenServices, fake_clock: FakeClock) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        await services.presence.set(world.kitchen, "online")
-        await services.presence.set(world.hall, "unknown")
-        await services.devices.get(world.bobs)
-        await services.presence.set(world.bobs, "online")
+        world = await build_world(services.core.database, services.core.vault)
+        await services.devices.presence.set(world.kitchen, "online")
+        await services.devices.presence.set(world.hall, "unknown")
+        await services.devices.registry.get(world.bobs)
+        await services.devices.presence.set(world.bobs, "online")
         with connected(services, world.bobs):
-            await services.presence.flush()
+            await services.devices.presence.flush()
     fake_clock.advance(9)
     async with open_again() as services:
         facts = told(services)
-        found = [(await services.presence.of(key)).availability for key in (world.kitchen, world.hall, world.bobs)]
+        found = [
+            (await services.devices.presence.of(key)).availability for key in (world.kitchen, world.hall, world.bobs)
+        ]
         assert found == ["online", "unknown", "offline"]
-        await services.devices.get(world.kitchen)
+        await services.devices.registry.get(world.kitchen)
         with connected(services, world.kitchen):
             assert facts == []  # it was online before
 
 
 async def test_a_deleted_device_is_told_of_no_more(services: Services, light: int) -> None:
-    device = await services.devices.get(light)
+    device = await services.devices.registry.get(light)
     with connected(services, light):
         facts = told(services)
-        await services.inventory.delete(device)
+        await services.devices.inventory.delete(device)
     assert facts == []
-    assert services.presence.statistics().online == 0
+    assert services.devices.presence.statistics().online == 0
 
 
 async def test_a_status_is_durable_before_its_answer(services: Services, light: int) -> None:
-    await services.presence.set(light, "online")
-    stored = await services.database.read(lambda tx: tx.devices.presence(light))
+    await services.devices.presence.set(light, "online")
+    stored = await services.core.database.read(lambda tx: tx.devices.presence(light))
     assert stored is not None
     assert (stored.availability, stored.is_connected) == ("online", False)
 
@@ -323,9 +325,9 @@ async def test_a_status_is_durable_before_its_answer(services: Services, light: 
 async def test_setting_and_connecting_at_once_end_in_what_came_last(services: Services, light: int) -> None:
     facts = told(services)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(services.presence.set, light, "offline")
+        nursery.start_soon(services.devices.presence.set, light, "offline")
         await trio.lowlevel.checkpoint()
         with connected(services, light):
             await wait_all_tasks_blocked()
-            assert (await services.presence.of(light)).availability == "online"
+            assert (await services.devices.presence.of(light)).availability == "online"
             assert facts[-1][1] == "online"

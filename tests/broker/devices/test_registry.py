@@ -55,24 +55,24 @@ def change(world: World, **values: Any) -> Callable[[Transaction], None]:
 
 
 async def test_a_device_is_one_object_however_it_is_found(services: Services, world: World) -> None:
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     assert (device.id, device.key, device.owner, device.type_key) == (
         KITCHEN,
         world.kitchen,
         world.ada,
         world.light_type,
     )
-    assert await services.devices.find(KITCHEN) is device
-    assert await services.devices.get(world.kitchen) is device
-    assert services.devices.get_nowait(world.kitchen) is device
-    assert device in await services.devices.owned_by(world.ada)
+    assert await services.devices.registry.find(KITCHEN) is device
+    assert await services.devices.registry.get(world.kitchen) is device
+    assert services.devices.registry.get_nowait(world.kitchen) is device
+    assert device in await services.devices.registry.owned_by(world.ada)
 
 
 async def test_a_device_that_many_look_for_at_once_is_one_object(services: Services, world: World) -> None:
     found: list[Device] = []
 
     async def find() -> None:
-        found.append(await services.devices.find(KITCHEN))
+        found.append(await services.devices.registry.find(KITCHEN))
 
     async with trio.open_nursery() as nursery:
         for _ in range(10):
@@ -83,50 +83,50 @@ async def test_a_device_that_many_look_for_at_once_is_one_object(services: Servi
 @pytest.mark.parametrize("device_id", ["", "00" * 16, KITCHEN[:-1], f" {KITCHEN}", f"{KITCHEN} ", "1", "'"])
 async def test_ids_are_compared_exactly(services: Services, world: World, device_id: str) -> None:
     with pytest.raises(DeviceNotFound) as caught:
-        await services.devices.find(device_id)
+        await services.devices.registry.find(device_id)
     assert caught.value.device_id == device_id
 
 
 async def test_a_key_that_is_unknown_is_not_found(services: Services, world: World) -> None:
-    assert services.devices.get_nowait(999) is None
+    assert services.devices.registry.get_nowait(999) is None
     with pytest.raises(DeviceNotFound):
-        await services.devices.get(999)
+        await services.devices.registry.get(999)
 
 
 async def test_the_devices_of_an_owner(services: Services, world: World) -> None:
-    assert {device.id for device in await services.devices.owned_by(world.ada)} == {KITCHEN, HALL}
-    assert {device.id for device in await services.devices.owned_by(world.bob)} == {BOBS}
-    assert await services.devices.owned_by(999) == []
+    assert {device.id for device in await services.devices.registry.owned_by(world.ada)} == {KITCHEN, HALL}
+    assert {device.id for device in await services.devices.registry.owned_by(world.bob)} == {BOBS}
+    assert await services.devices.registry.owned_by(999) == []
 
 
 async def test_devices_that_nobody_holds_are_let_go_after_a_while(
     services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_RECENT", 1)
-    held = await services.devices.find(KITCHEN)
-    await services.devices.find(HALL)
-    await services.devices.find(BOBS)
+    held = await services.devices.registry.find(KITCHEN)
+    await services.devices.registry.find(HALL)
+    await services.devices.registry.find(BOBS)
     gc.collect()
-    assert services.devices.get_nowait(world.kitchen) is held
-    assert services.devices.get_nowait(world.hall) is None
-    assert await services.devices.find(KITCHEN) is held
-    assert (await services.devices.find(HALL)).id == HALL
+    assert services.devices.registry.get_nowait(world.kitchen) is held
+    assert services.devices.registry.get_nowait(world.hall) is None
+    assert await services.devices.registry.find(KITCHEN) is held
+    assert (await services.devices.registry.find(HALL)).id == HALL
 
 
 async def test_a_change_reaches_everyone_who_holds_the_device_and_is_told_once(
     services: Services, world: World
 ) -> None:
     facts: list[DeviceChanged] = []
-    services.router.subscribe(DeviceChanged, facts.append)
-    device = await services.devices.find(KITCHEN)
-    await services.devices.find(HALL)
-    await services.database.write(change(world, enabled=False, name="Dark"))
+    services.core.router.subscribe(DeviceChanged, facts.append)
+    device = await services.devices.registry.find(KITCHEN)
+    await services.devices.registry.find(HALL)
+    await services.core.database.write(change(world, enabled=False, name="Dark"))
     assert device.enabled
-    await services.devices.reload()
+    await services.devices.registry.reload()
     assert not device.enabled
     assert device.record.name == "Dark"
     assert facts == [DeviceChanged(world.kitchen)]
-    await services.devices.reload()
+    await services.devices.registry.reload()
     assert len(facts) == 1
 
 
@@ -136,18 +136,18 @@ async def test_a_device_that_is_loaded_while_it_changes_is_not_remembered_as_it_
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
+        world = await build_world(services.core.database, services.core.vault)
         found: list[Device] = []
 
         async def find() -> None:
-            found.append(await services.devices.find(KITCHEN))
+            found.append(await services.devices.registry.find(KITCHEN))
 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
             await wait_all_tasks_blocked()  # the record was read, and is about to become old
-            await services.database.write(change(world, enabled=False))
-            await services.devices.reload()
+            await services.core.database.write(change(world, enabled=False))
+            await services.devices.registry.reload()
             runner.reads.set()
         assert not found[0].enabled
 
@@ -158,16 +158,16 @@ async def test_reading_all_devices_again_does_not_undo_what_changes_meanwhile(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.find(KITCHEN)
-        await services.database.write(change(world, name="Provisioned"))
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.find(KITCHEN)
+        await services.core.database.write(change(world, name="Provisioned"))
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.devices.reload)
+            nursery.start_soon(services.devices.registry.reload)
             await wait_all_tasks_blocked()  # the record was read, and is about to become old
             held = runner.reads
             runner.release_later_reads()
-            await services.inventory.change(kitchen, DeviceChanges(enabled=False))
+            await services.devices.inventory.change(kitchen, DeviceChanges(enabled=False))
             assert not kitchen.enabled
             held.set()
         assert (kitchen.record.name, kitchen.enabled) == ("Provisioned", False)
@@ -183,16 +183,16 @@ async def test_a_device_follows_the_latest_approved_manifest_or_stays_with_its_o
         document = json.dumps(LIGHT_MANIFEST)
         return lambda tx: tx.device_types.add_manifest(ManifestRecord(world.light_type, version, document, approved, 1))
 
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     assert device.manifest.version == 1
-    await services.database.write(add(3, approved=True))
-    await services.database.write(add(4, approved=False))
-    await services.device_types.reload()
+    await services.core.database.write(add(3, approved=True))
+    await services.core.database.write(add(4, approved=False))
+    await services.device_types.catalog.reload()
     assert device.manifest.version == 3
 
     for pinned, used in ((1, 1), (3, 3), (4, 3), (2, 3)):
-        await services.database.write(change(world, manifest_version=pinned, manifest_version_policy="DEVICE"))
-        await services.devices.reload()
+        await services.core.database.write(change(world, manifest_version=pinned, manifest_version_policy="DEVICE"))
+        await services.devices.registry.reload()
         assert device.manifest.version == used
 
 
@@ -200,8 +200,8 @@ async def test_a_device_follows_the_latest_approved_manifest_or_stays_with_its_o
 
 
 async def test_a_device_proves_itself_with_its_own_token(services: Services, world: World) -> None:
-    device, caller = await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
-    assert device is await services.devices.find(KITCHEN)
+    device, caller = await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
+    assert device is await services.devices.registry.find(KITCHEN)
     assert (caller.device, caller.device_id, caller.token) == (world.kitchen, KITCHEN, token_hash(KITCHEN_TOKEN))
     assert caller.expires_on is None
 
@@ -224,13 +224,13 @@ async def test_credentials_that_are_refused(
     services: Services, world: World, device_id: str, token: str, refusal: type[Exception]
 ) -> None:
     with pytest.raises(refusal):
-        await services.devices.authenticate(device_id, token)
+        await services.devices.registry.authenticate(device_id, token)
 
 
 async def test_a_disabled_device_is_not_let_in(services: Services, world: World) -> None:
-    await services.database.write(change(world, enabled=False))
+    await services.core.database.write(change(world, enabled=False))
     with pytest.raises(SourceDeviceDisabled):
-        await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+        await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
 
 
 async def test_a_token_that_is_revoked_while_the_device_is_loaded_is_refused(
@@ -239,17 +239,17 @@ async def test_a_token_that_is_revoked_while_the_device_is_loaded_is_refused(
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        await build_world(services.database, services.vault)
-        await services.tokens.caller(KITCHEN_TOKEN)
+        await build_world(services.core.database, services.core.vault)
+        await services.accounts.tokens.caller(KITCHEN_TOKEN)
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
 
             async def authenticate() -> None:
                 with pytest.raises(Unauthorized):
-                    await services.devices.authenticate(KITCHEN, KITCHEN_TOKEN)
+                    await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
 
             nursery.start_soon(authenticate)
             await wait_all_tasks_blocked()
-            await services.database.write(lambda tx: tx.connection.execute("DELETE FROM device_token"))
-            services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+            await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM device_token"))
+            services.core.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
             runner.reads.set()

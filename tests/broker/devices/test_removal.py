@@ -29,15 +29,15 @@ def left(tx: Transaction, device: int) -> dict[str, int]:
 
 async def fill(services: Services) -> None:
     """Both of Ada's lights have something everywhere."""
-    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
+    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
     for device, other in ((kitchen, hall), (hall, kitchen)):
         for ts in range(25):
-            services.ingest.submit(device, b'{"state":true,"intensity":1}', ts * 60_000)
-            services.ingest.submit_action(other, device, b'{"actions":[{"name":"setOn"}]}', ts)
-        await services.presence.set(device.key, "online")
-        await services.shares.offer(device, email="bob@example.org")
-    await services.ingest.wait_committed()
-    await services.folder.flush()
+            services.messages.ingest.submit(device, b'{"state":true,"intensity":1}', ts * 60_000)
+            services.messages.ingest.submit_action(other, device, b'{"actions":[{"name":"setOn"}]}', ts)
+        await services.devices.presence.set(device.key, "online")
+        await services.devices.shares.offer(device, email="bob@example.org")
+    await services.messages.ingest.wait_committed()
+    await services.messages.folder.flush()
 
 
 @pytest.mark.parametrize("step_rows", [7, 1_000])
@@ -46,26 +46,28 @@ async def test_everything_goes_when_its_time_is_over_and_nothing_of_others(
 ) -> None:
     monkeypatch.setattr(removal, "_STEP_ROWS", step_rows)
     await fill(services)
-    kitchen = await services.devices.find(KITCHEN)
-    services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')  # no index knows of it yet
-    await services.ingest.wait_committed()
-    before = await services.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
+    kitchen = await services.devices.registry.find(KITCHEN)
+    services.messages.ingest.submit_action(
+        kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}'
+    )  # no index knows of it yet
+    await services.messages.ingest.wait_committed()
+    before = await services.core.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert all(before[0].values())
-    await services.inventory.delete(kitchen)
+    await services.devices.inventory.delete(kitchen)
     fake_clock.advance(KEPT_MS)
-    await services.removal.sweep()
-    assert services.removal.statistics().removed_devices == 0
-    assert await services.devices.id_of(world.kitchen) == KITCHEN
+    await services.devices.removal.sweep()
+    assert services.devices.removal.statistics().removed_devices == 0
+    assert await services.devices.registry.id_of(world.kitchen) == KITCHEN
 
     fake_clock.advance(1)
-    await services.removal.sweep()
-    after = await services.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
+    await services.devices.removal.sweep()
+    after = await services.core.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert after == (dict.fromkeys(ROWS, 0), before[1])
-    assert services.removal.statistics().removed_devices == 1
-    assert await services.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
+    assert services.devices.removal.statistics().removed_devices == 1
+    assert await services.core.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
     # Actions that it sent to others are theirs; they say no longer whom they came from.
-    hall = await services.devices.find(HALL)
-    page = await services.history.search_actions([hall], start_ms=0, end_ms=100)
+    hall = await services.devices.registry.find(HALL)
+    page = await services.messages.history.search_actions([hall], start_ms=0, end_ms=100)
     assert {action.sdid for action in page.messages} == {HALL}
     assert len(page.messages) == 25
 
@@ -73,18 +75,18 @@ async def test_everything_goes_when_its_time_is_over_and_nothing_of_others(
 async def test_a_new_device_is_never_taken_for_one_that_was_removed(
     services: Services, world: World, fake_clock: FakeClock
 ) -> None:
-    light = (await services.devices.find(KITCHEN)).type
-    last = await services.inventory.create(NewDevice(owner=world.ada, type=light))
-    hall = await services.devices.find(HALL)
-    services.ingest.submit_action(last, hall, b'{"actions":[{"name":"setOn"}]}', 7)
-    await services.ingest.wait_committed()
-    await services.inventory.delete(last)
+    light = (await services.devices.registry.find(KITCHEN)).type
+    last = await services.devices.inventory.create(NewDevice(owner=world.ada, type=light))
+    hall = await services.devices.registry.find(HALL)
+    services.messages.ingest.submit_action(last, hall, b'{"actions":[{"name":"setOn"}]}', 7)
+    await services.messages.ingest.wait_committed()
+    await services.devices.inventory.delete(last)
     fake_clock.advance(KEPT_MS + 1)
-    await services.removal.sweep()
+    await services.devices.removal.sweep()
 
-    new = await services.inventory.create(NewDevice(owner=world.bob, type=light))
+    new = await services.devices.inventory.create(NewDevice(owner=world.bob, type=light))
     assert new.key > last.key
-    page = await services.history.search_actions([hall], start_ms=0, end_ms=100)
+    page = await services.messages.history.search_actions([hall], start_ms=0, end_ms=100)
     assert [action.sdid for action in page.messages] == [HALL]
 
 
@@ -92,21 +94,21 @@ async def test_a_device_that_was_restored_meanwhile_is_left_alone(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(services)
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     fake_clock.advance(KEPT_MS + 1)
     before_ms = fake_clock() - KEPT_MS
-    await services.database.write(lambda tx: tx.devices.set_deleted(world.kitchen, None))
-    done = await services.database.write(
+    await services.core.database.write(lambda tx: tx.devices.set_deleted(world.kitchen, None))
+    done = await services.core.database.write(
         lambda tx: tx.removal.remove_some(world.kitchen, before_ms=before_ms, limit=1_000)
     )
     assert done
-    assert (await services.database.read(lambda tx: left(tx, world.kitchen)))["message"] == 25
+    assert (await services.core.database.read(lambda tx: left(tx, world.kitchen)))["message"] == 25
 
 
 async def test_the_worker_looks_every_hour(
     services: Services, world: World, fake_clock: FakeClock, autojump_clock: MockClock
 ) -> None:
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     fake_clock.advance(KEPT_MS + 1)
     await trio.sleep(removal.SWEEP_SECONDS + 1)
-    assert services.removal.statistics().removed_devices == 1
+    assert services.devices.removal.statistics().removed_devices == 1

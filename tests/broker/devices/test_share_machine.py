@@ -58,30 +58,30 @@ class Model:
 
 
 async def follow(services: Services, steps: list[str]) -> None:
-    world = await build_world(services.database, services.vault)
-    device = await services.devices.find(KITCHEN)
-    reach = await services.permissions.reach(await services.tokens.caller(BOB_TOKEN))
+    world = await build_world(services.core.database, services.core.vault)
+    device = await services.devices.registry.find(KITCHEN)
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller(BOB_TOKEN))
     told: list[SharesChanged] = []
-    services.router.subscribe(SharesChanged, told.append)
+    services.core.router.subscribe(SharesChanged, told.append)
     model, share = Model(), ShareRecord("ff" * 16, device.key, "", None, "PENDING", 0)
     for step in steps:
         if step == "delete":
-            await services.inventory.delete(device)
+            await services.devices.inventory.delete(device)
             assert not reach.allows(device, Permission.READ)
             return
         refusal = model.expects(step)
         try:
             match step:
                 case "offer":
-                    share = await services.shares.offer(device, email="bob@example.org")
+                    share = await services.devices.shares.offer(device, email="bob@example.org")
                 case "accept":
-                    share = await services.shares.answer(share.id, world.bob, ShareStatus.ACCEPTED)
+                    share = await services.devices.shares.answer(share.id, world.bob, ShareStatus.ACCEPTED)
                 case "reject":
-                    share = await services.shares.answer(share.id, world.bob, ShareStatus.REJECTED)
+                    share = await services.devices.shares.answer(share.id, world.bob, ShareStatus.REJECTED)
                 case "stranger":
-                    await services.shares.answer(share.id, world.ada, ShareStatus.ACCEPTED)
+                    await services.devices.shares.answer(share.id, world.ada, ShareStatus.ACCEPTED)
                 case "owner removes":
-                    await services.shares.remove(share.id)
+                    await services.devices.shares.remove(share.id)
         except DomainError as error:
             assert type(error) is refusal, step  # noqa: PT017 - refusals are what is tested
         else:
@@ -89,7 +89,7 @@ async def follow(services: Services, steps: list[str]) -> None:
         accepted = model.status is ShareStatus.ACCEPTED
         assert reach.allows(device, Permission.READ) is reach.allows(device, Permission.WRITE) is accepted
         assert not reach.allows(device, Permission.MANAGE)
-        assert device.record == await services.database.read(lambda tx: tx.devices.device(device.key))
+        assert device.record == await services.core.database.read(lambda tx: tx.devices.device(device.key))
         assert len(told) == model.told
 
 

@@ -24,18 +24,18 @@ async def sign_up(services: Services) -> UserRecord:
             "e5" * 16, email=ADDRESS, name="eve", full_name="Eve", password_hash=None, now_ms=1, email_verified=False
         )
 
-    return await services.database.write(work)
+    return await services.core.database.write(work)
 
 
 async def share(services: Services) -> ShareRecord:
-    return await services.shares.offer(await services.devices.find(BOBS), email=ADDRESS)
+    return await services.devices.shares.offer(await services.devices.registry.find(BOBS), email=ADDRESS)
 
 
 async def mailed_code(services: Services) -> str:
-    record = await services.database.read(lambda tx: tx.mails.next())
+    record = await services.core.database.read(lambda tx: tx.mails.next())
     assert record is not None
     assert record.content is not None
-    found = re.search(r"code=(\w+)", json.loads(services.vault.open(record.content))[1])
+    found = re.search(r"code=(\w+)", json.loads(services.core.vault.open(record.content))[1])
     assert found is not None
     return found[1]
 
@@ -47,22 +47,22 @@ async def test_who_signed_up_with_the_address_sees_and_accepts_nothing(
     eve = await sign_up(services) if is_there_before else None
     offered = await share(services)
     eve = eve or await sign_up(services)
-    assert await services.shares.offered_to(eve, EVERY, offset=0, count=10) == ([], 0)
-    assert not await services.shares.is_for(eve.key, offered)
+    assert await services.devices.shares.offered_to(eve, EVERY, offset=0, count=10) == ([], 0)
+    assert not await services.devices.shares.is_for(eve.key, offered)
     for code in ("", "f" * 32):
         with pytest.raises(PermissionDenied):
-            await services.shares.answer(offered.id, eve.key, ShareStatus.ACCEPTED, code=code)
-    assert (await services.devices.find(BOBS)).shared_with == frozenset()
+            await services.devices.shares.answer(offered.id, eve.key, ShareStatus.ACCEPTED, code=code)
+    assert (await services.devices.registry.find(BOBS)).shared_with == frozenset()
 
 
 async def test_the_mailed_code_proves_the_address_once_and_for_all(services: Services, world: World) -> None:
     eve = await sign_up(services)
     offered = await share(services)
     code = await mailed_code(services)
-    assert await services.shares.is_for(eve.key, offered, code=code)
-    await services.shares.answer(offered.id, eve.key, ShareStatus.ACCEPTED, code=code)
-    assert (await services.devices.find(BOBS)).shared_with == {eve.key}
-    proved = await services.database.read(lambda tx: tx.accounts.user(eve.key))
+    assert await services.devices.shares.is_for(eve.key, offered, code=code)
+    await services.devices.shares.answer(offered.id, eve.key, ShareStatus.ACCEPTED, code=code)
+    assert (await services.devices.registry.find(BOBS)).shared_with == {eve.key}
+    proved = await services.core.database.read(lambda tx: tx.accounts.user(eve.key))
     assert proved is not None
     assert proved.email_verified_on is not None
 
@@ -70,6 +70,6 @@ async def test_the_mailed_code_proves_the_address_once_and_for_all(services: Ser
 async def test_somebody_elses_code_is_of_no_use(services: Services, world: World) -> None:
     eve = await sign_up(services)
     offered = await share(services)
-    await services.shares.offer(await services.devices.find(BOBS), email="ada@example.org")
-    assert not await services.shares.is_for(world.ada, offered, code=await mailed_code(services))
-    assert not await services.shares.is_for(eve.key, offered, code="")
+    await services.devices.shares.offer(await services.devices.registry.find(BOBS), email="ada@example.org")
+    assert not await services.devices.shares.is_for(world.ada, offered, code=await mailed_code(services))
+    assert not await services.devices.shares.is_for(eve.key, offered, code="")

@@ -46,17 +46,17 @@ Entries = dict[str, bytes]
 
 @pytest.fixture
 async def ada(services: Services, world: World) -> Caller:
-    return await services.tokens.caller(ADA_TOKEN)
+    return await services.accounts.tokens.caller(ADA_TOKEN)
 
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    return await services.devices.get(world.kitchen)
+    return await services.devices.registry.get(world.kitchen)
 
 
 @pytest.fixture
 async def hall(services: Services, world: World) -> Device:
-    return await services.devices.get(world.hall)
+    return await services.devices.registry.get(world.hall)
 
 
 def asking(
@@ -74,28 +74,28 @@ def asking(
 
 async def send(services: Services, *messages: tuple[Device, int, Mapping[str, object]]) -> None:
     for device, ts, data in messages:
-        services.ingest.submit(device, msgspec.json.encode(data), ts)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(device, msgspec.json.encode(data), ts)
+    await services.messages.ingest.wait_committed()
 
 
 async def finished(services: Services, caller: Caller, export_id: str) -> Export:
     """When the worker is done with it. The caller's test runs on the mock clock."""
     while True:
-        export = await services.exports.find(caller, export_id)
+        export = await services.export.find(caller, export_id)
         if export.status not in {ExportStatus.RECEIVED, ExportStatus.IN_PROGRESS}:
             return export
         await trio.lowlevel.checkpoint()
 
 
 async def exported(services: Services, caller: Caller, request: ExportRequest) -> Entries:
-    export_id = await services.exports.create(caller, request)
+    export_id = await services.export.create(caller, request)
     export = await finished(services, caller, export_id)
     assert export.status is ExportStatus.SUCCESS
-    _, path = await services.exports.result(caller, export_id)
+    _, path = await services.export.result(caller, export_id)
     content = path.read_bytes()
     assert export.record.file_size == len(content)
     assert export.record.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest()
-    assert export.record.expires_on == services.clock.now_ms() + DAY_MS
+    assert export.record.expires_on == services.core.clock.now_ms() + DAY_MS
     return entries(content)
 
 
@@ -125,7 +125,7 @@ async def test_an_entry_holds_what_a_search_answers(services: Services, ada: Cal
         services, (kitchen, NOW_MS - 2, {"text": 'a "quoted", ü\n'}), (kitchen, NOW_MS - 1, {"temperature": 1.5})
     )
     found = await exported(services, ada, asking(sdids=KITCHEN))
-    page = await services.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
+    page = await services.messages.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
     expected = b",".join(map(message_entry, page.messages))
     assert found == {f"{KITCHEN}-{NOW_MS - 2}.json": b'{"size":2,"data":[' + expected + b"]}"}
 
@@ -138,7 +138,7 @@ async def test_csv(services: Services, ada: Caller, kitchen: Device) -> None:
     assert b"\r" not in content
     lines = list(csv.reader(io.StringIO(content.decode(), newline="")))
     assert lines[0] == ["mid", "sdid", "sdtid", "uid", "ts", "cts", "mv", "data"]
-    page = await services.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
+    page = await services.messages.history.search([kitchen], start_ms=0, end_ms=NOW_MS)
     assert lines[1:] == [
         [one.mid, one.sdid, one.sdtid, one.uid, str(one.ts), str(one.cts), str(one.mv), one.data]
         for one in page.messages
@@ -193,8 +193,8 @@ async def test_an_empty_result_is_one_empty_entry(
 
 async def test_a_new_entry_starts_after_10000_messages(services: Services, ada: Caller, kitchen: Device) -> None:
     for number in range(20_002):
-        services.ingest.submit(kitchen, b'{"state":true}', START + number // 15_000)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(kitchen, b'{"state":true}', START + number // 15_000)
+    await services.messages.ingest.wait_committed()
     found = stamps(await exported(services, ada, asking(sdids=KITCHEN)))
     # The first ten thousand messages, and some more, are of one moment: no entry hides another.
     assert {name: len(one) for name, one in found.items()} == {
@@ -206,8 +206,8 @@ async def test_a_new_entry_starts_after_10000_messages(services: Services, ada: 
 
 async def test_actions_and_what_came_later_are_not_exported(services: Services, ada: Caller, kitchen: Device) -> None:
     await send(services, (kitchen, START, {"state": True}))
-    services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')
-    export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
+    services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')
+    export_id = await services.export.create(ada, asking(sdids=KITCHEN))
     await send(services, (kitchen, START + 1, {"state": True}))
     export = await finished(services, ada, export_id)
     assert export.record.total_messages == 1
@@ -225,21 +225,21 @@ async def test_a_device_that_is_deleted_meanwhile_is_left_out(
     expected: dict[str, list[int]],
 ) -> None:
     await send(services, (kitchen, START, {"state": True}), (hall, START + 1, {"state": True}))
-    export_id = await services.exports.create(ada, asking(uids=ADA))
+    export_id = await services.export.create(ada, asking(uids=ADA))
     listed = ", ".join(f"'{id_}'" for id_ in deleted)
     delete = f"UPDATE device SET deleted_on = 1 WHERE id IN ({listed})"  # noqa: S608 - ours
-    await services.database.write(lambda tx: tx.connection.execute(delete))
+    await services.core.database.write(lambda tx: tx.connection.execute(delete))
     assert (await finished(services, ada, export_id)).record.total_messages == sum(map(len, expected.values()))
-    _, path = await services.exports.result(ada, export_id)
+    _, path = await services.export.result(ada, export_id)
     assert stamps(entries(path.read_bytes())) == expected
 
 
 async def test_an_application_exports_what_it_was_granted(services: Services, ada: Caller, kitchen: Device) -> None:
-    application = await services.tokens.caller(APPLICATION_TOKEN)
+    application = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     await send(services, (kitchen, START, {"state": True}))
     assert list(await exported(services, application, asking(uids=ADA))) == [f"{ADA}-{START}.json"]
-    assert await services.exports.history(ada, trial=None, offset=0, count=9) == ([], 0)
-    assert (await services.exports.history(application, trial=None, offset=0, count=9))[1] == 1
+    assert await services.export.history(ada, trial=None, offset=0, count=9) == ([], 0)
+    assert (await services.export.history(application, trial=None, offset=0, count=9))[1] == 1
 
 
 # What is refused
@@ -263,9 +263,9 @@ async def test_an_application_exports_what_it_was_granted(services: Services, ad
 )
 async def test_refused(services: Services, ada: Caller, request_: ExportRequest, finding: tuple[str, str]) -> None:
     with pytest.raises(ValidationFailed) as error:
-        await services.exports.create(ada, request_)
+        await services.export.create(ada, request_)
     assert [(one.field, *one.messages) for one in error.value.findings] == [finding]
-    assert await services.exports.history(ada, trial=None, offset=0, count=9) == ([], 0)
+    assert await services.export.history(ada, trial=None, offset=0, count=9) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -281,16 +281,16 @@ async def test_refused(services: Services, ada: Caller, request_: ExportRequest,
 )
 async def test_rights(services: Services, ada: Caller, lists: dict[str, Any], refusal: type[Exception]) -> None:
     with pytest.raises(refusal):
-        await services.exports.create(ada, asking(**lists))
+        await services.export.create(ada, asking(**lists))
 
 
 async def test_nobody_else_sees_an_export(services: Services, ada: Caller) -> None:
-    export_id = await services.exports.create(ada, asking(uids=ADA))
+    export_id = await services.export.create(ada, asking(uids=ADA))
     for token in (BOB_TOKEN, APPLICATION_TOKEN):
         with pytest.raises(PermissionDenied):
-            await services.exports.find(await services.tokens.caller(token), export_id)
+            await services.export.find(await services.accounts.tokens.caller(token), export_id)
     with pytest.raises(NotFound):
-        await services.exports.find(ada, "ff" * 16)
+        await services.export.find(ada, "ff" * 16)
 
 
 # Its states
@@ -311,23 +311,23 @@ def test_the_table_of_states() -> None:
 async def test_from_success_to_served_to_expired(
     services: Services, ada: Caller, fake_clock: FakeClock, settings: object
 ) -> None:
-    export_id = await services.exports.create(ada, asking(uids=ADA))
+    export_id = await services.export.create(ada, asking(uids=ADA))
     with pytest.raises(Conflict, match="Export is not ready"):
-        await services.exports.result(ada, export_id)
+        await services.export.result(ada, export_id)
     await finished(services, ada, export_id)
-    _, path = await services.exports.result(ada, export_id)
-    await services.exports.served(export_id)
-    await services.exports.served(export_id)
-    assert (await services.exports.result(ada, export_id))[0].status is ExportStatus.SERVED
+    _, path = await services.export.result(ada, export_id)
+    await services.export.served(export_id)
+    await services.export.served(export_id)
+    assert (await services.export.result(ada, export_id))[0].status is ExportStatus.SERVED
     fake_clock.advance(DAY_MS - 1)
-    await services.exports.expire()
-    assert (await services.exports.result(ada, export_id))[0].status is ExportStatus.SERVED
+    await services.export.expire()
+    assert (await services.export.result(ada, export_id))[0].status is ExportStatus.SERVED
     fake_clock.advance(1)
     for _ in range(2):  # before and after the worker has come to it
         with pytest.raises(Gone):
-            await services.exports.result(ada, export_id)
-        assert (await services.exports.find(ada, export_id)).status is ExportStatus.EXPIRED
-        await services.exports.expire()
+            await services.export.result(ada, export_id)
+        assert (await services.export.find(ada, export_id)).status is ExportStatus.EXPIRED
+        await services.export.expire()
     assert not path.exists()
 
 
@@ -335,29 +335,29 @@ async def test_a_disk_that_cannot_be_written_is_a_failure_and_does_not_stop_the_
     services: Services, ada: Caller, settings: object, tmp_path: Path
 ) -> None:
     (tmp_path / "exports").write_text("not a folder", encoding="utf-8")
-    export_id = await services.exports.create(ada, asking(uids=ADA))
+    export_id = await services.export.create(ada, asking(uids=ADA))
     assert (await finished(services, ada, export_id)).status is ExportStatus.FAILURE
     with pytest.raises(Conflict, match="Export failed"):
-        await services.exports.result(ada, export_id)
+        await services.export.result(ada, export_id)
     (tmp_path / "exports").unlink()
     assert await exported(services, ada, asking(uids=ADA)) == {f"{ADA}-0.json": b'{"size":0,"data":[]}'}
-    assert services.exports.statistics().failed == 1
+    assert services.export.statistics().failed == 1
 
 
 async def test_history_is_newest_first(services: Services, ada: Caller) -> None:
-    ids = [await services.exports.create(ada, asking(uids=ADA)) for _ in range(3)]
+    ids = [await services.export.create(ada, asking(uids=ADA)) for _ in range(3)]
     for export_id in ids:
         await finished(services, ada, export_id)
-    found, total = await services.exports.history(ada, trial=None, offset=1, count=1)
+    found, total = await services.export.history(ada, trial=None, offset=1, count=1)
     assert ([one.record.id for one in found], total) == ([ids[1]], 3)
-    assert await services.exports.history(ada, trial="ff" * 16, offset=0, count=9) == ([], 0)
+    assert await services.export.history(ada, trial="ff" * 16, offset=0, count=9) == ([], 0)
 
 
 async def test_a_mail_is_queued_with_success(services: Services, ada: Caller) -> None:
     for url in ("https://app.example.org/done", None):
-        export_id = await services.exports.create(ada, asking(uids=ADA, url=url))
+        export_id = await services.export.create(ada, asking(uids=ADA, url=url))
         await finished(services, ada, export_id)
-    waiting = await services.database.read(lambda tx: tx.mails.waiting())
+    waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
     assert [(mail.kind, mail.recipient) for mail in waiting] == [("export_finished", "ada@example.org")] * 2
 
 
@@ -368,21 +368,21 @@ async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_p
     export_id = ""
     total = 30_005
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
         for number in range(total):
-            services.ingest.submit(kitchen, b'{"intensity":%d}' % number, START + number)
-        await services.ingest.wait_committed()
-        ada = await services.tokens.caller(ADA_TOKEN)
-        export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
-        while not 0 < (await services.exports.find(ada, export_id)).record.total_messages < total:
+            services.messages.ingest.submit(kitchen, b'{"intensity":%d}' % number, START + number)
+        await services.messages.ingest.wait_committed()
+        ada = await services.accounts.tokens.caller(ADA_TOKEN)
+        export_id = await services.export.create(ada, asking(sdids=KITCHEN))
+        while not 0 < (await services.export.find(ada, export_id)).record.total_messages < total:
             await trio.lowlevel.checkpoint()
     half = (tmp_path / "exports" / f"{export_id}.tgz").stat().st_size
     with (tmp_path / "exports" / f"{export_id}.tgz").open("ab") as file:
         file.write(b"what was written behind the last checkpoint")
     async with open_again() as services:
-        ada = await services.tokens.caller(ADA_TOKEN)
-        resumed = await services.exports.find(ada, export_id)
+        ada = await services.accounts.tokens.caller(ADA_TOKEN)
+        resumed = await services.export.find(ada, export_id)
         assert resumed.status is ExportStatus.IN_PROGRESS
         assert 0 < (resumed.progress or 0) < 100
         done = await finished(services, ada, export_id)
@@ -397,18 +397,18 @@ async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_p
 
 async def test_an_export_whose_beginning_is_lost_begins_again(open_again: OpenServices, tmp_path: Path) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
         await send(services, (kitchen, START, {"state": True}))
-        ada = await services.tokens.caller(ADA_TOKEN)
-        export_id = await services.exports.create(ada, asking(sdids=KITCHEN))
+        ada = await services.accounts.tokens.caller(ADA_TOKEN)
+        export_id = await services.export.create(ada, asking(sdids=KITCHEN))
         done = await finished(services, ada, export_id)
         behind = replace(done.record, status="InProgress", md5=None, file_size=None, expires_on=None)
-        await services.database.write(lambda tx: tx.exports.put(behind))
+        await services.core.database.write(lambda tx: tx.exports.put(behind))
     path = tmp_path / "exports" / f"{export_id}.tgz"
     path.unlink()
     async with open_again() as services:
-        ada = await services.tokens.caller(ADA_TOKEN)
+        ada = await services.accounts.tokens.caller(ADA_TOKEN)
         again = await finished(services, ada, export_id)
         assert (again.status, again.record.total_messages) == (ExportStatus.SUCCESS, 1)
         assert stamps(entries(path.read_bytes())) == {f"{KITCHEN}-{START}.json": [START]}
@@ -417,7 +417,7 @@ async def test_an_export_whose_beginning_is_lost_begins_again(open_again: OpenSe
 async def test_what_expires_while_the_daemon_runs_is_removed(
     services: Services, ada: Caller, fake_clock: FakeClock, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    export_id = await services.exports.create(ada, asking(uids=ADA))
+    export_id = await services.export.create(ada, asking(uids=ADA))
     await finished(services, ada, export_id)
     fake_clock.advance(DAY_MS + HOUR_MS)
     await trio.sleep(61)

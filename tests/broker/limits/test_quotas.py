@@ -44,12 +44,12 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    return await services.devices.get(world.kitchen)
+    return await services.devices.registry.get(world.kitchen)
 
 
 @pytest.fixture
 async def hall(services: Services, world: World) -> Device:
-    return await services.devices.get(world.hall)
+    return await services.devices.registry.get(world.hall)
 
 
 async def allow(services: Services, monthly: int) -> None:
@@ -60,12 +60,12 @@ async def allow(services: Services, monthly: int) -> None:
         assert acme is not None
         tx.accounts.change_organization(acme.key, name=acme.name, monthly_messages=monthly)
 
-    await services.database.write(change)
-    await services.quotas.reload()
+    await services.core.database.write(change)
+    await services.limits.quotas.reload()
 
 
 def used(services: Services, device: Device) -> int:
-    return services.quotas.standing(device).organization.used
+    return services.limits.quotas.standing(device).organization.used
 
 
 class Channel:
@@ -76,7 +76,7 @@ class Channel:
         self._takes = takes
         self._link = ExitStack()
         self._link.enter_context(
-            services.connections.connect(
+            services.routing.connections.connect(
                 device, protocol="MQTT", token=b"", exclusive=True, deliver=self._deliver, close=lambda _reason: None
             )
         )
@@ -97,17 +97,17 @@ def test_a_unit_is_every_started_1024_bytes(size: int, units: int) -> None:
 
 async def test_what_enters_the_pipeline_counts(services: Services, kitchen: Device, hall: Device) -> None:
     await allow(services, 100_000)
-    services.ingest.submit(kitchen, MESSAGE)
-    services.ingest.submit(kitchen, b'{"unknown":1}')  # nothing remains of it, yet it was taken
-    services.ingest.submit_action(hall, kitchen, ACTION)
-    await services.ingest.wait_committed()
-    assert services.quotas.standing(kitchen).organization == Usage(3, 100_000, OCTOBER, NOVEMBER)
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, b'{"unknown":1}')  # nothing remains of it, yet it was taken
+    services.messages.ingest.submit_action(hall, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
+    assert services.limits.quotas.standing(kitchen).organization == Usage(3, 100_000, OCTOBER, NOVEMBER)
 
 
 async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Device) -> None:
     """A device whose Manifest has a transform may send one (8.5); it is kept as a failed message."""
     await allow(services, 100_000)
-    services.quotas.charge_message(kitchen, 0, NOW_MS)
+    services.limits.quotas.charge_message(kitchen, 0, NOW_MS)
     assert used(services, kitchen) == 1
 
 
@@ -124,7 +124,7 @@ async def test_what_is_refused_at_the_door_does_not_count(
     services: Services, kitchen: Device, refused: type[DomainError], payload: bytes, ts: int | None
 ) -> None:
     with pytest.raises(refused):
-        services.ingest.submit(kitchen, payload, ts)
+        services.messages.ingest.submit(kitchen, payload, ts)
     assert used(services, kitchen) == 0
 
 
@@ -132,10 +132,10 @@ async def test_neither_does_what_a_disabled_device_sends_nor_an_action_without_a
     services: Services, kitchen: Device
 ) -> None:
     with pytest.raises(ValidationFailed):
-        services.ingest.submit_action(kitchen, kitchen, b'{"actions":[]}')
+        services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[]}')
     disabled = make_device(enabled=False)
     with pytest.raises(SourceDeviceDisabled):
-        services.ingest.submit(disabled, MESSAGE)
+        services.messages.ingest.submit(disabled, MESSAGE)
     assert used(services, kitchen) == used(services, disabled) == 0
 
 
@@ -144,7 +144,7 @@ async def test_later_messages_of_the_month_are_refused(
 ) -> None:
     await allow(services, 3)
     for device in (kitchen, hall, kitchen):
-        services.ingest.submit(device, MESSAGE)
+        services.messages.ingest.submit(device, MESSAGE)
     for submit in _every_way(services, kitchen, hall):
         with pytest.raises(MonthlyQuotaExceeded) as caught:
             submit()
@@ -152,12 +152,12 @@ async def test_later_messages_of_the_month_are_refused(
         assert caught.value.retry_seconds == (NOVEMBER - NOW_MS) // 1000
     assert used(services, kitchen) == 3
     fake_clock.advance(NOVEMBER - NOW_MS)
-    services.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, MESSAGE)
     assert used(services, kitchen) == 1
 
 
 def _every_way(services: Services, kitchen: Device, hall: Device) -> list[Callable[[], int]]:
-    ingest = services.ingest
+    ingest = services.messages.ingest
     return [
         lambda: ingest.submit(kitchen, MESSAGE),
         lambda: ingest.submit(hall, b'{"unknown":1}'),
@@ -168,15 +168,15 @@ def _every_way(services: Services, kitchen: Device, hall: Device) -> list[Callab
 async def test_minus_one_is_unlimited_and_counts_all_the_same(services: Services, kitchen: Device) -> None:
     await allow(services, -1)
     for _ in range(5):
-        services.ingest.submit(kitchen, MESSAGE)
-    usage = services.quotas.standing(kitchen).organization
+        services.messages.ingest.submit(kitchen, MESSAGE)
+    usage = services.limits.quotas.standing(kitchen).organization
     assert (usage.used, usage.limit) == (5, -1)
 
 
 async def test_a_plan_that_does_not_exist_lets_nothing_in(services: Services, kitchen: Device) -> None:
     await allow(services, -2)
     with pytest.raises(PlanLimitsNotSet) as caught:
-        services.ingest.submit(kitchen, MESSAGE)
+        services.messages.ingest.submit(kitchen, MESSAGE)
     assert str(caught.value) == (
         f"Quota validation error for organization {ACME}. Reason: Plan limits have not been set"
     )
@@ -185,12 +185,12 @@ async def test_a_plan_that_does_not_exist_lets_nothing_in(services: Services, ki
 async def test_an_organization_that_nobody_knew_is_looked_up(
     services: Services, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
-    late = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Late", 1))
+    late = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Late", 1))
     device = make_device(organization=late.key)
-    services.quotas.charge_message(device, 1, NOW_MS)
+    services.limits.quotas.charge_message(device, 1, NOW_MS)
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(MonthlyQuotaExceeded):
-        services.quotas.charge_message(device, 1, NOW_MS)
+        services.limits.quotas.charge_message(device, 1, NOW_MS)
 
 
 # --- Outbound -----------------------------------------------------------------------------------------------------
@@ -198,31 +198,31 @@ async def test_an_organization_that_nobody_knew_is_looked_up(
 
 async def test_a_delivery_is_charged_besides_the_action(services: Services, kitchen: Device, hall: Device) -> None:
     channel = Channel(services, kitchen)
-    services.ingest.submit_action(hall, kitchen, ACTION)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(hall, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
     assert len(channel.actions) == 1
     assert used(services, kitchen) == 2
     channel.close()
-    services.ingest.submit_action(hall, kitchen, ACTION)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(hall, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
     assert used(services, kitchen) == 3, "it was stored, and delivered to nobody"
 
 
 async def test_what_a_device_does_not_take_is_not_charged(services: Services, kitchen: Device) -> None:
     Channel(services, kitchen, takes=False)
-    services.ingest.submit_action(kitchen, kitchen, ACTION)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
     assert used(services, kitchen) == 1
 
 
 async def test_an_action_needs_room_for_its_delivery(services: Services, kitchen: Device) -> None:
     await allow(services, 3)
     channel = Channel(services, kitchen)
-    services.ingest.submit_action(kitchen, kitchen, ACTION)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
     with pytest.raises(MonthlyQuotaExceeded):
-        services.ingest.submit_action(kitchen, kitchen, ACTION)
-    services.ingest.submit(kitchen, MESSAGE)
+        services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
+    services.messages.ingest.submit(kitchen, MESSAGE)
     assert len(channel.actions) == 1
     assert used(services, kitchen) == 3
 
@@ -230,27 +230,27 @@ async def test_an_action_needs_room_for_its_delivery(services: Services, kitchen
 async def test_a_delivery_for_which_there_is_no_room_any_more_is_dropped(services: Services, kitchen: Device) -> None:
     await allow(services, 2)
     channel = Channel(services, kitchen)
-    services.ingest.submit_action(kitchen, kitchen, ACTION)
-    services.ingest.submit(kitchen, MESSAGE)  # before the commit
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
+    services.messages.ingest.submit(kitchen, MESSAGE)  # before the commit
+    await services.messages.ingest.wait_committed()
     assert channel.actions == []
     assert used(services, kitchen) == 2
-    assert services.quotas.statistics().deliveries_dropped == 1
-    assert services.connections.statistics().actions_dropped == 1
+    assert services.limits.quotas.statistics().deliveries_dropped == 1
+    assert services.routing.connections.statistics().actions_dropped == 1
 
 
 async def test_the_destination_of_another_organization_pays_for_the_delivery(
     services: Services, kitchen: Device
 ) -> None:
-    other = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
-    await services.quotas.reload()
+    other = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
+    await services.limits.quotas.reload()
     theirs = make_device(99, type_key=99, organization=other.key)
     Channel(services, theirs)
-    services.quotas.charge_action(kitchen, theirs, len(ACTION), NOW_MS)
+    services.limits.quotas.charge_action(kitchen, theirs, len(ACTION), NOW_MS)
     assert (used(services, kitchen), used(services, theirs)) == (1, 0)
-    services.quotas.charge_message(theirs, 1, NOW_MS)
+    services.limits.quotas.charge_message(theirs, 1, NOW_MS)
     with pytest.raises(MonthlyQuotaExceeded) as caught:
-        services.quotas.charge_action(kitchen, theirs, len(ACTION), NOW_MS)
+        services.limits.quotas.charge_action(kitchen, theirs, len(ACTION), NOW_MS)
     assert caught.value.organization_id == theirs.type.record.organization_id
     assert used(services, kitchen) == 1
 
@@ -261,47 +261,47 @@ async def test_the_destination_of_another_organization_pays_for_the_delivery(
 async def test_a_device_on_a_plan_has_so_many_messages_a_day(
     services: Services, kitchen: Device, hall: Device, fake_clock: FakeClock
 ) -> None:
-    services.quotas.set_device_limit(kitchen.key, 3)
+    services.limits.quotas.set_device_limit(kitchen.key, 3)
     Channel(services, kitchen)
-    services.ingest.submit(kitchen, MESSAGE)
-    services.ingest.submit(kitchen, MESSAGE)
-    services.ingest.submit_action(hall, kitchen, ACTION)
-    await services.ingest.wait_committed()
-    assert services.quotas.standing(kitchen).device == Usage(3, 3, MIDNIGHT - DAY_MS, MIDNIGHT)
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit_action(hall, kitchen, ACTION)
+    await services.messages.ingest.wait_committed()
+    assert services.limits.quotas.standing(kitchen).device == Usage(3, 3, MIDNIGHT - DAY_MS, MIDNIGHT)
     message_or_action: list[Callable[[], int]] = [
-        lambda: services.ingest.submit(kitchen, MESSAGE),
-        lambda: services.ingest.submit_action(hall, kitchen, ACTION),
+        lambda: services.messages.ingest.submit(kitchen, MESSAGE),
+        lambda: services.messages.ingest.submit_action(hall, kitchen, ACTION),
     ]
     for submit in message_or_action:
         with pytest.raises(DailyQuotaExceeded) as caught:
             submit()
         assert str(caught.value) == f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."
         assert caught.value.retry_seconds == (MIDNIGHT - NOW_MS) // 1000
-    services.ingest.submit_action(kitchen, hall, ACTION)  # an Action from it is no data message of it
-    services.ingest.submit(hall, MESSAGE)
+    services.messages.ingest.submit_action(kitchen, hall, ACTION)  # an Action from it is no data message of it
+    services.messages.ingest.submit(hall, MESSAGE)
     fake_clock.advance(MIDNIGHT - NOW_MS)
-    services.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, MESSAGE)
 
 
 async def test_what_is_refused_by_day_is_not_charged_by_month(services: Services, kitchen: Device) -> None:
-    services.quotas.set_device_limit(kitchen.key, 0)
+    services.limits.quotas.set_device_limit(kitchen.key, 0)
     with pytest.raises(DailyQuotaExceeded):
-        services.ingest.submit(kitchen, MESSAGE)
+        services.messages.ingest.submit(kitchen, MESSAGE)
     assert used(services, kitchen) == 0
 
 
 async def test_an_upgrade_lifts_the_limit_and_keeps_the_count(services: Services, kitchen: Device) -> None:
-    services.quotas.set_device_limit(kitchen.key, 1)
-    services.ingest.submit(kitchen, MESSAGE)
-    services.quotas.set_device_limit(kitchen.key, -1)
-    services.ingest.submit(kitchen, MESSAGE)
-    assert services.quotas.standing(kitchen).device == Usage(2, -1, MIDNIGHT - DAY_MS, MIDNIGHT)
-    services.quotas.set_device_limit(kitchen.key, None)
-    assert services.quotas.standing(kitchen).device is None
-    services.ingest.submit(kitchen, MESSAGE)
-    services.quotas.set_device_limit(kitchen.key, 2)
+    services.limits.quotas.set_device_limit(kitchen.key, 1)
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    services.limits.quotas.set_device_limit(kitchen.key, -1)
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    assert services.limits.quotas.standing(kitchen).device == Usage(2, -1, MIDNIGHT - DAY_MS, MIDNIGHT)
+    services.limits.quotas.set_device_limit(kitchen.key, None)
+    assert services.limits.quotas.standing(kitchen).device is None
+    services.messages.ingest.submit(kitchen, MESSAGE)
+    services.limits.quotas.set_device_limit(kitchen.key, 2)
     with pytest.raises(DailyQuotaExceeded):
-        services.ingest.submit(kitchen, MESSAGE)
+        services.messages.ingest.submit(kitchen, MESSAGE)
 
 
 async def test_of_a_cloud_connectors_device_the_requests_count_not_the_messages(
@@ -309,13 +309,13 @@ async def test_of_a_cloud_connectors_device_the_requests_count_not_the_messages(
 ) -> None:
     device = make_device(99)
     object.__setattr__(device.type.record, "has_cloud_connector", True)
-    services.quotas.set_device_limit(device.key, 2)
-    services.quotas.charge_message(device, 1, NOW_MS)
-    services.quotas.charge_connector_request(device)
-    services.quotas.charge_connector_request(device)
+    services.limits.quotas.set_device_limit(device.key, 2)
+    services.limits.quotas.charge_message(device, 1, NOW_MS)
+    services.limits.quotas.charge_connector_request(device)
+    services.limits.quotas.charge_connector_request(device)
     with pytest.raises(DailyQuotaExceeded):
-        services.quotas.charge_connector_request(device)
-    services.quotas.charge_message(device, 1, NOW_MS)
+        services.limits.quotas.charge_connector_request(device)
+    services.limits.quotas.charge_message(device, 1, NOW_MS)
 
 
 async def test_the_owner_is_told_once_a_day_that_a_quota_is_used_up(
@@ -323,22 +323,22 @@ async def test_the_owner_is_told_once_a_day_that_a_quota_is_used_up(
 ) -> None:
     async def subjects() -> list[tuple[str, str]]:
         await trio.testing.wait_all_tasks_blocked()
-        waiting = await services.database.read(lambda tx: tx.mails.waiting())
+        waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
         return [(mail.kind, mail.recipient) for mail in waiting]
 
-    services.quotas.set_device_limit(kitchen.key, 2)
-    services.ingest.submit(kitchen, MESSAGE)
+    services.limits.quotas.set_device_limit(kitchen.key, 2)
+    services.messages.ingest.submit(kitchen, MESSAGE)
     assert await subjects() == []
-    services.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, MESSAGE)
     told = ("device_quota_used_up", "ada@example.org")
     assert await subjects() == [told]
     for _ in range(3):
         with pytest.raises(DailyQuotaExceeded):
-            services.ingest.submit(kitchen, MESSAGE)
+            services.messages.ingest.submit(kitchen, MESSAGE)
     assert await subjects() == [told]
     fake_clock.advance(DAY_MS)
     for _ in range(2):
-        services.ingest.submit(kitchen, MESSAGE)
+        services.messages.ingest.submit(kitchen, MESSAGE)
     assert await subjects() == [told, told]
 
 
@@ -346,16 +346,16 @@ async def test_whom_it_told_is_forgotten_when_the_day_is_over(
     services: Services, kitchen: Device, hall: Device, fake_clock: FakeClock
 ) -> None:
     def told() -> int:
-        return services.quotas.statistics().owners_told
+        return services.limits.quotas.statistics().owners_told
 
     for device in (kitchen, hall):
-        services.quotas.set_device_limit(device.key, 1)
-        services.ingest.submit(device, MESSAGE)
+        services.limits.quotas.set_device_limit(device.key, 1)
+        services.messages.ingest.submit(device, MESSAGE)
     assert told() == 2
     fake_clock.advance(MIDNIGHT - NOW_MS - 1)
     assert told() == 2
     fake_clock.advance(1)
-    services.ingest.submit(kitchen, MESSAGE)
+    services.messages.ingest.submit(kitchen, MESSAGE)
     assert told() == 1
     fake_clock.advance(DAY_MS)
     assert told() == 0
@@ -366,16 +366,16 @@ async def test_whom_it_told_is_forgotten_when_the_day_is_over(
 
 async def test_month_and_day_survive_a_restart(open_again: OpenServices) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
-        await services.quotas.reload()
-        services.quotas.set_device_limit(kitchen.key, 10)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
+        await services.limits.quotas.reload()
+        services.limits.quotas.set_device_limit(kitchen.key, 10)
         for _ in range(4):
-            services.ingest.submit(kitchen, MESSAGE)
+            services.messages.ingest.submit(kitchen, MESSAGE)
     async with open_again() as services:
-        kitchen = await services.devices.get(world.kitchen)
-        services.quotas.set_device_limit(kitchen.key, 10)
-        standing = services.quotas.standing(kitchen)
+        kitchen = await services.devices.registry.get(world.kitchen)
+        services.limits.quotas.set_device_limit(kitchen.key, 10)
+        standing = services.limits.quotas.standing(kitchen)
         assert (standing.organization.used, standing.device and standing.device.used) == (4, 4)
 
 

@@ -9,9 +9,9 @@ from tests.factories import World
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    return await services.devices.get(world.kitchen)
+    return await services.devices.registry.get(world.kitchen)
 
 
 @pytest.fixture
 async def hall(services: Services, world: World) -> Device:
-    return await services.devices.get(world.hall)
+    return await services.devices.registry.get(world.hall)

@@ -42,8 +42,8 @@ LONGEST = {
 
 
 async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
-    position = services.ingest.submit(device, json.dumps(data).encode(), ts)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(device, json.dumps(data).encode(), ts)
+    await services.messages.ingest.wait_committed()
     return position
 
 
@@ -58,19 +58,19 @@ async def test_only_what_is_at_least_a_minute_old_counts(services: Services, kit
     for age in (59_999, 60_000, 60_001):
         await send(services, kitchen, {"intensity": age}, NOW_MS - age)
     for _ in range(2):
-        found = await services.analytics.aggregates(
+        found = await services.messages.analytics.aggregates(
             kitchen, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
         )
         assert found.aggregate is not None
         assert (found.aggregate.count, found.aggregate.min, found.aggregate.max) == (2, 60_000, 60_001)
-        await services.folder.flush()
+        await services.messages.folder.flush()
 
 
 async def test_dates_are_rounded_down_and_the_end_is_exclusive(services: Services, kitchen: Device) -> None:
     start = NOW_MS - HOUR_MS - NOW_MS % HOUR_MS
     for number, ts in enumerate((start - 1, start, start + MINUTE_MS - 1, start + MINUTE_MS)):
         await send(services, kitchen, {"intensity": number}, ts)
-    found = await services.analytics.aggregates(
+    found = await services.messages.analytics.aggregates(
         kitchen, "intensity", start_ms=start + 59_999, end_ms=start + MINUTE_MS + 1
     )
     assert (found.start_ms, found.end_ms) == (start, start + MINUTE_MS)
@@ -84,7 +84,7 @@ async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
 
     for ts in (at(2024, 1, 31), at(2024, 2, 1), at(2024, 2, 29, 23, 59), at(2024, 3, 1)):
         await send(services, kitchen, {"intensity": 1}, ts)
-    found = await services.analytics.histogram(
+    found = await services.messages.analytics.histogram(
         kitchen, "intensity", Interval.MONTH, start_ms=at(2024, 1, 15), end_ms=at(2024, 12, 31)
     )
     assert found.start_ms == at(2024, 1, 1)
@@ -97,7 +97,7 @@ async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
 
 
 async def test_no_messages_no_aggregate(services: Services, kitchen: Device) -> None:
-    found = await services.analytics.aggregates(kitchen, "intensity", start_ms=0, end_ms=0)
+    found = await services.messages.analytics.aggregates(kitchen, "intensity", start_ms=0, end_ms=0)
     assert found.aggregate is None
 
 
@@ -106,11 +106,11 @@ async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services
     await send(services, kitchen, {"state": True}, NOW_MS - 3 * HOUR_MS)
     start = NOW_MS - DAY_MS
     for _ in range(2):
-        found = await services.analytics.presence(
+        found = await services.messages.analytics.presence(
             [kitchen], Interval.HOUR, field="colorRGB", start_ms=start, end_ms=NOW_MS
         )
         assert found.buckets == (Interval.HOUR.start_of(NOW_MS - HOUR_MS),)
-        await services.folder.flush()
+        await services.messages.folder.flush()
 
 
 @pytest.mark.parametrize("is_folded", [True, False])
@@ -121,9 +121,9 @@ async def test_presence_of_devices_is_that_of_any_of_them(
     for device, age in ((kitchen, 9), (hall, 9), (hall, 8), (kitchen, 7), (hall, 5), (kitchen, 1), (hall, 0)):
         await send(services, device, {"state": True}, now - age * MINUTE_MS)
     if is_folded:
-        await services.folder.flush()
+        await services.messages.folder.flush()
     for devices, seen in (([kitchen, hall], [9, 8, 7, 5, 1]), ([hall], [9, 8, 5]), ([kitchen], [9, 7, 1]), ([], [])):
-        found = await services.analytics.presence(
+        found = await services.messages.analytics.presence(
             devices, Interval.MINUTE, field=None, start_ms=now - 20 * MINUTE_MS, end_ms=now + 20 * MINUTE_MS
         )
         assert found.buckets == tuple(now - age * MINUTE_MS for age in seen)
@@ -132,11 +132,13 @@ async def test_presence_of_devices_is_that_of_any_of_them(
 async def test_numbers_at_the_edge_of_a_double_do_not_stop_the_folds(services: Services, kitchen: Device) -> None:
     for value in (1.7e308, -1.7e308, 1.7e308):
         last = await send(services, kitchen, {"temperature": value}, NOW_MS - HOUR_MS)
-    await services.folder.flush()
-    assert services.folder.position == last
+    await services.messages.folder.flush()
+    assert services.messages.folder.position == last
     await send(services, kitchen, {"temperature": 1}, NOW_MS - HOUR_MS)
-    await services.folder.flush()
-    found = await services.analytics.aggregates(kitchen, "temperature", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
+    await services.messages.folder.flush()
+    found = await services.messages.analytics.aggregates(
+        kitchen, "temperature", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS
+    )
     assert found.aggregate is not None
     assert found.aggregate.count == 4
 
@@ -148,22 +150,26 @@ async def test_numbers_at_the_edge_of_a_double_do_not_stop_the_folds(services: S
 async def test_ranges_have_limits(services: Services, kitchen: Device, interval: Interval) -> None:
     start = NOW_MS - 20 * YEAR_MS
     longest = LONGEST[interval]
-    await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest)
+    await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest)
     with pytest.raises(ValidationFailed) as error:
-        await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest + 1)
+        await services.messages.analytics.histogram(
+            kitchen, "intensity", interval, start_ms=start, end_ms=start + longest + 1
+        )
     assert findings(error) == [("endDate", "Invalid value")]
     longest = 10 * YEAR_MS if interval is Interval.YEAR else longest
-    await services.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest)
+    await services.messages.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest)
     with pytest.raises(ValidationFailed) as error:
-        await services.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest + 1)
+        await services.messages.analytics.presence(
+            [kitchen], interval, field=None, start_ms=start, end_ms=start + longest + 1
+        )
     assert findings(error) == [("endDate", "Invalid value")]
 
 
 async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services, kitchen: Device) -> None:
     start = NOW_MS - 40 * DAY_MS
-    await services.analytics.aggregates(kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS)
+    await services.messages.analytics.aggregates(kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS)
     with pytest.raises(ValidationFailed) as error:
-        await services.analytics.aggregates(
+        await services.messages.analytics.aggregates(
             kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS + MINUTE_MS
         )
     assert findings(error) == [("endDate", "Invalid value")]
@@ -183,13 +189,13 @@ async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services
 )
 async def test_fields_must_be_numeric_and_declared(services: Services, kitchen: Device, name: str, text: str) -> None:
     with pytest.raises(ValidationFailed) as error:
-        await services.analytics.aggregates(kitchen, name, start_ms=0, end_ms=0)
+        await services.messages.analytics.aggregates(kitchen, name, start_ms=0, end_ms=0)
     assert findings(error) == [("field", text)]
 
 
 async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services: Services, kitchen: Device) -> None:
     with pytest.raises(ValidationFailed) as error:
-        await services.analytics.presence([kitchen], Interval.DAY, field="unknown", start_ms=0, end_ms=0)
+        await services.messages.analytics.presence([kitchen], Interval.DAY, field="unknown", start_ms=0, end_ms=0)
     assert findings(error) == [("fieldPresence", "Invalid value")]
 
 
@@ -208,13 +214,13 @@ async def test_dates_must_be_of_a_calendar(
 ) -> None:
     for interval in Interval:
         with pytest.raises(ValidationFailed) as error:
-            await services.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=end)
+            await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=end)
         assert findings(error) == [finding]
 
 
 async def test_the_last_dates_of_the_calendar_are_served(services: Services, kitchen: Device) -> None:
     for interval in Interval:
-        await services.analytics.histogram(kitchen, "intensity", interval, start_ms=LAST_MS, end_ms=LAST_MS)
+        await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=LAST_MS, end_ms=LAST_MS)
 
 
 # Any sequence of messages, in any order, with flushes and restarts between
@@ -299,17 +305,19 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
                 return await stack.enter_async_context(opened)
 
             services = await start()
-            world = await build_world(services.database, services.vault)
+            world = await build_world(services.core.database, services.core.vault)
             keys = [world.kitchen, world.hall]
             for step in steps:
                 if isinstance(step, Send):
                     ts = clock.now - step.age_ms
-                    position = await send(services, await services.devices.get(keys[step.device]), step.data, ts)
+                    position = await send(
+                        services, await services.devices.registry.get(keys[step.device]), step.data, ts
+                    )
                     plain[step.device].rows.append((ts, position, _flat(step.data)))
                 elif step == "flush":
-                    await services.folder.flush()
+                    await services.messages.folder.flush()
                 elif step == "sweep":
-                    await services.retention.sweep()
+                    await services.messages.retention.sweep()
                 elif step == "restart":
                     services = await start()
                 elif step == "crash":  # what is on the disk now is all there is: nobody saves where it stands
@@ -317,14 +325,14 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
                     services = await start()
                 else:
                     clock.advance(MINUTE_MS if step == "a minute later" else 2 * DAY_MS)
-            devices = [await services.devices.get(key) for key in keys]
+            devices = [await services.devices.registry.get(key) for key in keys]
             for interval, age, share in queries:
                 end = clock.now - age
                 await _compare(
                     services, devices, plain, interval, end - LONGEST[interval] * share // 100, end, clock.now
                 )
             for device, expected in zip(devices, plain, strict=True):
-                assert await services.snapshots.of(device.key) == expected.snapshot()
+                assert await services.messages.snapshots.of(device.key) == expected.snapshot()
 
 
 async def _compare(
@@ -337,7 +345,9 @@ async def _compare(
     now_ms: int,
 ) -> None:
     first, expected = devices[0], plain[0]
-    histogram = await services.analytics.histogram(first, "temperature", interval, start_ms=start_ms, end_ms=end_ms)
+    histogram = await services.messages.analytics.histogram(
+        first, "temperature", interval, start_ms=start_ms, end_ms=end_ms
+    )
     start, end = _start(interval, start_ms), _start(interval, end_ms)
     assert (histogram.start_ms, histogram.end_ms) == (start, end)
     buckets: dict[int, list[Any]] = defaultdict(list)
@@ -348,7 +358,7 @@ async def _compare(
         _assert_agrees(aggregate, buckets[bucket])
 
     begin = max(start_ms, end_ms - 31 * DAY_MS)
-    aggregates = await services.analytics.aggregates(first, "temperature", start_ms=begin, end_ms=end_ms)
+    aggregates = await services.messages.analytics.aggregates(first, "temperature", start_ms=begin, end_ms=end_ms)
     aged = expected.aged("temperature", begin - begin % MINUTE_MS, end_ms - end_ms % MINUTE_MS, now_ms)
     values = [value for values in aged.values() for value in values]
     assert (aggregates.aggregate is None) is (not values)
@@ -358,7 +368,9 @@ async def _compare(
     for path in (None, "temperature", "colorRGB", "colorRGB.r", "samples"):
         leaf = {None: "", "colorRGB": "colorRGB.r"}.get(path, path) or ""
         for some, of_some in ((devices, plain), (devices[1:], plain[1:])):
-            presence = await services.analytics.presence(some, interval, field=path, start_ms=start_ms, end_ms=end_ms)
+            presence = await services.messages.analytics.presence(
+                some, interval, field=path, start_ms=start_ms, end_ms=end_ms
+            )
             seen = {_start(interval, ts) for one in of_some for ts in one.aged(leaf, start, end, now_ms)}
             assert presence.buckets == tuple(sorted(seen))
 

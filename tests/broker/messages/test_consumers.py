@@ -31,26 +31,26 @@ async def held(engine: SqliteEngine, runner: HeldRunner) -> AsyncIterator[Servic
     database = Database(engine, run_sync=runner)
     settings = Settings(state_dir=engine.path.parent)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
-        await build_world(services.database, services.vault)
+        await build_world(services.core.database, services.core.vault)
         yield services
 
 
 async def send(services: Services, device: Device, *values: int) -> None:
     for value in values:
-        services.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
+    await services.messages.ingest.wait_committed()
 
 
 async def count_and_sum(services: Services, device: Device) -> tuple[int, float]:
-    found = await services.analytics.aggregates(device, "intensity", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
+    found = await services.messages.analytics.aggregates(device, "intensity", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
     assert found.aggregate is not None
     return found.aggregate.count, found.aggregate.sum
 
 
 async def kitchen_of(services: Services) -> Device:
-    key = await services.database.read(lambda tx: tx.devices.by_id("11" * 16))
+    key = await services.core.database.read(lambda tx: tx.devices.by_id("11" * 16))
     assert key is not None
-    return await services.devices.get(key.key)
+    return await services.devices.registry.get(key.key)
 
 
 async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Services, runner: HeldRunner) -> None:
@@ -58,15 +58,15 @@ async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Se
     await send(held, kitchen, 1, 2, 3)
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.folder.flush)
+        nursery.start_soon(held.messages.folder.flush)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     runner.commits.set()
-    await held.database.write(lambda _tx: None)  # what the flush wrote is durable now
-    await held.folder.flush()
+    await held.core.database.write(lambda _tx: None)  # what the flush wrote is durable now
+    await held.messages.folder.flush()
     assert await count_and_sum(held, kitchen) == (3, 6)
     await send(held, kitchen, 4)
-    await held.folder.flush()
+    await held.messages.folder.flush()
     assert await count_and_sum(held, kitchen) == (4, 10)
 
 
@@ -75,12 +75,12 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
     await send(held, kitchen, 1, 2, 3)
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.folder.flush)
-        nursery.start_soon(held.folder.flush)
+        nursery.start_soon(held.messages.folder.flush)
+        nursery.start_soon(held.messages.folder.flush)
         await wait_all_tasks_blocked()
         runner.commits.set()
     assert await count_and_sum(held, kitchen) == (3, 6)
-    assert held.folder.statistics().held_rows == 0
+    assert held.messages.folder.statistics().held_rows == 0
 
 
 async def test_a_flush_whose_commit_failed_is_made_up_for(engine: SqliteEngine) -> None:
@@ -88,18 +88,18 @@ async def test_a_flush_whose_commit_failed_is_made_up_for(engine: SqliteEngine) 
     database = Database(breakable, run_sync=run_inline)
     settings = Settings(state_dir=engine.path.parent)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
-        await build_world(services.database, services.vault)
+        await build_world(services.core.database, services.core.vault)
         kitchen = await kitchen_of(services)
         await send(services, kitchen, 1, 2)
         breakable.error = StoreError("the disk is full")
         with pytest.raises(StoreError, match="disk is full"):
-            await services.folder.flush()
+            await services.messages.folder.flush()
         breakable.error = None
         assert await count_and_sum(services, kitchen) == (2, 3)
         await send(services, kitchen, 3)
-        await services.folder.flush()
+        await services.messages.folder.flush()
         assert await count_and_sum(services, kitchen) == (3, 6)
-        assert services.folder.statistics().held_rows == 0
+        assert services.messages.folder.statistics().held_rows == 0
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["reading the log", "following"])
@@ -107,23 +107,23 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
     """Or it would go on in steps of a few rows for as long as anybody sends."""
     kitchen = await kitchen_of(held)
     if follows:
-        await held.folder.flush()
+        await held.messages.folder.flush()
     await send(held, kitchen, 1, 2, 3)
-    durable = held.ingest.submit(kitchen, b'{"intensity":4}')
-    await held.ingest.wait_committed()
+    durable = held.messages.ingest.submit(kitchen, b'{"intensity":4}')
+    await held.messages.ingest.wait_committed()
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.database.write, lambda _tx: None)
+        nursery.start_soon(held.core.database.write, lambda _tx: None)
         await wait_all_tasks_blocked()
-        nursery.start_soon(held.folder.flush)
+        nursery.start_soon(held.messages.folder.flush)
         await wait_all_tasks_blocked()
         for value in (5, 6):  # they commit together with what the flush writes
-            held.ingest.submit(kitchen, b'{"intensity":%d}' % value)
+            held.messages.ingest.submit(kitchen, b'{"intensity":%d}' % value)
         runner.commits.set()
-    assert held.folder.statistics().position == durable
-    assert held.folder.statistics().held_rows == 2
-    await held.folder.flush()
-    assert held.folder.statistics().held_rows == 0
+    assert held.messages.folder.statistics().position == durable
+    assert held.messages.folder.statistics().held_rows == 2
+    await held.messages.folder.flush()
+    assert held.messages.folder.statistics().held_rows == 0
 
 
 @pytest.mark.parametrize(("few", "steps"), [(1, [8]), (0, [3, 3, 2])], ids=["few devices", "many"])
@@ -142,7 +142,7 @@ async def test_a_step_takes_more_rows_when_they_are_of_few_devices(
 
         def forget(self) -> None: ...
 
-    folder = consumers.Folder(services.database, services.router, [Counting()])
+    folder = consumers.Folder(services.core.database, services.core.router, [Counting()])
     await folder.flush()
     await send(services, kitchen, *range(8))
     await folder.flush()

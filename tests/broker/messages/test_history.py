@@ -33,8 +33,8 @@ VAULT = Vault(Vault.new_key())
 
 async def send(services: Services, *messages: tuple[Device, int]) -> list[int]:
     """Store a message of each device with each ts; return their positions."""
-    positions = [services.ingest.submit(device, b'{"state":true}', ts) for device, ts in messages]
-    await services.ingest.wait_committed()
+    positions = [services.messages.ingest.submit(device, b'{"state":true}', ts) for device, ts in messages]
+    await services.messages.ingest.wait_committed()
     return positions
 
 
@@ -52,7 +52,9 @@ async def page(
     count: int = 100,
     cursor: str = "",
 ) -> Page[Message]:
-    return await services.history.search(devices, start_ms=start, end_ms=end, order=order, count=count, cursor=cursor)
+    return await services.messages.history.search(
+        devices, start_ms=start, end_ms=end, order=order, count=count, cursor=cursor
+    )
 
 
 # By id
@@ -60,8 +62,8 @@ async def page(
 
 async def test_a_message_is_found_by_its_mid(services: Services, kitchen: Device) -> None:
     (position,) = await send(services, (kitchen, 5))
-    mid = services.ingest.mid(position)
-    assert await services.history.by_mid(mid) == (
+    mid = services.messages.ingest.mid(position)
+    assert await services.messages.history.by_mid(mid) == (
         Message(
             position=position,
             mid=mid,
@@ -80,12 +82,12 @@ async def test_a_message_is_found_by_its_mid(services: Services, kitchen: Device
 
 async def test_an_action_or_a_deleted_message_is_not_found_by_mid(services: Services, kitchen: Device) -> None:
     (position,) = await send(services, (kitchen, 5))
-    action = services.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"a"}]}')
-    await services.ingest.wait_committed()
-    await services.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    action = services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"a"}]}')
+    await services.messages.ingest.wait_committed()
+    await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
     for number in (position, action, action + 1):
-        assert await services.history.by_mid(services.ingest.mid(number)) is None
-    assert await services.history.by_mid("x") is None
+        assert await services.messages.history.by_mid(services.messages.ingest.mid(number)) is None
+    assert await services.messages.history.by_mid("x") is None
 
 
 # Pages
@@ -132,7 +134,7 @@ async def test_a_device_that_is_named_twice_counts_once(services: Services, kitc
     await send(services, (kitchen, 1), (hall, 2))
     twice = [kitchen, hall, kitchen]
     assert [message.ts for message in (await page(services, twice)).messages] == [1, 2]
-    assert [message.ts for message in await services.history.latest(twice, count=9)] == [2, 1]
+    assert [message.ts for message in await services.messages.history.latest(twice, count=9)] == [2, 1]
 
 
 async def test_a_full_last_page_has_no_next(services: Services, kitchen: Device) -> None:
@@ -155,14 +157,14 @@ async def test_no_offset_means_the_first_page(services: Services, kitchen: Devic
 async def test_a_page_whose_messages_were_deleted_is_empty_and_the_end(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
-    await services.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
+    await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
     assert await page(services, [kitchen], count=2, cursor=first.next or "") == Page((), None, None)
 
 
 async def test_prev_disappears_with_the_messages_it_led_to(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
-    await services.database.write(lambda tx: tx.connection.execute("DELETE FROM message WHERE ts < 2"))
+    await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message WHERE ts < 2"))
     second = await page(services, [kitchen], count=2, cursor=first.next or "")
     assert [message.ts for message in second.messages] == [2, 3]
     assert second.prev is None
@@ -184,8 +186,8 @@ async def test_more_devices_than_one_statement_takes(services: Services, world: 
             for number in range(250)
         ]
 
-    keys = await services.database.write(add_devices)
-    devices = [await services.devices.get(key) for key in keys]
+    keys = await services.core.database.write(add_devices)
+    devices = [await services.devices.registry.get(key) for key in keys]
     # Equal ts throughout, so that every page has messages from all statements.
     positions = await send(services, *((device, 7) for device in reversed(devices)))
     orders: list[Order] = ["asc", "desc"]
@@ -197,7 +199,7 @@ async def test_more_devices_than_one_statement_takes(services: Services, world: 
             found += [message.position for message in current.messages]
             cursor = current.next
         assert found == (positions if order == "asc" else positions[::-1])
-    latest = await services.history.latest(devices[:100], count=2)
+    latest = await services.messages.history.latest(devices[:100], count=2)
     assert [message.sdid for message in latest] == [devices[0].id, devices[1].id]
 
 
@@ -218,8 +220,8 @@ def run_with_devices(test: object, *arguments: object) -> None:
             database = Database(SqliteEngine(Path(folder) / "store", synchronous="off"), run_sync=run_inline)
             clock = Clock(FakeClock(NOW_MS))
             async with open_services(Settings(state_dir=Path(folder)), database, VAULT, clock) as services:
-                world = await build_world(services.database, services.vault)
-                devices = [await services.devices.get(key) for key in (world.kitchen, world.hall, world.bobs)]
+                world = await build_world(services.core.database, services.core.vault)
+                devices = [await services.devices.registry.get(key) for key in (world.kitchen, world.hall, world.bobs)]
                 await test(services, devices, *arguments)  # type: ignore[operator]
 
     trio.run(main)
@@ -345,10 +347,10 @@ async def test_a_search_refuses_a_bad_cursor(services: Services, kitchen: Device
 
 async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitchen: Device, hall: Device) -> None:
     positions = await send(services, (kitchen, 900), (hall, 5), (kitchen, 1), (hall, 700))
-    latest = await services.history.latest([kitchen, hall], count=3)
+    latest = await services.messages.history.latest([kitchen, hall], count=3)
     assert [message.position for message in latest] == positions[:0:-1]
     assert [message.sdid for message in latest] == [hall.id, kitchen.id, hall.id]
-    assert await services.history.latest([], count=3) == ()
+    assert await services.messages.history.latest([], count=3) == ()
 
 
 async def test_latest_finds_those_who_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
@@ -356,10 +358,10 @@ async def test_latest_finds_those_who_sent_long_ago(services: Services, kitchen:
         *(MessageRow(position, kitchen.key, 1, position, 1, '{"state":true}') for position in (1, 2)),
         *(MessageRow(position, hall.key, 1, position, 1, "{}") for position in range(3, 1_503)),
     ]
-    await services.database.write(lambda tx: tx.messages.append(rows, (), (), head=rows[-1].position))
+    await services.core.database.write(lambda tx: tx.messages.append(rows, (), (), head=rows[-1].position))
 
     async def latest(count: int, field: str | None = None) -> list[int]:
-        found = await services.history.latest([kitchen, hall], count=count, field=field)
+        found = await services.messages.history.latest([kitchen, hall], count=count, field=field)
         return [message.position for message in found]
 
     assert await latest(2) == [1_502, 1_501]
@@ -397,13 +399,13 @@ async def test_latest_with_a_field_takes_only_messages_that_contain_it(
         {"state": False},
     ]
     for data in sent_data:
-        services.ingest.submit(kitchen, json.dumps(data).encode())
-    await services.ingest.wait_committed()
-    latest = await services.history.latest([kitchen], count=100, field=field)
+        services.messages.ingest.submit(kitchen, json.dumps(data).encode())
+    await services.messages.ingest.wait_committed()
+    latest = await services.messages.history.latest([kitchen], count=100, field=field)
     assert [message.position for message in latest] == found
 
 
 async def test_a_view_shows_the_device_as_it_is_now(services: Services, kitchen: Device) -> None:
     await send(services, (kitchen, 1))
     kitchen.refresh(replace(kitchen.record, owner_id="0e" * 16), kitchen.type)
-    assert (await services.history.latest([kitchen], count=1))[0].uid == "0e" * 16
+    assert (await services.messages.history.latest([kitchen], count=1))[0].uid == "0e" * 16

@@ -40,15 +40,15 @@ SET_ON = b'{"actions":[{"name":"setOn"}]}'
 
 
 async def stored_message(services: Services, position: int) -> MessageRow | None:
-    return await services.database.read(lambda tx: tx.messages.message(position))
+    return await services.core.database.read(lambda tx: tx.messages.message(position))
 
 
 async def stored_action(services: Services, position: int) -> ActionRow | None:
-    return await services.database.read(lambda tx: tx.messages.action(position))
+    return await services.core.database.read(lambda tx: tx.messages.action(position))
 
 
 async def failed_rows(services: Services) -> list[tuple[int, int, int, str, str]]:
-    return await services.database.read(
+    return await services.core.database.read(
         lambda tx: [
             (row["position"], row["device"], row["cts"], row["reason"], row["payload"])
             for row in tx.connection.execute("SELECT * FROM failed_message")
@@ -61,33 +61,35 @@ def disable(device: Device) -> None:
 
 
 async def expect_nothing_was_kept(services: Services) -> None:
-    await services.ingest.wait_committed()
-    assert await services.database.read(lambda tx: tx.messages.head()) == 0
-    assert services.ingest.statistics() == IngestStatistics(0, 0, 0)
+    await services.messages.ingest.wait_committed()
+    assert await services.core.database.read(lambda tx: tx.messages.head()) == 0
+    assert services.messages.ingest.statistics() == IngestStatistics(0, 0, 0)
 
 
 # Data messages
 
 
 async def test_a_message_is_kept_as_it_was_normalised(services: Services, kitchen: Device) -> None:
-    position = services.ingest.submit(kitchen, b' { "state" : "TRUE", "unknown": 1, "colorRGB": {"r": 3, "x": 1} } ', 5)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(
+        kitchen, b' { "state" : "TRUE", "unknown": 1, "colorRGB": {"r": 3, "x": 1} } ', 5
+    )
+    await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) == MessageRow(
         position, kitchen.key, 5, NOW_MS, 1, '{"state":true,"colorRGB":{"r":3}}'
     )
 
 
 async def test_a_message_without_ts_happened_now(services: Services, kitchen: Device) -> None:
-    position = services.ingest.submit(kitchen, STATE)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(kitchen, STATE)
+    await services.messages.ingest.wait_committed()
     row = await stored_message(services, position)
     assert row is not None
     assert (row.ts, row.cts) == (NOW_MS, NOW_MS)
 
 
 async def test_the_same_message_twice_is_two_messages(services: Services, kitchen: Device) -> None:
-    positions = [services.ingest.submit(kitchen, STATE, 1) for _ in range(2)]
-    await services.ingest.wait_committed()
+    positions = [services.messages.ingest.submit(kitchen, STATE, 1) for _ in range(2)]
+    await services.messages.ingest.wait_committed()
     assert positions == [1, 2]
     assert None not in [await stored_message(services, position) for position in positions]
 
@@ -105,8 +107,8 @@ async def test_the_same_message_twice_is_two_messages(services: Services, kitche
     ],
 )
 async def test_ts_is_kept_in_whole_milliseconds(services: Services, kitchen: Device, ts: object, kept: int) -> None:
-    position = services.ingest.submit(kitchen, STATE, ts)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(kitchen, STATE, ts)
+    await services.messages.ingest.wait_committed()
     row = await stored_message(services, position)
     assert row is not None
     assert row.ts == kept
@@ -135,9 +137,9 @@ async def test_a_ts_that_is_refused(
     services: Services, kitchen: Device, ts: object, refusal: type[DomainError]
 ) -> None:
     with pytest.raises(refusal):
-        services.ingest.submit(kitchen, STATE, ts)
+        services.messages.ingest.submit(kitchen, STATE, ts)
     with pytest.raises(refusal):
-        services.ingest.submit_action(kitchen, kitchen, SET_ON, ts)
+        services.messages.ingest.submit_action(kitchen, kitchen, SET_ON, ts)
     await expect_nothing_was_kept(services)
 
 
@@ -147,23 +149,23 @@ def text_payload(size: int) -> bytes:
 
 
 async def test_data_of_1024_bytes_is_accepted(services: Services, kitchen: Device) -> None:
-    position = services.ingest.submit(kitchen, text_payload(1024))
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(kitchen, text_payload(1024))
+    await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) is not None
 
 
 async def test_data_of_1025_bytes_is_refused(services: Services, kitchen: Device) -> None:
     with pytest.raises(PayloadTooLarge) as caught:
-        services.ingest.submit(kitchen, text_payload(1025))
+        services.messages.ingest.submit(kitchen, text_payload(1025))
     assert (caught.value.organization_id, caught.value.device_id) == (ACME, KITCHEN)
     with pytest.raises(PayloadTooLarge):
-        services.ingest.submit_action(kitchen, kitchen, text_payload(1025))
+        services.messages.ingest.submit_action(kitchen, kitchen, text_payload(1025))
     await expect_nothing_was_kept(services)
 
 
 async def test_size_is_measured_in_bytes_of_utf8(services: Services, kitchen: Device) -> None:
     with pytest.raises(PayloadTooLarge):
-        services.ingest.submit(kitchen, json.dumps({"text": "ä" * 600}, ensure_ascii=False).encode())
+        services.messages.ingest.submit(kitchen, json.dumps({"text": "ä" * 600}, ensure_ascii=False).encode())
     await expect_nothing_was_kept(services)
 
 
@@ -178,8 +180,8 @@ async def test_size_is_measured_in_bytes_of_utf8(services: Services, kitchen: De
 )
 async def test_size_is_that_of_compact_json(services: Services, kitchen: Device, payload: bytes) -> None:
     assert len(payload) > 1024
-    position = services.ingest.submit(kitchen, payload)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(kitchen, payload)
+    await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) is not None
 
 
@@ -204,25 +206,25 @@ async def test_what_is_no_json_object_is_refused(
     services: Services, kitchen: Device, payload: bytes, blanks: int
 ) -> None:
     with pytest.raises(BadRequest):
-        services.ingest.submit(kitchen, payload + b" " * blanks)
+        services.messages.ingest.submit(kitchen, payload + b" " * blanks)
     await expect_nothing_was_kept(services)
 
 
 async def test_a_disabled_device_sends_nothing(services: Services, kitchen: Device, hall: Device) -> None:
     disable(kitchen)
     with pytest.raises(SourceDeviceDisabled):
-        services.ingest.submit(kitchen, STATE)
+        services.messages.ingest.submit(kitchen, STATE)
     with pytest.raises(SourceDeviceDisabled):
-        services.ingest.submit_action(kitchen, hall, SET_ON)
+        services.messages.ingest.submit_action(kitchen, hall, SET_ON)
     await expect_nothing_was_kept(services)
 
 
 async def test_a_disabled_device_gets_no_actions(services: Services, kitchen: Device, hall: Device) -> None:
     disable(kitchen)
     with pytest.raises(DestinationDeviceDisabled):
-        services.ingest.submit_action(kitchen, kitchen, SET_ON)
+        services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
     with pytest.raises(DestinationDeviceDisabled):
-        services.ingest.submit_action(hall, kitchen, SET_ON)
+        services.messages.ingest.submit_action(hall, kitchen, SET_ON)
     await expect_nothing_was_kept(services)
 
 
@@ -230,25 +232,25 @@ async def test_a_message_of_which_nothing_remains_has_a_position_and_is_not_visi
     services: Services, kitchen: Device
 ) -> None:
     facts: list[MessagesStored] = []
-    services.router.subscribe(MessagesStored, facts.append)
-    first = services.ingest.submit(kitchen, b'{"unknown":1}')
-    second = services.ingest.submit(kitchen, STATE)
-    await services.ingest.wait_committed()
+    services.core.router.subscribe(MessagesStored, facts.append)
+    first = services.messages.ingest.submit(kitchen, b'{"unknown":1}')
+    second = services.messages.ingest.submit(kitchen, STATE)
+    await services.messages.ingest.wait_committed()
     assert (first, second) == (1, 2)
     assert await failed_rows(services) == [
         (first, kitchen.key, NOW_MS, "nothing remained after normalization", '{"unknown":1}')
     ]
     assert await stored_message(services, first) is None
-    assert await services.history.by_mid(services.ingest.mid(first)) is None
+    assert await services.messages.history.by_mid(services.messages.ingest.mid(first)) is None
     assert [row.position for fact in facts for row in fact.rows] == [second]
-    assert services.ingest.statistics() == IngestStatistics(messages=1, failed_messages=1, actions=0)
+    assert services.messages.ingest.statistics() == IngestStatistics(messages=1, failed_messages=1, actions=0)
 
 
 async def test_a_device_type_without_manifest_takes_messages_that_all_fail(services: Services, world: World) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
-    kitchen = await services.devices.get(world.kitchen)
-    services.ingest.submit(kitchen, STATE)
-    await services.ingest.wait_committed()
+    await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM manifest"))
+    kitchen = await services.devices.registry.get(world.kitchen)
+    services.messages.ingest.submit(kitchen, STATE)
+    await services.messages.ingest.wait_committed()
     assert [reason for _, _, _, reason, _ in await failed_rows(services)] == ["no Manifest"]
 
 
@@ -256,13 +258,13 @@ async def test_a_device_type_without_manifest_takes_messages_that_all_fail(servi
 
 
 async def test_cts_never_runs_backwards(services: Services, kitchen: Device, fake_clock: FakeClock) -> None:
-    first = services.ingest.submit(kitchen, STATE)
+    first = services.messages.ingest.submit(kitchen, STATE)
     fake_clock.advance(-1_000_000)
-    second = services.ingest.submit(kitchen, STATE)
-    third = services.ingest.submit_action(kitchen, kitchen, SET_ON)
+    second = services.messages.ingest.submit(kitchen, STATE)
+    third = services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
     fake_clock.advance(1_000_005)
-    fourth = services.ingest.submit(kitchen, STATE)
-    await services.ingest.wait_committed()
+    fourth = services.messages.ingest.submit(kitchen, STATE)
+    await services.messages.ingest.wait_committed()
     rows = [await stored_message(services, position) for position in (first, second, fourth)]
     action = await stored_action(services, third)
     assert action is not None
@@ -275,18 +277,18 @@ async def test_cts_does_not_run_backwards_across_a_restart(
     open_again: OpenServices, fake_clock: FakeClock, last: str
 ) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
         if last == "message":
-            services.ingest.submit(kitchen, STATE)
+            services.messages.ingest.submit(kitchen, STATE)
         else:
-            services.ingest.submit_action(kitchen, kitchen, SET_ON)
-        await services.ingest.wait_committed()
+            services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
+        await services.messages.ingest.wait_committed()
     fake_clock.advance(-1_000_000)
     async with open_again() as services:
-        kitchen = await services.devices.get(world.kitchen)
-        position = services.ingest.submit(kitchen, STATE)
-        await services.ingest.wait_committed()
+        kitchen = await services.devices.registry.get(world.kitchen)
+        position = services.messages.ingest.submit(kitchen, STATE)
+        await services.messages.ingest.wait_committed()
         row = await stored_message(services, position)
         assert row is not None
         assert row.cts == NOW_MS
@@ -300,10 +302,10 @@ async def test_an_action_is_stored_and_told_with_everything_its_receivers_need(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     facts: list[ActionStored] = []
-    services.router.subscribe(ActionStored, facts.append)
-    position = services.ingest.submit_action(kitchen, hall, b' {"actions": [ {"name" : "setOn"} ] } ', 7)
+    services.core.router.subscribe(ActionStored, facts.append)
+    position = services.messages.ingest.submit_action(kitchen, hall, b' {"actions": [ {"name" : "setOn"} ] } ', 7)
     assert facts == []
-    await services.ingest.wait_committed()
+    await services.messages.ingest.wait_committed()
     assert await stored_action(services, position) == ActionRow(
         position, hall.key, kitchen.key, 7, NOW_MS, 1, SET_ON.decode()
     )
@@ -311,7 +313,7 @@ async def test_an_action_is_stored_and_told_with_everything_its_receivers_need(
     action = fact.action
     assert (fact.source, fact.destination) == (kitchen.key, hall.key)
     assert (action.sdid, action.ddid, action.ddtid, action.boid) == (KITCHEN, HALL, LIGHT_TYPE, ACME)
-    assert (action.uid, action.mid) == (hall.owner_id, services.ingest.mid(position))
+    assert (action.uid, action.mid) == (hall.owner_id, services.messages.ingest.mid(position))
     assert (action.position, action.ts, action.cts, action.mv, action.data) == (
         position,
         7,
@@ -346,8 +348,8 @@ async def test_an_action_is_stored_and_told_with_everything_its_receivers_need(
 async def test_actions_are_routed_unchanged_and_compact(
     services: Services, kitchen: Device, given: str, kept: str
 ) -> None:
-    position = services.ingest.submit_action(kitchen, kitchen, given.encode())
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit_action(kitchen, kitchen, given.encode())
+    await services.messages.ingest.wait_committed()
     row = await stored_action(services, position)
     assert row is not None
     assert row.data == kept
@@ -358,8 +360,8 @@ def actions(count: int) -> bytes:
 
 
 async def test_twenty_actions_are_accepted(services: Services, kitchen: Device) -> None:
-    position = services.ingest.submit_action(kitchen, kitchen, actions(20))
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit_action(kitchen, kitchen, actions(20))
+    await services.messages.ingest.wait_committed()
     assert await stored_action(services, position) is not None
 
 
@@ -386,7 +388,7 @@ async def test_actions_that_are_refused_name_the_member(
     services: Services, kitchen: Device, data: bytes, field: str
 ) -> None:
     with pytest.raises(ValidationFailed) as caught:
-        services.ingest.submit_action(kitchen, kitchen, data)
+        services.messages.ingest.submit_action(kitchen, kitchen, data)
     assert [finding.field for finding in caught.value.findings] == [field]
     assert caught.value.code == 4001
     await expect_nothing_was_kept(services)
@@ -408,7 +410,7 @@ async def test_actions_that_are_refused_name_the_member(
 )
 async def test_actions_that_are_no_json(services: Services, kitchen: Device, data: bytes, blanks: int) -> None:
     with pytest.raises(BadRequest):
-        services.ingest.submit_action(kitchen, kitchen, data + b" " * blanks)
+        services.messages.ingest.submit_action(kitchen, kitchen, data + b" " * blanks)
     await expect_nothing_was_kept(services)
 
 
@@ -418,7 +420,7 @@ async def test_deeply_nested_parameters_are_kept_or_refused_but_never_our_bug(
     data = b'{"actions":[{"name":"a","parameters":{"x":' + b"[" * 480 + b"]" * 480 + b"}}]}"
     assert len(data) <= 1024
     try:
-        services.ingest.submit_action(kitchen, kitchen, data)
+        services.messages.ingest.submit_action(kitchen, kitchen, data)
     except BadRequest:
         await expect_nothing_was_kept(services)
 
@@ -428,25 +430,25 @@ async def test_deeply_nested_parameters_are_kept_or_refused_but_never_our_bug(
 
 async def test_nobody_is_told_before_the_commit(services: Services, kitchen: Device) -> None:
     heard: list[str] = []
-    services.router.subscribe(MessagesStored, lambda fact: heard.append(f"stored {len(fact.rows)}"))
-    services.router.subscribe(ActionStored, lambda _fact: heard.append("action"))
+    services.core.router.subscribe(MessagesStored, lambda fact: heard.append(f"stored {len(fact.rows)}"))
+    services.core.router.subscribe(ActionStored, lambda _fact: heard.append("action"))
     for _ in range(2):
-        services.ingest.submit(kitchen, STATE)
-        services.ingest.after_commit(lambda error: heard.append(f"told {error}"))
-    services.ingest.submit_action(kitchen, kitchen, SET_ON)
-    services.ingest.after_commit(lambda error: heard.append(f"told {error}"))
+        services.messages.ingest.submit(kitchen, STATE)
+        services.messages.ingest.after_commit(lambda error: heard.append(f"told {error}"))
+    services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
+    services.messages.ingest.after_commit(lambda error: heard.append(f"told {error}"))
     assert heard == []
-    await services.ingest.wait_committed()
+    await services.messages.ingest.wait_committed()
     assert heard == ["stored 2", "told None", "told None", "action", "told None"]
 
 
 async def test_what_is_acknowledged_can_be_read_at_once(services: Services, kitchen: Device) -> None:
-    position = services.ingest.submit(kitchen, b'{"intensity":5}')
-    await services.ingest.wait_committed()
-    assert await services.history.by_mid(services.ingest.mid(position)) is not None
-    assert len(await services.history.latest([kitchen], count=1)) == 1
-    assert len((await services.history.search([kitchen], start_ms=0, end_ms=NOW_MS)).messages) == 1
-    assert (await services.snapshots.of(kitchen.key))["intensity"] == (NOW_MS, position, 5)
+    position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
+    await services.messages.ingest.wait_committed()
+    assert await services.messages.history.by_mid(services.messages.ingest.mid(position)) is not None
+    assert len(await services.messages.history.latest([kitchen], count=1)) == 1
+    assert len((await services.messages.history.search([kitchen], start_ms=0, end_ms=NOW_MS)).messages) == 1
+    assert (await services.messages.snapshots.of(kitchen.key))["intensity"] == (NOW_MS, position, 5)
 
 
 async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
@@ -457,25 +459,25 @@ async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
     facts: list[object] = []
     told: list[StorageUnavailable | None] = []
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
-        services.router.subscribe(MessagesStored, facts.append)
-        services.router.subscribe(ActionStored, facts.append)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
+        services.core.router.subscribe(MessagesStored, facts.append)
+        services.core.router.subscribe(ActionStored, facts.append)
         breakable.error = StoreError("disk full")
-        services.ingest.submit(kitchen, STATE)
-        services.ingest.submit_action(kitchen, kitchen, SET_ON)
-        services.ingest.after_commit(told.append)
+        services.messages.ingest.submit(kitchen, STATE)
+        services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
+        services.messages.ingest.after_commit(told.append)
         with pytest.raises(StorageUnavailable) as caught:
-            await services.ingest.wait_committed()
+            await services.messages.ingest.wait_committed()
         assert caught.value.reason == "disk full"
         assert "disk" not in str(caught.value)
         assert [type(one) for one in told] == [StorageUnavailable]
         assert facts == []
-        assert await services.snapshots.of(kitchen.key) == {}
+        assert await services.messages.snapshots.of(kitchen.key) == {}
 
         breakable.error = None
-        services.ingest.submit(kitchen, STATE)
-        await services.ingest.wait_committed()
+        services.messages.ingest.submit(kitchen, STATE)
+        await services.messages.ingest.wait_committed()
         assert len(facts) == 1
 
 
@@ -485,42 +487,44 @@ async def test_the_workers_outlive_a_store_that_fails_for_a_while(
     breakable = BreakableEngine(engine)
     database = Database(breakable, run_sync=run_inline)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
-        position = services.ingest.submit(kitchen, b'{"intensity":5}')
-        await services.ingest.wait_committed()
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
+        position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
+        await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
         await trio.sleep(5)
-        assert services.folder.position < position
-        assert services.presence.statistics().unwritten == 1
+        assert services.messages.folder.position < position
+        assert services.devices.presence.statistics().unwritten == 1
         breakable.error = None
         await trio.sleep(2)
-        assert services.folder.position == position
-        assert services.presence.statistics().unwritten == 0
-        assert "intensity" in await services.snapshots.of(kitchen.key)
-        services.ingest.submit(kitchen, b'{"intensity":6}')
-        await services.ingest.wait_committed()
+        assert services.messages.folder.position == position
+        assert services.devices.presence.statistics().unwritten == 0
+        assert "intensity" in await services.messages.snapshots.of(kitchen.key)
+        services.messages.ingest.submit(kitchen, b'{"intensity":6}')
+        await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
     # What the last run could not save, the next one folds again.
     breakable.error = None
     database = Database(breakable, run_sync=run_inline)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
-        assert (await services.snapshots.of(kitchen.key))["intensity"][2] == 6
+        assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 6
 
 
 async def test_the_device_of_a_stored_row_is_at_hand_when_it_is_announced(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     senders: list[Device | None] = []
-    services.router.subscribe(
-        MessagesStored, lambda fact: senders.extend(services.ingest.sender(row.device) for row in fact.rows)
+    services.core.router.subscribe(
+        MessagesStored, lambda fact: senders.extend(services.messages.ingest.sender(row.device) for row in fact.rows)
     )
-    services.router.subscribe(ActionStored, lambda fact: senders.append(services.ingest.sender(fact.source)))
+    services.core.router.subscribe(
+        ActionStored, lambda fact: senders.append(services.messages.ingest.sender(fact.source))
+    )
     for _ in range(3):
-        services.ingest.submit(kitchen, STATE)
-        await services.ingest.wait_committed()
-    services.ingest.submit_action(hall, kitchen, SET_ON)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(kitchen, STATE)
+        await services.messages.ingest.wait_committed()
+    services.messages.ingest.submit_action(hall, kitchen, SET_ON)
+    await services.messages.ingest.wait_committed()
     assert senders == [kitchen] * 3 + [hall]
 
 
@@ -528,13 +532,15 @@ async def test_the_source_of_an_action_is_at_hand_though_another_commit_was_unde
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     senders: list[Device | None] = []
-    services.router.subscribe(ActionStored, lambda fact: senders.append(services.ingest.sender(fact.source)))
+    services.core.router.subscribe(
+        ActionStored, lambda fact: senders.append(services.messages.ingest.sender(fact.source))
+    )
 
     def answer(_fact: MessagesStored) -> None:
-        services.ingest.submit_action(hall, kitchen, SET_ON)
+        services.messages.ingest.submit_action(hall, kitchen, SET_ON)
 
-    services.router.subscribe(MessagesStored, answer)
-    services.ingest.submit(kitchen, STATE)
-    await services.ingest.wait_committed()  # the Action came after its group was closed
-    await services.ingest.wait_committed()
+    services.core.router.subscribe(MessagesStored, answer)
+    services.messages.ingest.submit(kitchen, STATE)
+    await services.messages.ingest.wait_committed()  # the Action came after its group was closed
+    await services.messages.ingest.wait_committed()
     assert senders == [hall]

@@ -35,10 +35,10 @@ class Fleet:
     sensor_type: int
 
     def retention(self, days: int) -> Retention:
-        return Retention(self.services.database, Clock(self.clock), days=days)
+        return Retention(self.services.core.database, Clock(self.clock), days=days)
 
     async def send(self, *devices: Device, action: bool = False, failing: bool = False) -> list[int]:
-        ingest = self.services.ingest
+        ingest = self.services.messages.ingest
         positions = [
             ingest.submit_action(one, one, b'{"actions":[{"name":"setOn"}]}')
             if action
@@ -46,11 +46,11 @@ class Fleet:
             for one in devices
         ]
         await ingest.wait_committed()
-        await self.services.folder.flush()
+        await self.services.messages.folder.flush()
         return positions
 
     async def left(self, table: LogTable = "message") -> list[int]:
-        rows = await self.services.database.read(
+        rows = await self.services.core.database.read(
             lambda tx: list(tx.connection.execute(f"SELECT position FROM {table} ORDER BY position"))  # noqa: S608
         )
         return [row["position"] for row in rows]
@@ -88,9 +88,9 @@ async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Flee
         )
         return type_, device
 
-    type_, sensor = await services.database.write(add)
-    light = await services.devices.get(world.kitchen)
-    return Fleet(services, fake_clock, light, await services.devices.get(sensor), type_)
+    type_, sensor = await services.core.database.write(add)
+    light = await services.devices.registry.get(world.kitchen)
+    return Fleet(services, fake_clock, light, await services.devices.registry.get(sensor), type_)
 
 
 async def test_nothing_is_deleted_without_a_retention(fleet: Fleet) -> None:
@@ -172,13 +172,13 @@ async def test_failed_messages_are_kept_for_seven_days(fleet: Fleet) -> None:
 
 
 async def test_what_no_consumer_has_seen_stays(fleet: Fleet) -> None:
-    position = fleet.services.ingest.submit(fleet.light, b'{"intensity":1}')
-    await fleet.services.ingest.wait_committed()
+    position = fleet.services.messages.ingest.submit(fleet.light, b'{"intensity":1}')
+    await fleet.services.messages.ingest.wait_committed()
     fleet.clock.advance(99 * DAY_MS)
     retention = fleet.retention(1)
     await retention.sweep()
     assert await fleet.left() == [position]
-    await fleet.services.folder.flush()
+    await fleet.services.messages.folder.flush()
     await retention.sweep()
     assert await fleet.left() == []
 
@@ -186,11 +186,11 @@ async def test_what_no_consumer_has_seen_stays(fleet: Fleet) -> None:
 async def test_analytics_and_snapshots_outlive_messages(fleet: Fleet) -> None:
     await fleet.send(fleet.light)
     fleet.clock.advance(40 * DAY_MS)
-    before = await fleet.services.snapshots.of(fleet.light.key)
+    before = await fleet.services.messages.snapshots.of(fleet.light.key)
     await fleet.retention(1).sweep()
     assert await fleet.left() == []
-    assert await fleet.services.snapshots.of(fleet.light.key) == before
-    found = await fleet.services.analytics.aggregates(
+    assert await fleet.services.messages.snapshots.of(fleet.light.key) == before
+    found = await fleet.services.messages.analytics.aggregates(
         fleet.light, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
     )
     assert found.aggregate is not None
@@ -202,7 +202,7 @@ async def test_minutes_go_before_hours_and_days(fleet: Fleet) -> None:
     await fleet.send(fleet.light)
 
     async def levels() -> set[str]:
-        rows = await fleet.services.database.read(
+        rows = await fleet.services.core.database.read(
             lambda tx: list(tx.connection.execute("SELECT DISTINCT level FROM rollup"))
         )
         return {row["level"] for row in rows}
@@ -241,7 +241,7 @@ async def test_it_is_swept_every_ten_minutes(services: Services, fleet: Fleet, a
     fleet.clock.advance(8 * DAY_MS)
     await trio.sleep(SWEEP_SECONDS + 1)
     assert await fleet.left("failed_message") == []
-    assert services.retention.statistics().deleted_failed_messages == 1
+    assert services.messages.retention.statistics().deleted_failed_messages == 1
 
 
 # A step takes a thousand positions, and finds its boundary by halving
@@ -250,12 +250,12 @@ async def test_it_is_swept_every_ten_minutes(services: Services, fleet: Fleet, a
 @pytest.fixture
 async def many(fleet: Fleet) -> Fleet:
     rows = [MessageRow(position, fleet.light.key, 1, position, 1, "{}") for position in range(3, 7_000, 2)]
-    await fleet.services.database.write(lambda tx: tx.messages.append(rows, (), (), head=7_000))
+    await fleet.services.core.database.write(lambda tx: tx.messages.append(rows, (), (), head=7_000))
     return fleet
 
 
 async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
-    await many.services.folder.flush()
+    await many.services.messages.folder.flush()
     many.clock.now = 30 * DAY_MS + 5_000
     await many.retention(30).sweep()
     assert await many.left() == list(range(5_001, 7_000, 2))

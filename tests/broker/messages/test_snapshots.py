@@ -31,61 +31,64 @@ VAULT = Vault(Vault.new_key())
 
 
 async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
-    position = services.ingest.submit(device, json.dumps(data).encode(), ts)
-    await services.ingest.wait_committed()
+    position = services.messages.ingest.submit(device, json.dumps(data).encode(), ts)
+    await services.messages.ingest.wait_committed()
     return position
 
 
 async def test_a_device_without_messages_has_no_fields(services: Services, kitchen: Device) -> None:
-    assert await services.snapshots.of(kitchen.key) == {}
+    assert await services.messages.snapshots.of(kitchen.key) == {}
 
 
 async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(services: Services, kitchen: Device) -> None:
     position = await send(services, kitchen, {"intensity": 7}, 5)
-    assert services.folder.statistics().held_rows == 1
-    assert await services.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
-    await services.folder.flush()
-    assert services.folder.statistics().held_rows == 0
-    assert services.folder.statistics().position == position
-    assert await services.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
+    assert services.messages.folder.statistics().held_rows == 1
+    assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
+    await services.messages.folder.flush()
+    assert services.messages.folder.statistics().held_rows == 0
+    assert services.messages.folder.statistics().position == position
+    assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
 
 
 async def test_a_late_message_fills_gaps_and_overwrites_nothing_newer(services: Services, kitchen: Device) -> None:
     newer = await send(services, kitchen, {"intensity": 7}, 100)
     late = await send(services, kitchen, {"intensity": 1, "state": True}, 50)
-    assert await services.snapshots.of(kitchen.key) == {"intensity": (100, newer, 7), "state": (50, late, True)}
+    assert await services.messages.snapshots.of(kitchen.key) == {
+        "intensity": (100, newer, 7),
+        "state": (50, late, True),
+    }
 
 
 async def test_of_equal_ts_the_last_received_counts(services: Services, kitchen: Device) -> None:
     await send(services, kitchen, {"intensity": 1}, 100)
-    await services.folder.flush()
+    await services.messages.folder.flush()
     last = await send(services, kitchen, {"intensity": 2}, 100)
-    assert await services.snapshots.of(kitchen.key) == {"intensity": (100, last, 2)}
+    assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (100, last, 2)}
 
 
 async def test_groups_are_folded_field_by_field_and_collections_as_a_whole(services: Services, kitchen: Device) -> None:
     first = await send(services, kitchen, {"colorRGB": {"r": 1, "g": 2}, "samples": [1, 2]}, 1)
     second = await send(services, kitchen, {"colorRGB": {"g": 3}, "samples": []}, 2)
     expected = {"colorRGB.r": (1, first, 1), "colorRGB.g": (2, second, 3), "samples": (2, second, [])}
-    assert await services.snapshots.of(kitchen.key) == expected
-    await services.folder.flush()
-    assert await services.snapshots.of(kitchen.key) == expected
+    assert await services.messages.snapshots.of(kitchen.key) == expected
+    await services.messages.folder.flush()
+    assert await services.messages.snapshots.of(kitchen.key) == expected
 
 
 async def test_a_failed_message_leaves_no_trace(services: Services, kitchen: Device) -> None:
     await send(services, kitchen, {"unknown": 1})
-    assert await services.snapshots.of(kitchen.key) == {}
+    assert await services.messages.snapshots.of(kitchen.key) == {}
 
 
 async def test_devices_do_not_mix(services: Services, kitchen: Device, hall: Device) -> None:
     await send(services, kitchen, {"intensity": 1})
-    assert await services.snapshots.of(hall.key) == {}
+    assert await services.messages.snapshots.of(hall.key) == {}
 
 
 async def test_it_is_folded_every_few_seconds(services: Services, kitchen: Device, autojump_clock: MockClock) -> None:
     await send(services, kitchen, {"intensity": 1})
     await trio.sleep(FLUSH_SECONDS + 1)
-    assert services.folder.statistics().held_rows == 0
+    assert services.messages.folder.statistics().held_rows == 0
 
 
 async def test_what_comes_during_a_flush_is_not_lost(engine: SqliteEngine) -> None:
@@ -94,38 +97,38 @@ async def test_what_comes_during_a_flush_is_not_lost(engine: SqliteEngine) -> No
     async with open_services(
         Settings(state_dir=engine.path.parent), database, VAULT, Clock(FakeClock(NOW_MS))
     ) as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
         await send(services, kitchen, {"intensity": 1})
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.folder.flush)
+            nursery.start_soon(services.messages.folder.flush)
             last = await send(services, kitchen, {"intensity": 2})
             runner.reads.set()
-        assert await services.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
-        await services.folder.flush()
-        assert await services.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
+        assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
+        await services.messages.folder.flush()
+        assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
 
 
 async def test_what_was_not_folded_when_the_machine_went_down_is_folded_at_the_next_start(
     open_again: OpenServices,
 ) -> None:
     async with open_again() as services:
-        world = await build_world(services.database, services.vault)
-        kitchen = await services.devices.get(world.kitchen)
+        world = await build_world(services.core.database, services.core.vault)
+        kitchen = await services.devices.registry.get(world.kitchen)
         positions = [await send(services, kitchen, {"intensity": number}, number) for number in range(5)]
-        await services.folder.flush()
+        await services.messages.folder.flush()
 
         def go_back(tx: Transaction) -> None:
             tx.messages.set_consumer_position("folds", positions[1])
 
-        await services.database.write(go_back)
-        behind = Folder(services.database, Router(), (services.snapshots,))
+        await services.core.database.write(go_back)
+        behind = Folder(services.core.database, Router(), (services.messages.snapshots,))
         await behind.resume()
         assert behind.statistics().position == positions[1]
         await behind.flush()
         assert behind.statistics().position == positions[-1]
-        assert await services.snapshots.of(kitchen.key) == {"intensity": (4, positions[-1], 4)}
+        assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (4, positions[-1], 4)}
 
 
 @dataclass(frozen=True)
@@ -180,25 +183,25 @@ async def _compare_with_recomputation(steps: list[Send | str]) -> None:
                 )
 
             services = await start()
-            world = await build_world(services.database, services.vault)
+            world = await build_world(services.core.database, services.core.vault)
             keys = [world.kitchen, world.hall]
             for step in steps:
                 if isinstance(step, Send):
-                    device = await services.devices.get(keys[step.device])
+                    device = await services.devices.registry.get(keys[step.device])
                     position = await send(services, device, step.data, step.ts)
-                    row = await services.database.read(lambda tx, p=position: tx.messages.message(p))  # type: ignore[misc]
+                    row = await services.core.database.read(lambda tx, p=position: tx.messages.message(p))  # type: ignore[misc]
                     assert row is not None
                     for path, value in _leaves(json.loads(row.data)):
                         known = expected[step.device].get(path)
                         if known is None or (step.ts, position) > known[:2]:
                             expected[step.device][path] = (step.ts, position, value)
                 elif step == "flush":
-                    await services.folder.flush()
+                    await services.messages.folder.flush()
                 else:
                     if step != "restart":
-                        await services.database.write(lambda tx: tx.messages.set_consumer_position("folds", 0))
+                        await services.core.database.write(lambda tx: tx.messages.set_consumer_position("folds", 0))
                     services = await start()
-                assert [await services.snapshots.of(key) for key in keys] == expected
+                assert [await services.messages.snapshots.of(key) for key in keys] == expected
 
 
 def _leaves(group: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ async def terms(services: Services, world: World) -> list[tuple[int, str, list[t
             for plan in tx.monetization.plans(world.light_type)
         ]
 
-    return await services.database.read(work)
+    return await services.core.database.read(work)
 
 
 async def test_a_plan_is_there_and_approved_and_doing_it_twice_changes_nothing(

@@ -22,4 +22,4 @@ async def secure(services: Services, world: World, authority: Authority) -> Worl
 
 @pytest.fixture
 async def ada(services: Services, secure: World) -> Caller:
-    return await services.tokens.caller(ADA_TOKEN)
+    return await services.accounts.tokens.caller(ADA_TOKEN)

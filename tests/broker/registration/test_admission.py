@@ -23,22 +23,22 @@ def issued(authority: Authority) -> Issued:
 @pytest.fixture
 async def board(services: Services, secure: World, ada: Caller, issued: Issued) -> Device:
     """Registered with the certificate."""
-    begun = await services.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
-    await services.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
-    completed = await services.registrations.complete(issued.shown, begun.id, begun.nonce)
-    return await services.devices.find(completed.device_id)
+    begun = await services.registration.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
+    await services.registration.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
+    completed = await services.registration.registrations.complete(issued.shown, begun.id, begun.nonce)
+    return await services.devices.registry.find(completed.device_id)
 
 
 def refused(services: Services, device: Device, shown: ClientCertificate | None) -> bool:
     try:
-        services.admission.check(device, shown)
+        services.registration.admission.check(device, shown)
     except PermissionDenied:
         return True
     return False
 
 
 async def test_it_comes_with_its_certificate(services: Services, board: Device, issued: Issued) -> None:
-    services.admission.check(board, issued.shown)
+    services.registration.admission.check(board, issued.shown)
 
 
 async def test_and_with_nothing_else(services: Services, board: Device, authority: Authority, issued: Issued) -> None:
@@ -63,24 +63,24 @@ async def test_not_when_the_type_trusts_somebody_else_now(services: Services, bo
 
 
 async def test_not_after_it_was_revoked(services: Services, board: Device, issued: Issued) -> None:
-    await services.registrations.revoke(board)
+    await services.registration.registrations.revoke(board)
     assert refused(services, board, issued.shown)
 
 
 async def test_not_before_it_was_registered(services: Services, secure: World, ada: Caller, issued: Issued) -> None:
-    begun = await services.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
-    await services.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
-    progress = await services.registrations.progress(issued.shown, begun.id)
+    begun = await services.registration.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
+    await services.registration.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
+    progress = await services.registration.registrations.progress(issued.shown, begun.id)
     assert progress.device_id is not None
-    assert refused(services, await services.devices.find(progress.device_id), issued.shown)
+    assert refused(services, await services.devices.registry.find(progress.device_id), issued.shown)
 
 
 async def test_ordinary_devices_need_none_and_may_show_any(services: Services, secure: World, issued: Issued) -> None:
-    light = await services.devices.find(HALL)
+    light = await services.devices.registry.find(HALL)
     for shown in (None, issued.shown, ClientCertificate(b"junk")):
-        services.admission.check(light, shown)
+        services.registration.admission.check(light, shown)
 
 
 async def test_tokens_of_users_and_of_ordinary_devices_need_none(services: Services, secure: World) -> None:
     for token in (ADA_TOKEN, KITCHEN_TOKEN):
-        await services.admission.check_caller(await services.tokens.caller(token), None)
+        await services.registration.admission.check_caller(await services.accounts.tokens.caller(token), None)

@@ -33,12 +33,12 @@ async def meters(services: Services, world: World) -> DeviceType:
     """A type without devices."""
     entry = {"id": METER_TYPE, "unique_name": "example.meter", "organization": "Acme", "published": True}
     await services.provisioning.apply({"device_types": [entry]})
-    return await services.device_types.find(METER_TYPE)
+    return await services.device_types.catalog.find(METER_TYPE)
 
 
 @pytest.fixture
 def lists(services: Services) -> ApprovedLists:
-    return services.approved_lists
+    return services.registration.approved_lists
 
 
 async def finished(lists: ApprovedLists, type_: DeviceType, upload_id: str) -> ApprovedUploadRecord:
@@ -162,14 +162,16 @@ async def test_a_restart_goes_on_behind_the_rows_that_were_saved(
             lists.add_entry(meters.key, vdid, now_ms=1)
         lists.save_upload(replace(kept, total=1000, succeeded=500))
 
-    await services.database.write(half_done)
+    await services.core.database.write(half_done)
     async with open_again() as restarted:
-        done = await finished(restarted.approved_lists, meters, "ab" * 16)
+        done = await finished(restarted.registration.approved_lists, meters, "ab" * 16)
     assert (done.status, done.succeeded, done.failed, done.content) == ("Completed", 1000, 0, None)
 
 
 async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceType) -> None:
-    idle = ApprovedLists(services.database, services.clock, Uploads(services.database, services.clock))
+    idle = ApprovedLists(
+        services.core.database, services.core.clock, Uploads(services.core.database, services.core.clock)
+    )
     for _ in range(APPROVED_UPLOADS_WAITING):
         await idle.upload(meters, b"vdid\n")
     with pytest.raises(Conflict):
@@ -179,7 +181,7 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
 async def test_uploads_are_of_one_type(services: Services, lists: ApprovedLists, meters: DeviceType) -> None:
     done = await upload(lists, meters, ["a"])
     with pytest.raises(NotFound):
-        await lists.upload_status(await services.device_types.find(LIGHT_TYPE), done.id)
+        await lists.upload_status(await services.device_types.catalog.find(LIGHT_TYPE), done.id)
 
 
 # The switch
@@ -187,12 +189,14 @@ async def test_uploads_are_of_one_type(services: Services, lists: ApprovedLists,
 
 async def test_a_type_with_devices_cannot_be_limited(services: Services, lists: ApprovedLists, world: World) -> None:
     with pytest.raises(Conflict):
-        await lists.set_enabled(await services.device_types.find(LIGHT_TYPE), True)
+        await lists.set_enabled(await services.device_types.catalog.find(LIGHT_TYPE), True)
 
 
 async def test_a_type_with_secure_registration_cannot_be_limited(services: Services, secure: World) -> None:
     with pytest.raises(Conflict):
-        await services.approved_lists.set_enabled(await services.device_types.find(SECURE_TYPE), True)
+        await services.registration.approved_lists.set_enabled(
+            await services.device_types.catalog.find(SECURE_TYPE), True
+        )
 
 
 async def test_a_type_with_a_cloud_connector_cannot_be_limited(lists: ApprovedLists, meters: DeviceType) -> None:
@@ -225,8 +229,8 @@ async def vendor(lists: ApprovedLists, meters: DeviceType, request: pytest.Fixtu
 
 async def create(services: Services, world: World, type_: DeviceType, vdid: str, svdid: str) -> Device:
     """As POST /devices does."""
-    claim = await services.approved_lists.check(type_, vdid, svdid)
-    return await services.inventory.create(NewDevice(owner=world.ada, type=type_, vdid=vdid), check=claim)
+    claim = await services.registration.approved_lists.check(type_, vdid, svdid)
+    return await services.devices.inventory.create(NewDevice(owner=world.ada, type=type_, vdid=vdid), check=claim)
 
 
 async def test_a_signed_id_of_the_list_becomes_a_device_once(
@@ -236,7 +240,7 @@ async def test_a_signed_id_of_the_list_becomes_a_device_once(
     assert (await lists.find(meters, "a")).device_id == device.id
     with pytest.raises(PermissionDenied):
         await create(services, world, meters, "a", signed(vendor, "a"))
-    await services.inventory.delete(device)
+    await services.devices.inventory.delete(device)
     assert (await lists.find(meters, "a")).device_id is None
     await create(services, world, meters, "a", signed(vendor, "a"))
 
@@ -304,8 +308,8 @@ async def test_a_certificate_that_was_removed_or_has_expired_signs_for_nobody(
 
 
 async def test_without_the_switch_nothing_is_asked(services: Services, world: World, meters: DeviceType) -> None:
-    claim = await services.approved_lists.check(meters, None, None)
-    await services.inventory.create(NewDevice(owner=world.ada, type=meters), check=claim)
+    claim = await services.registration.approved_lists.check(meters, None, None)
+    await services.devices.inventory.create(NewDevice(owner=world.ada, type=meters), check=claim)
 
 
 async def test_a_list_that_is_enabled_in_the_last_moment_counts(
@@ -314,8 +318,8 @@ async def test_a_list_that_is_enabled_in_the_last_moment_counts(
     claim = await lists.check(meters, None, None)
     await lists.set_enabled(meters, True)
     with pytest.raises(PermissionDenied):
-        await services.inventory.create(NewDevice(owner=world.ada, type=meters), check=claim)
-    assert not await services.database.read(lambda tx: tx.approved_lists.has_devices(meters.key))
+        await services.devices.inventory.create(NewDevice(owner=world.ada, type=meters), check=claim)
+    assert not await services.core.database.read(lambda tx: tx.approved_lists.has_devices(meters.key))
 
 
 async def test_deleting_an_entry_leaves_its_device_alone(
@@ -323,7 +327,7 @@ async def test_deleting_an_entry_leaves_its_device_alone(
 ) -> None:
     device = await create(services, world, meters, "a", signed(vendor, "a"))
     assert (await lists.remove(meters, "a")).device_id == device.id
-    assert (await services.devices.find(device.id)).record.vdid == "a"
+    assert (await services.devices.registry.find(device.id)).record.vdid == "a"
     with pytest.raises(NotFound):
         await lists.find(meters, "a")
 

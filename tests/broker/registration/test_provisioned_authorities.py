@@ -24,12 +24,12 @@ async def apply(services: Services, authority: Authority, **changes: Any) -> Pro
 
 
 async def record(services: Services) -> DeviceTypeRecord:
-    return (await services.device_types.find(SECURE_TYPE)).record
+    return (await services.device_types.catalog.find(SECURE_TYPE)).record
 
 
 async def authorities(services: Services) -> tuple[bytes, ...]:
     key = (await record(services)).key
-    return await services.database.read(lambda tx: tx.registrations.authorities(key))
+    return await services.core.database.read(lambda tx: tx.registrations.authorities(key))
 
 
 async def test_the_type_names_the_first_of_them(services: Services, world: World, authority: Authority) -> None:

@@ -63,7 +63,7 @@ class Steps:
 
 @pytest.fixture
 def steps(services: Services, secure: World, ada: Caller, authority: Authority) -> Steps:
-    return Steps(services.registrations, ada, secure.ada, authority.issue())
+    return Steps(services.registration.registrations, ada, secure.ada, authority.issue())
 
 
 # The way it goes
@@ -77,7 +77,7 @@ async def test_a_device_and_its_user_find_each_other_by_the_pin(services: Servic
     completed = await steps.complete(begun)
     assert await steps.status(begun) is Status.REGISTERED
 
-    device, caller = await services.devices.authenticate(completed.device_id, completed.token)
+    device, caller = await services.devices.registry.authenticate(completed.device_id, completed.token)
     assert (device.owner_id, device.type.id, device.record.name) == (ADA, SECURE_TYPE, "Board")
     assert (device.record.vdid, device.record.certificate) == ("vendor-1", steps.device.der)
     assert completed.owner_id == ADA
@@ -85,16 +85,16 @@ async def test_a_device_and_its_user_find_each_other_by_the_pin(services: Servic
 
 
 async def test_the_user_may_attach_a_device_that_exists(services: Services, steps: Steps) -> None:
-    device = await services.devices.find((await steps.all()).device_id)
-    await services.registrations.revoke(device)
+    device = await services.devices.registry.find((await steps.all()).device_id)
+    await services.registration.registrations.revoke(device)
     begun = await steps.begin()
-    assert await services.registrations.confirm_existing(steps.ada, begun.pin, device) == begun.id
+    assert await services.registration.registrations.confirm_existing(steps.ada, begun.pin, device) == begun.id
     assert (await steps.complete(begun)).device_id == device.id
 
 
 async def test_everyone_hears_of_a_device_that_the_pin_made(services: Services, steps: Steps) -> None:
     heard: list[DeviceCreated] = []
-    services.router.subscribe(DeviceCreated, heard.append)
+    services.core.router.subscribe(DeviceCreated, heard.append)
     completed = await steps.all()
     assert [fact.device_id for fact in heard] == [completed.device_id]
 
@@ -117,7 +117,7 @@ async def test_a_restart_loses_nothing(
 ) -> None:
     begun = await steps.begin()
     async with open_again() as restarted:
-        progress = await restarted.registrations.progress(steps.device.shown, begun.id)
+        progress = await restarted.registration.registrations.progress(steps.device.shown, begun.id)
         assert progress.status is Status.PENDING_USER_CONFIRMATION
 
 
@@ -239,40 +239,42 @@ async def test_a_name_that_does_not_fit_leaves_the_pin_as_it_was(steps: Steps) -
 async def test_nobody_makes_devices_for_others(services: Services, steps: Steps, secure: World) -> None:
     begun = await steps.begin()
     for token, owner in ((BOB_TOKEN, secure.ada), (APPLICATION_TOKEN, secure.bob)):  # Bob granted nothing
-        caller = await services.tokens.caller(token)
+        caller = await services.accounts.tokens.caller(token)
         with pytest.raises(PermissionDenied):
-            await services.registrations.confirm_new(caller, begun.pin, owner=owner, name="Board")
+            await services.registration.registrations.confirm_new(caller, begun.pin, owner=owner, name="Board")
     assert await steps.status(begun) is Status.PENDING_USER_CONFIRMATION
 
 
 async def test_an_application_enters_the_pin_for_a_user_who_granted_it(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
-    application = await services.tokens.caller(APPLICATION_TOKEN)
+    application = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     await steps.confirm(begun, caller=application)
     assert (await steps.complete(begun)).owner_id == ADA
-    assert (await services.registrations.progress_for(application, begun.id)).status is Status.REGISTERED
+    assert (await services.registration.registrations.progress_for(application, begun.id)).status is Status.REGISTERED
 
 
 async def test_a_device_of_another_type_is_not_attached(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     with pytest.raises(Conflict):
-        await services.registrations.confirm_existing(steps.ada, begun.pin, await services.devices.find(KITCHEN))
+        await services.registration.registrations.confirm_existing(
+            steps.ada, begun.pin, await services.devices.registry.find(KITCHEN)
+        )
 
 
 async def test_a_registered_device_is_not_attached_again(
     services: Services, steps: Steps, authority: Authority
 ) -> None:
-    device = await services.devices.find((await steps.all()).device_id)
+    device = await services.devices.registry.find((await steps.all()).device_id)
     begun = await steps.begin(issued=authority.issue(), vendor_id="vendor-2")
     with pytest.raises(Conflict):
-        await services.registrations.confirm_existing(steps.ada, begun.pin, device)
+        await services.registration.registrations.confirm_existing(steps.ada, begun.pin, device)
 
 
 async def test_five_wrong_pins_in_ten_minutes_are_enough(
     services: Services, steps: Steps, fake_clock: FakeClock
 ) -> None:
     begun = await steps.begin()
-    registrations = services.registrations
+    registrations = services.registration.registrations
     for _ in range(5):
         with pytest.raises(NotFound):
             await registrations.confirm_new(steps.ada, "22222222", owner=steps.owner, name="Board")
@@ -302,15 +304,17 @@ async def test_wrong_pins_that_come_all_at_once_are_counted(steps: Steps) -> Non
 async def test_only_whoever_entered_the_pin_sees_how_it_goes(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     with pytest.raises(PermissionDenied):
-        await services.registrations.progress_for(steps.ada, begun.id)
+        await services.registration.registrations.progress_for(steps.ada, begun.id)
     await steps.confirm(begun)
-    progress = await services.registrations.progress_for(steps.ada, begun.id)
+    progress = await services.registration.registrations.progress_for(steps.ada, begun.id)
     assert progress.status is Status.PENDING_DEVICE_COMPLETION
     assert progress.device_id is not None
     with pytest.raises(PermissionDenied):
-        await services.registrations.progress_for(await services.tokens.caller(BOB_TOKEN), begun.id)
+        await services.registration.registrations.progress_for(
+            await services.accounts.tokens.caller(BOB_TOKEN), begun.id
+        )
     with pytest.raises(NotFound):
-        await services.registrations.progress_for(steps.ada, "00" * 16)
+        await services.registration.registrations.progress_for(steps.ada, "00" * 16)
 
 
 # The device's side
@@ -378,9 +382,9 @@ async def test_a_device_that_was_deleted_before_its_completion_is_not_registered
 ) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
-    progress = await services.registrations.progress(steps.device.shown, begun.id)
+    progress = await services.registration.registrations.progress(steps.device.shown, begun.id)
     assert progress.device_id is not None
-    await services.inventory.delete(await services.devices.find(progress.device_id))
+    await services.devices.inventory.delete(await services.devices.registry.find(progress.device_id))
     assert await steps.status(begun) is Status.REVOKED
     with pytest.raises(Conflict):
         await steps.complete(begun)
@@ -393,16 +397,16 @@ async def test_revoking_ends_token_and_certificate_and_whoever_is_connected_hear
     services: Services, steps: Steps
 ) -> None:
     completed = await steps.all()
-    device, caller = await services.devices.authenticate(completed.device_id, completed.token)
+    device, caller = await services.devices.registry.authenticate(completed.device_id, completed.token)
     ended: list[bytes] = []
-    services.router.subscribe(TokenRevoked, lambda fact: ended.append(fact.hash))
-    await services.registrations.revoke(device)
+    services.core.router.subscribe(TokenRevoked, lambda fact: ended.append(fact.hash))
+    await services.registration.registrations.revoke(device)
     assert ended == [caller.token]
     assert (device.record.certificate, device.record.vdid) == (None, None)
     with pytest.raises(Unauthorized):
-        await services.devices.authenticate(completed.device_id, completed.token)
+        await services.devices.registry.authenticate(completed.device_id, completed.token)
     with pytest.raises(NotFound):
-        await services.registrations.revoke(device)
+        await services.registration.registrations.revoke(device)
     again = await steps.begin()
     assert await steps.status(again) is Status.PENDING_USER_CONFIRMATION
 
@@ -410,9 +414,9 @@ async def test_revoking_ends_token_and_certificate_and_whoever_is_connected_hear
 async def test_what_nobody_has_completed_can_be_revoked_too(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
-    progress = await services.registrations.progress(steps.device.shown, begun.id)
+    progress = await services.registration.registrations.progress(steps.device.shown, begun.id)
     assert progress.device_id is not None
-    await services.registrations.revoke(await services.devices.find(progress.device_id))
+    await services.registration.registrations.revoke(await services.devices.registry.find(progress.device_id))
     assert await steps.status(begun) is Status.REVOKED
     with pytest.raises(Conflict):
         await steps.complete(begun)
@@ -422,7 +426,7 @@ async def test_a_deleted_device_frees_its_vendor_id_and_its_certificate(services
     begun = await steps.begin()
     await steps.confirm(begun)
     completed = await steps.complete(begun)
-    await services.inventory.delete(await services.devices.find(completed.device_id))
+    await services.devices.inventory.delete(await services.devices.registry.find(completed.device_id))
     assert await steps.status(begun) is Status.REVOKED
     assert (await steps.all()).device_id != completed.device_id
 

@@ -88,7 +88,7 @@ def error(message: Message) -> tuple[str, str]:
 
 async def disable_kitchen(services: Services, world: World) -> None:
     """As its owner would."""
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.devices.put_device(
             KITCHEN,
             owner=world.ada,
@@ -100,12 +100,12 @@ async def disable_kitchen(services: Services, world: World) -> None:
             now_ms=1,
         )
     )
-    await services.devices.reload()
+    await services.devices.registry.reload()
 
 
 async def revoke_kitchen_token(services: Services, world: World) -> None:
     """By a new one."""
     fresh = "99" * 16
-    record = DeviceTokenRecord(world.kitchen, token_hash(fresh), services.vault.seal(fresh), world.application, 1)
-    await services.database.write(lambda tx: tx.devices.put_token(record))
-    services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    record = DeviceTokenRecord(world.kitchen, token_hash(fresh), services.core.vault.seal(fresh), world.application, 1)
+    await services.core.database.write(lambda tx: tx.devices.put_token(record))
+    services.core.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))

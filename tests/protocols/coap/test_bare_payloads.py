@@ -40,10 +40,10 @@ async def posted(peer: Peer, payload: object, format_: int) -> Message:
 async def test_a_bare_payload_is_transformed(
     services: Services, peer: Peer, transform: dict[str, Any], payload: object, format_: int, data: str
 ) -> None:
-    await services.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": transform}, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": transform}, approve=True)
     answer = await posted(peer, payload, format_)
     assert answer.code == Code.CREATED
-    found = await services.history.by_mid(json.loads(_json(answer))["data"]["mid"])
+    found = await services.messages.history.by_mid(json.loads(_json(answer))["data"]["mid"])
     assert found is not None
     assert found[0].data == data
 
@@ -61,7 +61,7 @@ async def test_a_simple_manifest_takes_no_bare_payload(peer: Peer, format_: int)
 
 async def test_data_given_as_a_text_is_parsed(services: Services, peer: Peer) -> None:
     answer = await posted(peer, {"data": '{"state":true}'}, JSON)
-    found = await services.history.by_mid(json.loads(answer.payload)["data"]["mid"])
+    found = await services.messages.history.by_mid(json.loads(answer.payload)["data"]["mid"])
     assert found is not None
     assert found[0].data == '{"state":true}'
 

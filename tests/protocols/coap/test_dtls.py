@@ -197,8 +197,8 @@ class TestPreSharedKeys:
 
     async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
         for token in (KITCHEN_TOKEN, "77" * 16):
-            sealed = services.vault.seal(token)
-            await services.database.write(partial(_put_sealed, world, sealed))
+            sealed = services.core.vault.seal(token)
+            await services.core.database.write(partial(_put_sealed, world, sealed))
             with dtls_client(address, psk_context(KITCHEN, token, PSK)) as client:
                 await client.handshake()
 
@@ -211,7 +211,7 @@ class TestPreSharedKeys:
             raise RuntimeError("a disk")
 
         with monkeypatch.context() as patched, capture_logs() as logs:
-            patched.setattr(services.devices, "pre_shared_key", fail)
+            patched.setattr(services.devices.registry, "pre_shared_key", fail)
             context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
             with dtls_client(address, context) as client, pytest.raises(trio.TooSlowError):
                 await client.handshake(seconds=0.2)
@@ -365,10 +365,10 @@ class TestSessions:
     async def test_that_observe_end_offline(self, client: DtlsClient, services: Services, world: World) -> None:
         await client.handshake()
         await client.ask(_observe(1))
-        assert services.connections.is_online(world.kitchen)
+        assert services.routing.connections.is_online(world.kitchen)
         await client.say_goodbye()
         with trio.fail_after(5):
-            while services.connections.is_online(world.kitchen):
+            while services.routing.connections.is_online(world.kitchen):
                 await trio.lowlevel.checkpoint()
 
     async def test_that_meet_a_bug_end_and_disturb_nobody(
@@ -419,17 +419,17 @@ class TestSessions:
             await client.socket.send(record)
         await client.receive()
         assert (await client.ask(_post(2))).message_id == 2
-        assert services.ingest.statistics().messages == 2
+        assert services.messages.ingest.statistics().messages == 2
 
     async def test_share_a_commit_for_what_has_come(self, client: DtlsClient, services: Services) -> None:
         await client.handshake()
         await client.ask(_post(1))
-        commits = services.database.statistics().commits
+        commits = services.core.database.statistics().commits
         for message_id in range(2, 40):
             await client.send(_post(message_id))
         answers = [await client.receive() for _ in range(2, 40)]
         assert {answer.message_id for answer in answers} == set(range(2, 40))
-        assert services.database.statistics().commits - commits < 38
+        assert services.core.database.statistics().commits - commits < 38
 
     async def test_records_in_one_datagram_are_separate_messages(self, client: DtlsClient) -> None:
         await client.handshake()
@@ -516,7 +516,7 @@ class TestFloods:
         async def find(identity: str, _vault: object) -> None:
             asked.append(identity)
 
-        monkeypatch.setattr(services.devices, "pre_shared_key", find)
+        monkeypatch.setattr(services.devices.registry, "pre_shared_key", find)
         await client.handshake(answers=2)
         for number in range(40):
             identity = f"{number // 2:032x}".encode()
@@ -560,7 +560,7 @@ async def test_stop_tells_observers(
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
                 assert (await client.receive()).code == Code.SERVICE_UNAVAILABLE
-    assert not services.connections.is_online(world.kitchen)
+    assert not services.routing.connections.is_online(world.kitchen)
 
 
 async def test_without_a_library_that_works_nothing_is_opened(

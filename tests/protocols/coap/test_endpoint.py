@@ -35,14 +35,14 @@ def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: 
 async def small(services: Services, world: World, time: Time) -> Endpoint:
     """Knows the three devices and holds three sessions."""
     for token in (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN):
-        await services.devices.by_token(token)
+        await services.devices.registry.by_token(token)
     return _endpoint(services, time, SessionLimits(sessions=3))
 
 
 @pytest.fixture
 async def limited(services: Services, world: World, time: Time) -> Limited:
     """Endpoints that know the kitchen light and hold what the test says."""
-    await services.devices.by_token(KITCHEN_TOKEN)
+    await services.devices.registry.by_token(KITCHEN_TOKEN)
     return lambda **limits: _endpoint(services, time, SessionLimits(**limits))
 
 
@@ -115,12 +115,12 @@ class TestSessions:
             peer.observe(token)
         for number in range(3, 100):
             Peer(small, number).request(Code.GET, ".well-known/core")
-        assert services.connections.statistics().devices_online == 2
+        assert services.routing.connections.statistics().devices_online == 2
         assert [error(peer.inbox[-1])[0] for peer in peers if len(peer.inbox) > 1] == ["5.03"]
         newcomer = Peer(small, "newcomer")
         newcomer.observe(KITCHEN_TOKEN)
         assert newcomer.take().code == Code.CONTENT
-        assert services.connections.statistics().devices_online == 3
+        assert services.routing.connections.statistics().devices_online == 3
 
     async def test_of_strangers_hold_a_part_of_the_bytes(self, limited: Limited) -> None:
         endpoint = limited(bytes_held=100_000)
@@ -146,14 +146,14 @@ class TestSessions:
         assert endpoint.statistics().bytes_held <= 14_000
 
     async def test_an_observer_that_must_go_is_told(self, services: Services, world: World, time: Time) -> None:
-        await services.devices.by_token(KITCHEN_TOKEN)
+        await services.devices.registry.by_token(KITCHEN_TOKEN)
         endpoint = _endpoint(services, time, SessionLimits(bytes_held=6_000))
-        observer, observed = Peer(endpoint), await services.devices.get(world.kitchen)
+        observer, observed = Peer(endpoint), await services.devices.registry.get(world.kitchen)
         observer.observe(KITCHEN_TOKEN)
         observer.inbox.clear()
         for _ in range(20):
-            services.ingest.submit_action(observed, observed, b'{"actions":[{"name":"%b"}]}' % (b"x" * 100))
-        await services.ingest.wait_committed()
+            services.messages.ingest.submit_action(observed, observed, b'{"actions":[{"name":"%b"}]}' % (b"x" * 100))
+        await services.messages.ingest.wait_committed()
         observer.acknowledge(observer.inbox.pop(0))
         assert error(observer.inbox[-1])[0] == "5.03"
         assert endpoint.statistics().bytes_held == 0
@@ -188,7 +188,7 @@ class TestSessions:
                 peer.post(KITCHEN_TOKEN, STATE)
             time.now += PIGGYBACK_SECONDS
             endpoint.tick(time.now)
-            await services.ingest.wait_committed()
+            await services.messages.ingest.wait_committed()
         assert peer.session().exchange.statistics().waiting == 64
         assert endpoint.statistics().requests_dropped == 600 - 64
         while peer.inbox:
@@ -213,7 +213,7 @@ class TestBlocks:
     BLOCK = ((Option.BLOCK1, Block(0, more=True, exponent=6).encode()),)
 
     async def test_count_in_the_bytes_held(self, peer: Peer, endpoint: Endpoint, services: Services) -> None:
-        await services.devices.by_token(KITCHEN_TOKEN)
+        await services.devices.registry.by_token(KITCHEN_TOKEN)
         peer.observe(KITCHEN_TOKEN)
         before = peer.session().bytes_held
         peer.post(KITCHEN_TOKEN, b"x" * 1024, self.BLOCK)
@@ -224,7 +224,7 @@ class TestBlocks:
     async def test_that_are_never_finished_are_forgotten(
         self, peer: Peer, endpoint: Endpoint, services: Services, time: Time
     ) -> None:
-        await services.devices.by_token(KITCHEN_TOKEN)
+        await services.devices.registry.by_token(KITCHEN_TOKEN)
         other = Peer(endpoint, "other")
         for one in (peer, other):
             one.post(KITCHEN_TOKEN, b"x" * 1024, self.BLOCK)
@@ -240,12 +240,12 @@ class TestBlocks:
 async def test_a_late_commit_gets_a_separate_answer(
     peer: Peer, endpoint: Endpoint, services: Services, time: Time
 ) -> None:
-    await services.devices.by_token(KITCHEN_TOKEN)
+    await services.devices.registry.by_token(KITCHEN_TOKEN)
     peer.post(KITCHEN_TOKEN, STATE)
     time.now += 1
     endpoint.tick(time.now)
     assert peer.take().code == Code.EMPTY
-    await services.ingest.wait_committed()
+    await services.messages.ingest.wait_committed()
     answer = peer.take()
     assert (answer.type, answer.code) == (CON, Code.CREATED)
     peer.acknowledge(answer)
@@ -303,7 +303,7 @@ async def test_a_bug_of_ours_is_answered_and_touches_nothing_else(
     def broken(*_: object) -> int:
         raise ZeroDivisionError
 
-    await services.devices.by_token(KITCHEN_TOKEN)
+    await services.devices.registry.by_token(KITCHEN_TOKEN)
     with monkeypatch.context() as patch:
         patch.setattr(Ingest, "submit", broken)
         peer.post(KITCHEN_TOKEN, STATE)
@@ -321,13 +321,13 @@ class TestBugs:
     @pytest.fixture
     async def observer(self, peer: Peer, services: Services, world: World) -> Peer:
         """A notification is under way to it, the only message in its inbox."""
-        await services.devices.by_token(KITCHEN_TOKEN)
-        await services.devices.by_token(HALL_TOKEN)
+        await services.devices.registry.by_token(KITCHEN_TOKEN)
+        await services.devices.registry.by_token(HALL_TOKEN)
         peer.observe(KITCHEN_TOKEN)
         peer.inbox.clear()
-        light = await services.devices.get(world.kitchen)
-        services.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
-        await services.ingest.wait_committed()
+        light = await services.devices.registry.get(world.kitchen)
+        services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
+        await services.messages.ingest.wait_committed()
         return peer
 
     @pytest.mark.parametrize("bug", ["delivered", "rejected", "timed_out", "end", "heard"])
@@ -361,7 +361,7 @@ class TestBugs:
             patch.delattr(Observers, "delivered")
             observer.acknowledge(observer.take())
         assert error(observer.take())[0] == "5.03"
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
     async def test_are_raised_to_a_listener_with_an_edge_of_its_own(
         self, observer: Peer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
@@ -384,17 +384,17 @@ async def test_the_clock_task_does_what_is_due(
     services: Services, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
     endpoint = Endpoint(services, chance=lambda: 0.0)
-    await services.devices.by_token(KITCHEN_TOKEN)
+    await services.devices.registry.by_token(KITCHEN_TOKEN)
     peer = Peer(endpoint)
     async with trio.open_nursery() as nursery:
         endpoint.start(nursery)
         peer.observe(KITCHEN_TOKEN)
         peer.inbox.clear()
-        light = await services.devices.get(world.kitchen)
-        services.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
+        light = await services.devices.registry.get(world.kitchen)
+        services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
         await trio.sleep(63)  # 2 + 4 + 8 + 16 + 32 and a little
         assert len(peer.inbox) == 5
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
         await trio.sleep(COAP_EXCHANGE_SECONDS)
         assert endpoint.statistics().sessions == 0
         nursery.cancel_scope.cancel()

@@ -37,7 +37,7 @@ async def test_a_call_too_many_is_answered_429_with_the_time_to_wait(
     assert answer.code == TOO_MANY_REQUESTS
     assert option(answer, Option.MAX_AGE) == uint(50)
     assert json.loads(answer.payload) == {"error": {"code": 429, "message": "DEVICE MINUTE rate limit exceeded"}}
-    assert services.ingest.statistics().messages == 3
+    assert services.messages.ingest.statistics().messages == 3
     fake_clock.advance(50_000)
     for _ in range(2):
         assert (await posted(peer)).code == Code.CREATED
@@ -61,7 +61,7 @@ async def test_observing_actions_is_no_message(peer: Peer) -> None:
 
 
 async def test_a_used_up_quota_is_429_too(peer: Peer, services: Services, world: World) -> None:
-    services.quotas.set_device_limit(world.kitchen, 0)
+    services.limits.quotas.set_device_limit(world.kitchen, 0)
     answer = await posted(peer)
     assert answer.code == TOO_MANY_REQUESTS
     assert json.loads(answer.payload) == {

@@ -24,10 +24,10 @@ ACTION = {"actions": [{"name": "setOn"}]}
 
 
 async def _send_action(services: Services, device: int, data: object = ACTION) -> None:
-    light = await services.devices.get(device)
+    light = await services.devices.registry.get(device)
     text = data if isinstance(data, bytes) else json.dumps(data).encode()
-    services.ingest.submit_action(light, light, text)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(light, light, text)
+    await services.messages.ingest.wait_committed()
 
 
 async def _observing(peer: Peer, token: str = KITCHEN_TOKEN, *options: tuple[int, bytes]) -> Message:
@@ -46,8 +46,8 @@ async def test_registration(peer: Peer, services: Services, world: World) -> Non
     answer = await _observing(peer)
     assert (answer.type, answer.code, answer.payload) == (ACK, Code.CONTENT, b"{}")
     assert _number(answer) > 0
-    assert services.connections.is_online(world.kitchen)
-    presence = await services.presence.of(world.kitchen)
+    assert services.routing.connections.is_online(world.kitchen)
+    presence = await services.devices.presence.of(world.kitchen)
     assert (presence.availability, presence.protocol) == ("online", "COAP")
 
 
@@ -84,7 +84,7 @@ async def test_a_slow_observer_loses_its_own_actions(
     for _ in range(MAX_WAITING + 5):
         await _send_action(services, world.kitchen)
     assert endpoint.statistics().notifications_lost == 4  # one is under way, and MAX_WAITING wait
-    assert services.connections.statistics().actions_dropped == 4
+    assert services.routing.connections.statistics().actions_dropped == 4
 
 
 async def test_in_cbor_if_asked(peer: Peer, services: Services, world: World) -> None:
@@ -220,7 +220,7 @@ async def test_get_without_observe(peer: Peer, services: Services, world: World)
     await wait_all_tasks_blocked()
     answer = peer.take()
     assert (answer.code, answer.payload, option(answer, Option.OBSERVE)) == (Code.CONTENT, b"{}", None)
-    assert not services.connections.is_online(world.kitchen)
+    assert not services.routing.connections.is_online(world.kitchen)
 
 
 class TestEnd:
@@ -229,14 +229,14 @@ class TestEnd:
         peer.observe(KITCHEN_TOKEN, 1)
         answer = peer.take()
         assert (answer.code, answer.payload, option(answer, Option.OBSERVE)) == (Code.CONTENT, b"{}", None)
-        presence = await services.presence.of(world.kitchen)
+        presence = await services.devices.presence.of(world.kitchen)
         assert (presence.availability, presence.last_time_online) == ("offline", NOW_MS)
 
     async def test_by_reset(self, peer: Peer, services: Services, world: World) -> None:
         await _observing(peer)
         await _send_action(services, world.kitchen)
         peer.reset(peer.take())
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
         await _send_action(services, world.kitchen)
         assert peer.inbox == []
 
@@ -246,11 +246,11 @@ class TestEnd:
         await _observing(peer)
         await _send_action(services, world.kitchen)
         for seconds in (2, 4, 8, 16, 32):
-            assert services.connections.is_online(world.kitchen)
+            assert services.routing.connections.is_online(world.kitchen)
             time.now += seconds
             endpoint.tick(time.now)
         assert len(peer.inbox) == 5
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
     @pytest.mark.parametrize(
         ("cause", "expected"),
@@ -267,11 +267,11 @@ class TestEnd:
         final = peer.take()
         assert error(final) == expected
         assert (final.type, final.token, option(final, Option.OBSERVE)) == (CON, b"ob", None)
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
     async def test_by_shutdown(self, peer: Peer, services: Services) -> None:
         await _observing(peer)
-        services.connections.close_all()
+        services.routing.connections.close_all()
         assert error(peer.take()) == ("5.03", "Service Unavailable")
 
 
@@ -283,7 +283,7 @@ class TestTakeOver:
         final = former.take()
         assert error(final) == ("4.09", CloseReason.REPLACED.value)
         assert option(final, Option.OBSERVE) is None
-        assert services.connections.statistics().takeovers == 1
+        assert services.routing.connections.statistics().takeovers == 1
         await _send_action(services, world.kitchen)
         assert json.loads(latter.take().payload) == ACTION
         assert former.inbox == []
@@ -295,7 +295,7 @@ class TestTakeOver:
         await _observing(Peer(endpoint, "former"))
         fake_clock.advance(500)
         await _observing(Peer(endpoint, "latter"))
-        presence = await services.presence.of(world.kitchen)
+        presence = await services.devices.presence.of(world.kitchen)
         assert presence.availability == "online"
 
     async def test_stops_what_is_under_way(self, endpoint: Endpoint, services: Services, world: World) -> None:
@@ -312,18 +312,18 @@ class TestTakeOver:
         former = Peer(endpoint, "former")
         await _observing(former)
         assert error(await _observing(Peer(endpoint, "latter"), "wrong"))[0] == "4.01"
-        assert (former.inbox, services.connections.statistics().takeovers) == ([], 0)
+        assert (former.inbox, services.routing.connections.statistics().takeovers) == ([], 0)
 
     async def test_refresh_is_none(self, peer: Peer, services: Services) -> None:
         first = await _observing(peer)
         again = await _observing(peer)
         assert _number(again) > _number(first)
-        assert services.connections.statistics().takeovers == 0
+        assert services.routing.connections.statistics().takeovers == 0
 
     async def test_by_another_protocol(self, peer: Peer, services: Services, world: World) -> None:
         await _observing(peer)
-        device, caller = await services.devices.by_token(KITCHEN_TOKEN)
-        with services.connections.connect(
+        device, caller = await services.devices.registry.by_token(KITCHEN_TOKEN)
+        with services.routing.connections.connect(
             device,
             protocol="MQTT",
             token=caller.token,
@@ -332,7 +332,7 @@ class TestTakeOver:
             close=lambda _reason: None,
         ):
             assert error(peer.take())[0] == "4.09"
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
 
 async def test_a_gateway_observes_several_devices(peer: Peer, services: Services, world: World) -> None:
@@ -360,8 +360,8 @@ class TestPing:
         assert (ping.type, ping.code) == (CON, Code.EMPTY)
         fake_clock.advance(300_000)
         peer.reset(ping)
-        assert services.connections.is_online(world.kitchen)
-        presence = await services.presence.of(world.kitchen)
+        assert services.routing.connections.is_online(world.kitchen)
+        presence = await services.devices.presence.of(world.kitchen)
         assert presence.last_seen_on == NOW_MS + 300_000
         await self._silence(endpoint, time, COAP_SILENCE_SECONDS - 1)
         assert peer.inbox == []
@@ -373,11 +373,11 @@ class TestPing:
         await self._silence(endpoint, time, COAP_SILENCE_SECONDS)
         for _ in range(2):
             for seconds in (2, 4, 8, 16, 32):
-                assert services.connections.is_online(world.kitchen)
+                assert services.routing.connections.is_online(world.kitchen)
                 await self._silence(endpoint, time, seconds)
         assert len(peer.inbox) == 10
         assert len({ping.message_id for ping in peer.inbox}) == 2
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
 
 class TestLargeNotifications:
@@ -401,7 +401,7 @@ class TestLargeNotifications:
             time.now += seconds
             endpoint.tick(time.now)
         assert {message.code for message in peer.inbox} == {Code.EMPTY}
-        assert not services.connections.is_online(world.kitchen)
+        assert not services.routing.connections.is_online(world.kitchen)
 
 
 class TestBlocks:
@@ -551,5 +551,5 @@ async def test_a_session_that_ends_while_its_token_is_looked_up_observes_nothing
     peer.observe(KITCHEN_TOKEN, 0)
     endpoint.close(peer.session())
     await wait_all_tasks_blocked()
-    assert not services.connections.is_online(world.kitchen)
+    assert not services.routing.connections.is_online(world.kitchen)
     assert endpoint.statistics().observers == 0

@@ -45,7 +45,7 @@ async def _posted(peer: Peer, token: str, body: object, *options: tuple[int, byt
 
 
 async def _stored(services: Services, mid: str) -> StoredMessage:
-    found = await services.history.by_mid(mid)
+    found = await services.messages.history.by_mid(mid)
     assert found is not None
     return found[0]
 
@@ -63,7 +63,7 @@ class TestPost:
         await _posted(peer, KITCHEN_TOKEN, STATE)
         peer.post(KITCHEN_TOKEN, STATE)  # its token is known now, so it is submitted at once
         assert peer.inbox == []
-        await services.ingest.wait_committed()
+        await services.messages.ingest.wait_committed()
         assert peer.take().code == Code.CREATED
 
     async def test_not_confirmable(self, peer: Peer) -> None:
@@ -94,11 +94,11 @@ class TestPost:
             await wait_all_tasks_blocked()
         assert [answer.code for answer in peer.inbox] == [Code.CREATED] * 3
         assert len({answer.payload for answer in peer.inbox}) == 1
-        assert services.ingest.statistics().messages == 1
+        assert services.messages.ingest.statistics().messages == 1
 
     async def test_touches_presence_but_not_availability(self, peer: Peer, services: Services, world: World) -> None:
         await _posted(peer, KITCHEN_TOKEN, STATE)
-        presence = await services.presence.of(world.kitchen)
+        presence = await services.devices.presence.of(world.kitchen)
         assert (presence.last_seen_on, presence.availability) == (NOW_MS, "unknown")
 
     async def test_requests_with_one_unknown_token_keep_their_order(self, peer: Peer, services: Services) -> None:
@@ -163,7 +163,7 @@ async def test_refused_post(
     peer: Peer, services: Services, token: str, body: object, options: tuple[tuple[int, bytes], ...], expected: object
 ) -> None:
     assert error(await _posted(peer, token, body, *options)) == expected
-    assert services.ingest.statistics().messages == 0
+    assert services.messages.ingest.statistics().messages == 0
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"", b"\x9f" * 200, b"\x81" * 100, cbor2.dumps({"data": 1 << 80}), b"\xf7"])
@@ -356,7 +356,7 @@ class TestBlocks:
             more = bool(int.from_bytes(option(answer, Option.BLOCK2) or b"", "big") & 8)
             number += 1
         assert (await _stored(services, json.loads(body)["data"]["mid"])).data == '{"state":true}'
-        assert services.ingest.statistics().messages == 1
+        assert services.messages.ingest.statistics().messages == 1
 
     async def test_of_an_answer_that_nobody_has(self, peer: Peer) -> None:
         peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b"", [(Option.BLOCK2, uint(1 << 4))])
@@ -412,8 +412,8 @@ async def test_a_message_that_could_not_be_stored(
 ) -> None:
     broken, vault = BreakableEngine(engine), Vault(Vault.new_key())
     async with open_services(settings, Database(broken, run_sync=run_inline), vault, Clock(fake_clock)) as services:
-        await build_world(services.database, vault)
-        await services.devices.by_token(KITCHEN_TOKEN)
+        await build_world(services.core.database, vault)
+        await services.devices.registry.by_token(KITCHEN_TOKEN)
         peer = Peer(Endpoint(services, now=time))
         broken.error = StoreError("disk full")
         peer.post(KITCHEN_TOKEN, STATE)

@@ -84,17 +84,17 @@ async def test_port_0_takes_a_free_one(address: Address) -> None:
 async def test_post(device: Socket, services: Services) -> None:
     answer = await device.ask(_post(1))
     assert (answer.type, answer.code, answer.message_id) == (ACK, Code.CREATED, 1)
-    assert services.ingest.statistics().messages == 1
+    assert services.messages.ingest.statistics().messages == 1
 
 
 async def test_what_has_come_is_read_in_one_go(device: Socket, services: Services) -> None:
     await device.ask(_post(1))
-    commits = services.database.statistics().commits
+    commits = services.core.database.statistics().commits
     for message_id in range(2, 40):
         await device.send(_post(message_id))
     answers = [await device.receive() for _ in range(2, 40)]
     assert {answer.message_id for answer in answers} == set(range(2, 40))
-    assert services.database.statistics().commits - commits < 38
+    assert services.core.database.statistics().commits - commits < 38
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_a_datagram_whose_end_is_missing_is_rejected(device: Socket, servi
     filler = ((2048, b"x" * 1000),) * 4
     answer = await device.ask(Message(CON, Code.POST, 1, b"t", (*path, *filler), STATE + b" " * 40))
     assert (answer.type, answer.message_id) == (RST, 1)
-    assert services.ingest.statistics().messages == 0
+    assert services.messages.ingest.statistics().messages == 0
 
 
 async def test_back_pressure_stops_reading(device: Socket, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,18 +129,18 @@ async def test_back_pressure_stops_reading(device: Socket, services: Services, m
     room = trio.Event()
     await device.ask(_post(1))
     with monkeypatch.context() as patch:
-        patch.setattr(type(services.ingest), "has_room", property(lambda _self: room.is_set()))
-        patch.setattr(type(services.ingest), "wait_room", lambda _self: room.wait())
+        patch.setattr(type(services.messages.ingest), "has_room", property(lambda _self: room.is_set()))
+        patch.setattr(type(services.messages.ingest), "wait_room", lambda _self: room.wait())
         assert (await device.ask(_post(2))).code == Code.CREATED  # it was read before anyone looked
         await device.send(_post(3))
         await trio.testing.wait_all_tasks_blocked()
-        assert services.ingest.statistics().messages == 2
+        assert services.messages.ingest.statistics().messages == 2
         room.set()
         assert (await device.receive()).message_id == 3
 
 
 async def test_stop_answers_what_was_accepted_and_tells_observers(services: Services, world: World) -> None:
-    await services.devices.by_token(KITCHEN_TOKEN)
+    await services.devices.registry.by_token(KITCHEN_TOKEN)
     async with trio.open_nursery() as nursery:
         device = Socket(await nursery.start(serve_coap, services, Address("127.0.0.1", 0)))
         await device.ask(_observe(1))
@@ -150,7 +150,7 @@ async def test_stop_answers_what_was_accepted_and_tells_observers(services: Serv
     answers = [await device.receive(), await device.receive()]
     device.close()
     assert {answer.code for answer in answers} == {Code.CREATED, Code.SERVICE_UNAVAILABLE}
-    assert not services.connections.is_online(world.kitchen)
+    assert not services.routing.connections.is_online(world.kitchen)
 
 
 async def test_an_address_in_use(services: Services, address: Address) -> None:
@@ -186,7 +186,7 @@ async def test_aiocoap_posts(address: Address, services: Services, size: int) ->
 
     answer = await _as_client(work)
     assert answer.code == aiocoap.CREATED
-    assert await services.history.by_mid(json.loads(answer.payload)["data"]["mid"])
+    assert await services.messages.history.by_mid(json.loads(answer.payload)["data"]["mid"])
 
 
 async def test_aiocoap_observes(address: Address, services: Services, world: World) -> None:
@@ -214,10 +214,10 @@ async def test_aiocoap_observes(address: Address, services: Services, world: Wor
         nursery.start_soon(observe)
         with trio.fail_after(10):
             await registered.wait()
-        assert services.connections.is_online(world.kitchen)
-        light = await services.devices.get(world.kitchen)
+        assert services.routing.connections.is_online(world.kitchen)
+        light = await services.devices.registry.get(world.kitchen)
         for name in "abc":
-            services.ingest.submit_action(light, light, b'{"actions":[{"name":"%b"}]}' % name.encode())
+            services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"%b"}]}' % name.encode())
     assert seen == [b"{}", *(b'{"actions":[{"name":"%b"}]}' % name.encode() for name in "abc")]
 
 

@@ -32,8 +32,8 @@ async def _simulate(plan: Plan) -> None:
 async def test_sends_and_leaves(address: Address, services: Services, world: World) -> None:
     plan = _plan(address, KITCHEN_TOKEN, 3)
     await _simulate(plan)
-    assert (plan.sent, services.ingest.statistics().messages) == (3, 3)
-    assert not services.connections.is_online(world.kitchen)
+    assert (plan.sent, services.messages.ingest.statistics().messages) == (3, 3)
+    assert not services.routing.connections.is_online(world.kitchen)
 
 
 async def test_shows_actions(
@@ -43,10 +43,10 @@ async def test_shows_actions(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_simulate, plan)
         with trio.fail_after(10):
-            while not services.connections.is_online(world.kitchen):
+            while not services.routing.connections.is_online(world.kitchen):
                 await trio.lowlevel.checkpoint()
-        light = await services.devices.get(world.kitchen)
-        services.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn","parameters":{"a":1}}]}')
+        light = await services.devices.registry.get(world.kitchen)
+        services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn","parameters":{"a":1}}]}')
     assert 'Kitchen received setOn {"a":1}' in capsys.readouterr().out
 
 
@@ -66,9 +66,9 @@ async def test_learns_that_it_was_replaced(address: Address, services: Services,
     async with trio.open_nursery() as nursery:
         nursery.start_soon(refused)
         with trio.fail_after(10):
-            while not services.connections.is_online(world.kitchen):
+            while not services.routing.connections.is_online(world.kitchen):
                 await trio.lowlevel.checkpoint()
-        services.connections.close_all()
+        services.routing.connections.close_all()
 
 
 async def _expect_the_end(plan: Plan) -> None:

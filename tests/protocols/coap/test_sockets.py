@@ -66,7 +66,7 @@ async def test_one_peer_at_two_of_our_addresses_is_two(port: int, services: Serv
             with trio.fail_after(5):
                 datagram, sender = await sock.recvfrom(2048)
             assert (sender, decode(datagram).code) == ((host, port), Code.CREATED)
-    assert services.ingest.statistics().messages == 2
+    assert services.messages.ingest.statistics().messages == 2
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])

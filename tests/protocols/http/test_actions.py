@@ -29,7 +29,7 @@ ALL: dict[str, Any] = {"startDate": 0, "endDate": NOW_MS}
 
 @pytest.fixture
 async def lights(services: Services, world: World) -> tuple[Device, Device]:
-    return await services.devices.get(world.kitchen), await services.devices.get(world.hall)
+    return await services.devices.registry.get(world.kitchen), await services.devices.registry.get(world.hall)
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ async def mids(services: Services, lights: tuple[Device, Device]) -> list[str]:
     kitchen, hall = lights
     on, off = b'{"name":"setOn","parameters":{"level":1.50}}', b'{"name":"setOff"}'
     positions = [
-        services.ingest.submit_action(hall, kitchen, b'{"actions":[' + on + b"]}", 10),
-        services.ingest.submit_action(kitchen, kitchen, b'{"actions":[' + off + b"]}", 20),
-        services.ingest.submit_action(hall, hall, b'{"actions":[' + off + b"," + on + b"]}", 30),
+        services.messages.ingest.submit_action(hall, kitchen, b'{"actions":[' + on + b"]}", 10),
+        services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[' + off + b"]}", 20),
+        services.messages.ingest.submit_action(hall, hall, b'{"actions":[' + off + b"," + on + b"]}", 30),
     ]
-    await services.ingest.wait_committed()
-    return [services.ingest.mid(position) for position in positions]
+    await services.messages.ingest.wait_committed()
+    return [services.messages.ingest.mid(position) for position in positions]
 
 
 async def search(api: httpx.AsyncClient, token: str = ADA_TOKEN, path: str = "/actions", **params: Any) -> Any:
@@ -101,8 +101,8 @@ async def test_an_unknown_mid_is_nothing(api: httpx.AsyncClient, mids: list[str]
 async def test_the_mid_of_a_message_is_no_action(
     api: httpx.AsyncClient, services: Services, lights: tuple[Device, Device]
 ) -> None:
-    mid = services.ingest.mid(services.ingest.submit(lights[0], b'{"state":true}'))
-    await services.ingest.wait_committed()
+    mid = services.messages.ingest.mid(services.messages.ingest.submit(lights[0], b'{"state":true}'))
+    await services.messages.ingest.wait_committed()
     assert found(await search(api, mid=mid)) == []
 
 
@@ -156,9 +156,9 @@ async def test_pages_stay_as_they_are_while_actions_arrive(
 ) -> None:
     first = await search(api, count=1, **ALL)
     assert "prev" not in first
-    services.ingest.submit_action(lights[0], lights[0], b'{"actions":[{"name":"setOn"}]}', 5)
-    services.ingest.submit_action(lights[0], lights[0], b'{"actions":[{"name":"setOn"}]}', 40)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit_action(lights[0], lights[0], b'{"actions":[{"name":"setOn"}]}', 5)
+    services.messages.ingest.submit_action(lights[0], lights[0], b'{"actions":[{"name":"setOn"}]}', 40)
+    await services.messages.ingest.wait_committed()
     second = await search(api, count=1, offset=first["next"], **ALL)
     assert found(second) == mids[1:2]
     assert found(await search(api, count=1, offset=second["prev"], **ALL)) == mids[:1]
@@ -215,8 +215,8 @@ async def sent(services: Services, lights: tuple[Device, Device]) -> None:
             b'{"samples":[48],"text":"true"}',
         )
     ):
-        services.ingest.submit(lights[0], data, ts)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(lights[0], data, ts)
+    await services.messages.ingest.wait_committed()
 
 
 @pytest.mark.parametrize(

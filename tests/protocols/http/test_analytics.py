@@ -17,15 +17,15 @@ ADA = bearer(ADA_TOKEN)
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    return await services.devices.get(world.kitchen)
+    return await services.devices.registry.get(world.kitchen)
 
 
 @pytest.fixture
 async def steps(services: Services, kitchen: Device) -> None:
     """1, 5 and 9 in one hour, and 20 in the next."""
     for data, ts in (("1", HOUR), ("5", HOUR + MINUTE_MS), ("9", HOUR + 59 * MINUTE_MS), ("20", HOUR + HOUR_MS)):
-        services.ingest.submit(kitchen, b'{"intensity":%s}' % data.encode(), ts)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(kitchen, b'{"intensity":%s}' % data.encode(), ts)
+    await services.messages.ingest.wait_committed()
 
 
 async def findings(api: httpx.AsyncClient, path: str, params: dict[str, Any]) -> list[tuple[str, str]]:
@@ -192,8 +192,8 @@ async def test_an_application_names_the_device_whose_presence_it_wants(api: http
 
 
 async def test_snapshots(api: httpx.AsyncClient, services: Services, kitchen: Device) -> None:
-    services.ingest.submit(kitchen, b'{"intensity":500,"colorRGB":{"r":1},"samples":[1,2.50]}', 7)
-    await services.ingest.wait_committed()
+    services.messages.ingest.submit(kitchen, b'{"intensity":500,"colorRGB":{"r":1},"samples":[1,2.50]}', 7)
+    await services.messages.ingest.wait_committed()
     answer = await api.get("/messages/snapshots", params={"sdids": f"{KITCHEN},,{HALL}"}, headers=ADA)
     assert answer.json() == {
         "sdids": f"{KITCHEN},{HALL}",

@@ -32,7 +32,7 @@ ANY_JSON = {"format": "json", "expression": "{text: to_string(@)}"}
 async def test_whatever_comes_is_transformed(
     services: Services, api: httpx.AsyncClient, transform: dict[str, Any], data: object, stored: object
 ) -> None:
-    await services.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": transform}, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": transform}, approve=True)
     answer = await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json={"data": data})
     assert answer.status_code == 200, answer.text
     mid = answer.json()["data"]["mid"]
@@ -42,13 +42,13 @@ async def test_whatever_comes_is_transformed(
 
 @pytest.mark.parametrize("body", [{}, {"data": None}])
 async def test_nothing_is_refused_all_the_same(services: Services, api: httpx.AsyncClient, body: object) -> None:
-    await services.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
     error = (await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json=body)).json()["error"]
     assert error["errors"] == [[{"field": "data", "messages": ["Required parameter"]}]]
 
 
 async def test_actions_are_objects_all_the_same(services: Services, api: httpx.AsyncClient) -> None:
-    await services.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
     actions = {"data": {"actions": [{"name": "setOn"}]}}
     for body, status in ((actions, 200), ({"data": json.dumps(actions["data"])}, 200), ({"data": "x"}, 400)):
         answer = await api.post("/actions", headers=bearer(KITCHEN_TOKEN), json=body)

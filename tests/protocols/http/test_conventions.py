@@ -202,7 +202,7 @@ async def test_a_refusal_has_its_error_id_in_the_log(api: httpx.AsyncClient) -> 
 
 
 async def test_a_bug_is_500_with_one_log_record(services: Services, world: World, api: httpx.AsyncClient) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("UPDATE manifest SET document = 'secret{'"))
+    await services.core.database.write(lambda tx: tx.connection.execute("UPDATE manifest SET document = 'secret{'"))
     with capture_logs() as logs:
         answer = await api.get(DEVICE, headers=bearer(ADA_TOKEN))
     error = error_of(answer, 500)
@@ -212,14 +212,14 @@ async def test_a_bug_is_500_with_one_log_record(services: Services, world: World
 
 
 async def test_a_store_that_cannot_be_read_is_503(services: Services, world: World, api: httpx.AsyncClient) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("DROP TABLE presence"))
+    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE presence"))
     answer = await api.get(f"{DEVICE}/status", headers=bearer(ADA_TOKEN))
     assert error_of(answer, 503)["message"] == "Service Unavailable"
     assert int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_store_that_cannot_be_written_is_503(services: Services, world: World, api: httpx.AsyncClient) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("DROP TABLE message"))
+    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE message"))
     answer = await api.post("/messages", headers=bearer(KITCHEN_TOKEN), json=MESSAGE)
     assert error_of(answer, 503)["message"] == "Service Unavailable"
     assert int(answer.headers["retry-after"]) > 0

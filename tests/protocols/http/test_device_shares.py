@@ -48,7 +48,7 @@ async def accept(api: httpx.AsyncClient) -> str:
 
 
 async def queued(services: Services) -> list[str]:
-    rows = await services.database.read(
+    rows = await services.core.database.read(
         lambda tx: list(tx.connection.execute("SELECT kind, recipient FROM mail ORDER BY key"))
     )
     return [f"{row['kind']} {row['recipient']}" for row in rows]
@@ -119,7 +119,7 @@ async def test_a_second_share_to_one_address_is_refused_while_the_first_stands(
 async def test_the_shares_of_a_device_are_bounded(services: Services, world: World, api: httpx.AsyncClient) -> None:
     for number in range(DEVICE_SHARES_MAX):
         record = ShareRecord(f"{number:032x}", world.kitchen, f"u{number}@example.org", None, "PENDING", 1)
-        await services.database.write(lambda tx, one=record: tx.shares.put(one))  # type: ignore[misc]
+        await services.core.database.write(lambda tx, one=record: tx.shares.put(one))  # type: ignore[misc]
     status, answer = await call(api, "POST", SHARES, ADA_TOKEN, {"email": CAROL})
     assert (status, answer["error"]["message"]) == (409, f"Device already shared {DEVICE_SHARES_MAX} times")
 
@@ -212,10 +212,10 @@ async def test_an_answer_that_is_none(api: httpx.AsyncClient, body: dict[str, An
 async def test_who_has_the_address_later_may_answer(services: Services, world: World, api: httpx.AsyncClient) -> None:
     share = await offer(api, CAROL)
     assert (await call(api, "GET", "/users/self/shares", BOB_TOKEN))[1]["total"] == 0
-    await services.users.change_profile(world.bob, email=CAROL)
+    await services.accounts.users.change_profile(world.bob, email=CAROL)
     assert (await call(api, "PUT", f"{SHARES}/{share}", BOB_TOKEN, {"status": "ACCEPTED"}))[0] == 200
     # From then on it is theirs, whatever their address will be.
-    await services.users.change_profile(world.bob, email="bob@example.org")
+    await services.accounts.users.change_profile(world.bob, email="bob@example.org")
     assert (await call(api, "GET", f"/devices/{KITCHEN}", BOB_TOKEN))[0] == 200
     assert (await call(api, "DELETE", f"{SHARES}/{share}", BOB_TOKEN))[0] == 200
 
@@ -277,10 +277,12 @@ async def test_the_records_say_who_shares(api: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize("token", [ADA_TOKEN, BOB_TOKEN])
 async def test_changes_are_told_when_they_take_effect(services: Services, api: httpx.AsyncClient, token: str) -> None:
     seen: list[tuple[type, bool]] = []
-    device = await services.devices.find(KITCHEN)
-    reach = await services.permissions.reach(await services.tokens.caller(BOB_TOKEN))
+    device = await services.devices.registry.find(KITCHEN)
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller(BOB_TOKEN))
     for kind in (DeviceChanged, SharesChanged):
-        services.router.subscribe(kind, lambda fact: seen.append((type(fact), reach.allows(device, Permission.WRITE))))
+        services.core.router.subscribe(
+            kind, lambda fact: seen.append((type(fact), reach.allows(device, Permission.WRITE)))
+        )
     share = await offer(api)
     assert seen == []
     await call(api, "PUT", f"{SHARES}/{share}", BOB_TOKEN, {"status": "ACCEPTED"})

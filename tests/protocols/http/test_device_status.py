@@ -27,9 +27,9 @@ DEVICE = f"/devices/{KITCHEN}"
 
 @contextmanager
 def connected(services: Services, key: int) -> Iterator[None]:
-    device = services.devices.get_nowait(key)
+    device = services.devices.registry.get_nowait(key)
     assert device is not None
-    with services.connections.connect(
+    with services.routing.connections.connect(
         device, protocol="MQTT", token=b"", exclusive=True, deliver=lambda _action: True, close=lambda _reason: None
     ):
         yield
@@ -136,7 +136,7 @@ async def test_a_status_that_is_set_is_told_when_it_shows(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
     told: list[str] = []
-    services.router.subscribe(AvailabilityChanged, lambda fact: told.append(fact.availability))
+    services.core.router.subscribe(AvailabilityChanged, lambda fact: told.append(fact.availability))
     with ExitStack() as connection:
         for availability in ("online", "online", "offline"):
             await api.put(f"{DEVICE}/status", headers=bearer(ADA_TOKEN), json={"availability": availability})

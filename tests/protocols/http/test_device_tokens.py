@@ -45,7 +45,7 @@ async def test_the_life_of_a_token(api: httpx.AsyncClient) -> None:
 async def test_a_token_that_an_operator_gave_has_no_application(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("UPDATE device_token SET application = NULL"))
+    await services.core.database.write(lambda tx: tx.connection.execute("UPDATE device_token SET application = NULL"))
     assert "cid" not in (await api.get(PATH, headers=bearer(ADA_TOKEN))).json()["data"]
 
 
@@ -53,7 +53,7 @@ async def test_two_new_tokens_at_once_leave_one_and_tell_of_every_former_one(
     services: Services, api: httpx.AsyncClient
 ) -> None:
     ended: list[bytes] = []
-    services.router.subscribe(TokenRevoked, lambda fact: ended.append(fact.hash))
+    services.core.router.subscribe(TokenRevoked, lambda fact: ended.append(fact.hash))
     tokens: list[str] = []
 
     async def renew() -> None:
@@ -72,9 +72,9 @@ async def test_two_new_tokens_at_once_leave_one_and_tell_of_every_former_one(
 async def test_the_end_of_a_token_ends_its_connection_at_once(services: Services, api: httpx.AsyncClient) -> None:
     for verb in ("PUT", "DELETE"):
         token = (await api.get(PATH, headers=bearer(ADA_TOKEN))).json()["data"]["accessToken"]
-        device, caller = await services.devices.by_token(token)
+        device, caller = await services.devices.registry.by_token(token)
         closed: list[CloseReason] = []
-        with services.connections.connect(
+        with services.routing.connections.connect(
             device,
             protocol="MQTT",
             token=caller.token,

@@ -29,8 +29,8 @@ LIGHT, SENSOR, GUARD, PRIVATE, LAMP = LIGHT_TYPE, "dt-sensor", "dt-sensor_guard"
 
 @pytest.fixture
 async def world(services: Services) -> World:
-    world = await build_world(services.database, services.vault)
-    await add_types(services.database, world)
+    world = await build_world(services.core.database, services.core.vault)
+    await add_types(services.core.database, world)
     return world
 
 
@@ -87,8 +87,10 @@ async def test_what_is_not_published_is_not_in_the_store_unless_it_is_said(
     api: httpx.AsyncClient, services: Services
 ) -> None:
     assert (await get(api, f"/devicetypes/{PRIVATE}", CAROL_TOKEN))["data"]["inStore"] is False
-    await services.database.write(lambda tx: tx.connection.execute("UPDATE device_type SET in_store = 1 - published"))
-    await services.device_types.reload()
+    await services.core.database.write(
+        lambda tx: tx.connection.execute("UPDATE device_type SET in_store = 1 - published")
+    )
+    await services.device_types.catalog.reload()
     assert (await get(api, f"/devicetypes/{SENSOR}"))["data"]["inStore"] is False
     assert (await get(api, f"/devicetypes/{PRIVATE}", CAROL_TOKEN))["data"]["inStore"] is True
 
@@ -122,7 +124,7 @@ async def test_who_may_see_a_type(api: httpx.AsyncClient, type_: str, token: str
 async def test_a_type_is_seen_by_whom_one_of_its_devices_is_shared_with(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.connection.execute(
             "INSERT INTO device_share (id, device, email, user, status, shared_on)"
             " SELECT 'x', d.key, 'bob@example.org', :bob, 'ACCEPTED', 1 FROM device AS d WHERE d.name = 'Sensor'",
@@ -211,7 +213,7 @@ async def test_a_wrong_page_is_refused(api: httpx.AsyncClient, path: str, query:
 
 async def test_types_with_a_cloud_connector(api: httpx.AsyncClient, services: Services) -> None:
     assert await listed(api, "/devicetypes/cloudconnectors") == []
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.connection.execute(
             "UPDATE device_type SET has_cloud_connector = 1 WHERE id IN ('dt-sensor', 'dt-sensor_private')"
         )
@@ -238,9 +240,9 @@ async def test_types_of_a_user(api: httpx.AsyncClient, user: str, query: str, to
 async def test_types_of_the_organizations_of_a_user_are_there_when_asked_for(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
-    acme = await services.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
+    acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
     assert acme is not None
-    await services.database.write(lambda tx: tx.accounts.set_role(acme.key, world.bob, "viewer"))
+    await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.bob, "viewer"))
     assert await listed(api, "/users/self/devicetypes", BOB_TOKEN) == [LAMP]
     assert await listed(api, "/users/self/devicetypes?includeOrganization=true", BOB_TOKEN) == [LAMP, LIGHT]
 
@@ -299,7 +301,7 @@ async def test_an_application_that_asks_for_every_type_has_all_it_can_see(
 async def test_what_another_user_granted_the_application_is_not_the_callers_to_see(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
-    private = (await services.device_types.find(PRIVATE)).key
+    private = (await services.device_types.catalog.find(PRIVATE)).key
     await allow(services, GrantRecord(world.ada, world.application, private, True, False))
     assert (await api.get(f"/devicetypes/{PRIVATE}", headers=bearer(APPLICATION_TOKEN))).status_code == 200
     for path in (f"/devicetypes/{PRIVATE}", f"/devicetypes/{PRIVATE}/availablemanifestversions"):

@@ -55,7 +55,7 @@ KINDS = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, DeviceDele
 def facts(services: Services) -> list[DeviceFact]:
     heard: list[DeviceFact] = []
     for kind in KINDS:
-        services.router.subscribe(kind, heard.append)
+        services.core.router.subscribe(kind, heard.append)
     return heard
 
 
@@ -70,8 +70,8 @@ async def call(
 async def add_manifest(services: Services, world: World, version: int) -> None:
     document = json.dumps(LIGHT_MANIFEST)
     record = ManifestRecord(world.light_type, version, document, True, 1)
-    await services.database.write(lambda tx: tx.device_types.add_manifest(record))
-    await services.device_types.reload()
+    await services.core.database.write(lambda tx: tx.device_types.add_manifest(record))
+    await services.device_types.catalog.reload()
 
 
 def give_type_away(tx: Transaction, **flags: int) -> None:
@@ -118,7 +118,7 @@ async def test_a_query_that_is_no_boolean_is_refused(api: httpx.AsyncClient) -> 
 async def test_provider_authentication_is_needed_exactly_when_it_is_missing(
     services: Services, api: httpx.AsyncClient, stored: Any, shown: bool
 ) -> None:
-    await services.inventory.set_cloud_authorization(await services.devices.find(KITCHEN), stored)
+    await services.devices.inventory.set_cloud_authorization(await services.devices.registry.find(KITCHEN), stored)
     _, answer = await call(api, "GET", DEVICE, ADA_TOKEN)
     assert (answer["data"]["cloudAuthorization"], answer["data"]["needProviderAuth"]) == (stored, shown)
 
@@ -175,8 +175,8 @@ async def test_a_device_token_is_for_the_device_itself_and_for_few_calls(
 async def test_an_application_needs_read_or_write_of_the_owner(
     services: Services, world: World, api: httpx.AsyncClient, method: str, path: str, needs_write: bool
 ) -> None:
-    await services.database.write(give_type_away)
-    await services.device_types.reload()
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
     for read, write in ((True, False), (False, False), (False, True)):
         await allow(services, GrantRecord(world.ada, world.application, world.light_type, read, write))
         body = {"availability": "online"} if path == "/status" else {}
@@ -303,8 +303,8 @@ async def test_types_that_are_unpublished_or_protected_are_for_the_organization(
         if role is not None:
             tx.accounts.set_role(other.key, world.ada, role)
 
-    await services.database.write(work)
-    await services.device_types.reload()
+    await services.core.database.write(work)
+    await services.device_types.catalog.reload()
     assert (await call(api, "POST", "/devices", ADA_TOKEN, {"dtid": LIGHT_TYPE}))[0] == status
 
 
@@ -400,7 +400,7 @@ async def test_deletion_answers_the_record_and_is_told_in_order(
 async def test_a_deleted_device_and_its_messages_leave_every_query_at_once(
     services: Services, api: httpx.AsyncClient
 ) -> None:
-    kitchen = (await services.devices.find(KITCHEN)).key
+    kitchen = (await services.devices.registry.find(KITCHEN)).key
     _, sent = await call(api, "POST", "/messages", KITCHEN_TOKEN, {"data": {"state": True}})
     action = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
     _, acted = await call(api, "POST", "/actions", ADA_TOKEN, action)
@@ -423,13 +423,13 @@ async def test_a_deleted_device_and_its_messages_leave_every_query_at_once(
     # What it has sent to others is theirs, and says whom it came from.
     _, kept = await call(api, "GET", f"/actions?mid={answer['data']['mid']}", ADA_TOKEN)
     assert [one["sdid"] for one in kept["data"]] == [KITCHEN]
-    assert services.devices.get_nowait(kitchen) is None
+    assert services.devices.registry.get_nowait(kitchen) is None
 
 
 async def test_the_token_of_a_deleted_device_is_dead(services: Services, api: httpx.AsyncClient) -> None:
-    caller = await services.tokens.caller(KITCHEN_TOKEN)
+    caller = await services.accounts.tokens.caller(KITCHEN_TOKEN)
     assert isinstance(caller, Caller)
     await call(api, "DELETE", DEVICE, ADA_TOKEN)
     assert (await call(api, "POST", "/messages", KITCHEN_TOKEN, {"data": {"state": True}}))[0] == 401
     with pytest.raises(Unauthorized):
-        await services.tokens.caller(KITCHEN_TOKEN)
+        await services.accounts.tokens.caller(KITCHEN_TOKEN)

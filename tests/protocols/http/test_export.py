@@ -24,10 +24,10 @@ ASKED: dict[str, Any] = {"sdids": KITCHEN, "startDate": START, "endDate": NOW_MS
 
 @pytest.fixture
 async def kitchen(services: Services, world: World) -> Device:
-    device = await services.devices.get(world.kitchen)
+    device = await services.devices.registry.get(world.kitchen)
     for number in range(3):
-        services.ingest.submit(device, b'{"intensity":%d}' % number, START + number)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(device, b'{"intensity":%d}' % number, START + number)
+    await services.messages.ingest.wait_committed()
     return device
 
 
@@ -118,8 +118,10 @@ async def test_head_and_broken_downloads_do_not_count_as_served(
     noise = "".join(chr(0x4E00 + (number * 7919) % 20_000) for number in range(300))
     for number in range(20_000):
         text = noise[number % 250 :] + str(number)
-        services.ingest.submit(kitchen, b'{"text":"%s"}' % text.encode()[:600].decode(errors="ignore").encode(), START)
-    await services.ingest.wait_committed()
+        services.messages.ingest.submit(
+            kitchen, b'{"text":"%s"}' % text.encode()[:600].decode(errors="ignore").encode(), START
+        )
+    await services.messages.ingest.wait_committed()
     export_id = await create(api, ASKED)
     await finished(api, export_id)
     await api.head(f"/messages/export/{export_id}/result", headers=HEADERS)

@@ -238,8 +238,8 @@ class Stopping:
                 task_status.started()
                 await self.stop.wait()
                 listeners.cancel_scope.cancel()
-            self.services.stopping.set()
-            connections.cancel_scope.deadline = trio.current_time() + self.services.settings.grace_seconds
+            self.services.core.life.stopping.set()
+            connections.cancel_scope.deadline = trio.current_time() + self.services.core.settings.grace_seconds
         self.ended.set()
 
 
@@ -268,7 +268,7 @@ async def test_a_stop_lets_requests_in_flight_finish(stopping: Stopping) -> None
         await stream.send_all(POST + BODY[:5])
         await wait_all_tasks_blocked()
         stopping.stop.set()
-        await stopping.services.stopping.wait()
+        await stopping.services.core.life.stopping.wait()
         await wait_all_tasks_blocked()
         await stream.send_all(BODY[5:])
         answer = await receive_all(stream)
@@ -284,7 +284,7 @@ async def test_a_stop_does_not_wait_longer_than_the_grace_period(stopping: Stopp
         started = trio.current_time()
         stopping.stop.set()
         await stopping.ended.wait()
-        assert trio.current_time() - started == pytest.approx(stopping.services.settings.grace_seconds)
+        assert trio.current_time() - started == pytest.approx(stopping.services.core.settings.grace_seconds)
 
 
 @pytest.mark.parametrize(("in_flight", "seconds"), [(True, 5.0), (False, 0.0)])

@@ -190,8 +190,8 @@ async def plan(services: Services, monthly: int) -> None:
         assert acme is not None
         tx.accounts.change_organization(acme.key, name=acme.name, monthly_messages=monthly)
 
-    await services.database.write(change)
-    await services.quotas.reload()
+    await services.core.database.write(change)
+    await services.limits.quotas.reload()
 
 
 async def test_posting_tells_the_quotas_and_nothing_else_does(
@@ -200,7 +200,7 @@ async def test_posting_tells_the_quotas_and_nothing_else_does(
     await plan(services, 27)
     about = {"x-quota-max-payload-size": "1024", "x-quota-organization-reset": f"{OCTOBER}/{NOVEMBER}"}
     assert quotas(await send(api)) == about | {"x-quota-organization-limits": "1/27"}
-    services.quotas.set_device_limit(world.kitchen, 150)
+    services.limits.quotas.set_device_limit(world.kitchen, 150)
     assert quotas(await send(api)) == about | {
         "x-quota-organization-limits": "2/27",
         "x-quota-device-limits": "1/150",
@@ -227,7 +227,7 @@ async def test_a_used_up_quota_is_refused_with_its_headers(
     text: str,
 ) -> None:
     await plan(services, monthly)
-    services.quotas.set_device_limit(world.kitchen, daily)
+    services.limits.quotas.set_device_limit(world.kitchen, daily)
     answer = await send(api)
     assert refusal(answer) == (status, status, text)
     assert quotas(answer)["x-quota-organization-limits"] == f"0/{monthly}"
@@ -257,8 +257,8 @@ async def test_an_action_is_charged_to_its_source(api: httpx.AsyncClient, servic
 async def test_an_action_tells_of_the_daily_quota_of_its_destination(
     api: httpx.AsyncClient, services: Services, world: World
 ) -> None:
-    services.quotas.set_device_limit(world.kitchen, 0)
-    services.quotas.set_device_limit(world.hall, 5)
+    services.limits.quotas.set_device_limit(world.kitchen, 0)
+    services.limits.quotas.set_device_limit(world.hall, 5)
     body = {"sdid": HALL, "ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
     answer = await api.post("/actions", headers=bearer(ADA_TOKEN), json=body)
     assert refusal(answer)[2] == f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."

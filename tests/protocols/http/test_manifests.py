@@ -38,9 +38,9 @@ FIELDS = {
 
 @pytest.fixture
 async def world(services: Services) -> World:
-    world = await build_world(services.database, services.vault)
-    await add_types(services.database, world)
-    await services.manifests.upload(LIGHT_TYPE, TELEVISION)
+    world = await build_world(services.core.database, services.core.vault)
+    await add_types(services.core.database, world)
+    await services.device_types.manifests.upload(LIGHT_TYPE, TELEVISION)
     return world
 
 

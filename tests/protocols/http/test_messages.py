@@ -186,10 +186,10 @@ async def test_data_over_the_limit_is_413(api: httpx.AsyncClient) -> None:
 
 
 async def disable(services: Services, device_id: str) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE device SET enabled = 0 WHERE id = :id", {"id": device_id})
     )
-    await services.devices.reload()
+    await services.devices.registry.reload()
 
 
 async def test_a_disabled_device_may_not_send_but_be_read(
@@ -226,7 +226,7 @@ async def test_an_action_is_stored_and_routed(
     services: Services, api: httpx.AsyncClient, path: str, token: str, body: dict[str, str], sdid: str
 ) -> None:
     facts: list[ActionStored] = []
-    services.router.subscribe(ActionStored, facts.append)
+    services.core.router.subscribe(ActionStored, facts.append)
     answer = await post(api, path, token=token, data=ACTIONS, ts=5, **body)
     assert answer.status_code == 200, answer.text
     action = facts[0].action

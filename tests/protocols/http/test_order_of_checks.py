@@ -124,14 +124,14 @@ def settings(settings: Settings) -> Settings:
 @pytest.fixture
 async def named(services: Services, world: World) -> dict[str, Named]:
     """Ada administrates Acme. She shared a light with Bob; he offered her his, and Carol, too."""
-    await add_types(services.database, world)
+    await add_types(services.core.database, world)
     private = {"id": FOREIGN_TYPE, "unique_name": "example.secret", "organization": "Beta", "published": False}
     await services.provisioning.apply({"device_types": [private]})
-    await services.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
-    ada, bob = [await services.tokens.caller(token) for token in (ADA_TOKEN, BOB_TOKEN)]
-    kitchen, bobs = [await services.devices.find(id_) for id_ in (KITCHEN, BOBS)]
+    await services.core.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
+    ada, bob = [await services.accounts.tokens.caller(token) for token in (ADA_TOKEN, BOB_TOKEN)]
+    kitchen, bobs = [await services.devices.registry.find(id_) for id_ in (KITCHEN, BOBS)]
     to_bob, to_ada, to_carol = [
-        (await services.shares.offer(device, uid=uid)).id
+        (await services.devices.shares.offer(device, uid=uid)).id
         for device, uid in ((kitchen, BOB), (bobs, ADA), (bobs, CAROL))
     ]
     upload, certificate = await approved_list(services)
@@ -154,7 +154,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
 
 async def approved_list(services: Services) -> tuple[str, str]:
     """An upload that is worked through, and a certificate."""
-    lists, type_ = services.approved_lists, await services.device_types.find(LIGHT_TYPE)
+    lists, type_ = services.registration.approved_lists, await services.device_types.catalog.find(LIGHT_TYPE)
     upload = await lists.upload(type_, f"vdid\n{VDID}\n".encode())
     with trio.fail_after(10):
         while (await lists.upload_status(type_, upload)).status == "Processing":
@@ -169,8 +169,10 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
     await provision_secure_type(services, authority)
     ids = []
     for caller in callers:
-        begun = await services.registrations.begin(authority.issue().shown, SECURE_TYPE, f"vendor-{caller.user}")
-        await services.registrations.confirm_new(caller, begun.pin, owner=caller.user or 0, name="Board")
+        begun = await services.registration.registrations.begin(
+            authority.issue().shown, SECURE_TYPE, f"vendor-{caller.user}"
+        )
+        await services.registration.registrations.confirm_new(caller, begun.pin, owner=caller.user or 0, name="Board")
         ids.append(begun.id)
     return ids
 
@@ -178,9 +180,9 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
 async def exported(services: Services, caller: Caller, device: str) -> str:
     """One that is ready."""
     wanted = ExportRequest(start_ms=NOW_MS - 1, end_ms=NOW_MS, sdids=device)
-    export = await services.exports.create(caller, wanted)
+    export = await services.export.create(caller, wanted)
     with trio.fail_after(10):
-        while (await services.exports.find(caller, export)).status is not ExportStatus.SUCCESS:
+        while (await services.export.find(caller, export)).status is not ExportStatus.SUCCESS:
             await trio.lowlevel.checkpoint()
     return export
 
@@ -230,7 +232,7 @@ async def test_objects_and_permissions_go_before_the_limit_and_the_limit_before_
     api: httpx.AsyncClient, services: Services, named: dict[str, Named], fake_clock: FakeClock
 ) -> None:
     foreign, own = ({name: getattr(one, which) for name, one in named.items()} for which in ("foreign", "own"))
-    before = await services.database.read(everything)
+    before = await services.core.database.read(everything)
     wrong = []
     for method, path, code in rows():
         fake_clock.advance(60_000)
@@ -249,7 +251,7 @@ async def test_objects_and_permissions_go_before_the_limit_and_the_limit_before_
             if seen != (code, status, remaining):
                 wrong.append((method, asked, seen, (code, status, remaining)))
     assert wrong == []
-    assert await services.database.read(everything) == before, "nothing took effect"
+    assert await services.core.database.read(everything) == before, "nothing took effect"
 
 
 async def test_the_table_has_every_path_that_names_something(services: Services) -> None:

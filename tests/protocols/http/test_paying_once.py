@@ -55,8 +55,10 @@ async def pages(services: Services, door: Address, world: World) -> AsyncIterato
 
 async def upgrade_token(services: Services) -> str:
     """The one-time token of a new upgrade address."""
-    caller = await services.tokens.caller(ADA_TOKEN)
-    url = await services.payments.upgrade_url(caller, await services.devices.find(KITCHEN), "upgrade")
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
+    url = await services.monetization.payments.upgrade_url(
+        caller, await services.devices.registry.find(KITCHEN), "upgrade"
+    )
     return url.partition("token=")[2]
 
 
@@ -86,12 +88,12 @@ async def come_back(pages: httpx.AsyncClient, session: Session, *, cancelled: bo
 
 
 async def active_tier(services: Services) -> str:
-    found = await services.tiers.of_device(await services.devices.find(KITCHEN))
+    found = await services.monetization.tiers.of_device(await services.devices.registry.find(KITCHEN))
     return next(tier.record.name for tier in found if tier.active)
 
 
 async def status_of(services: Services, session: Session) -> str:
-    found = await services.database.read(lambda tx: tx.monetization.payment(session.reference))
+    found = await services.core.database.read(lambda tx: tx.monetization.payment(session.reference))
     assert found is not None
     return found.status
 
@@ -115,7 +117,7 @@ async def test_of_two_addresses_side_by_side_only_the_later_one_can_be_paid(
     assert await come_back(pages, first) == f"{CALLBACK}?status=declined"
     assert await come_back(pages, second) == f"{CALLBACK}?status=accepted"
     assert await active_tier(services) == "Paid"
-    assert await services.payments.to_refund() == []
+    assert await services.monetization.payments.to_refund() == []
 
 
 async def test_of_two_buttons_pressed_at_the_same_time_only_one_leads_to_a_checkout(
@@ -141,7 +143,7 @@ async def test_of_two_buttons_pressed_at_the_same_time_only_one_leads_to_a_check
     assert [(answer.status_code, "Another payment for this device has begun" in answer.text) for answer in answers] == [
         (409, True)
     ]
-    assert [one.record.id for one in await services.payments.pending()] == [second.reference]
+    assert [one.record.id for one in await services.monetization.payments.pending()] == [second.reference]
 
 
 async def test_after_the_first_was_paid_the_second_address_leads_nowhere(
@@ -219,14 +221,14 @@ async def test_a_daemon_that_dies_before_it_knows_the_session_sends_nobody_there
             life.cancel()
 
         stripe.before_answer = die
-        await services.payments.pay(token, CALLBACK)
+        await services.monetization.payments.pay(token, CALLBACK)
     assert life.cancelled_caught
     [lost] = stripe.sessions.values()
 
     stripe.before_answer = trio.lowlevel.checkpoint
     second = await begin(services, pages, stripe)
     assert await status_of(services, lost) == "declined"
-    assert [one.record.id for one in await services.payments.pending()] == [second.reference]
+    assert [one.record.id for one in await services.monetization.payments.pending()] == [second.reference]
     await tell(pages, second.pay())
     assert await active_tier(services) == "Paid"
 
@@ -243,8 +245,8 @@ async def test_a_daemon_that_dies_after_closing_a_checkout_closes_it_again(
             await trio.lowlevel.checkpoint()
 
         with monkeypatch.context() as dying:
-            dying.setattr(services.payments, "_decide", die)
-            await services.payments.pay(token, CALLBACK)
+            dying.setattr(services.monetization.payments, "_decide", die)
+            await services.monetization.payments.pay(token, CALLBACK)
     assert (first.status, await status_of(services, first)) == ("expired", "pending")
     assert (await press(pages, token)).status_code == 302
     assert (await status_of(services, first), len(stripe.open_sessions())) == ("declined", 1)
@@ -256,10 +258,10 @@ async def test_a_payment_holds_also_when_whoever_told_us_has_gone(
     paid = (await begin(services, pages, stripe)).pay()
     with trio.CancelScope() as gone:
         gone.cancel()
-        await services.payments.hear(paid, signed(paid, time.time()))
+        await services.monetization.payments.hear(paid, signed(paid, time.time()))
     assert gone.cancelled_caught
-    await services.database.write(lambda _tx: None)  # and with it whatever was begun before
-    standing = services.quotas.standing(await services.devices.get(world.kitchen)).device
+    await services.core.database.write(lambda _tx: None)  # and with it whatever was begun before
+    standing = services.limits.quotas.standing(await services.devices.registry.get(world.kitchen)).device
     assert standing is not None
     assert standing.limit == -1
 
@@ -310,7 +312,7 @@ async def test_the_operator_cannot_decline_what_was_paid(
     session = await begin(services, pages, stripe)
     session.pay()
     with pytest.raises(Conflict, match="The payment is accepted"):
-        await services.payments.decide(session.reference, "declined")
+        await services.monetization.payments.decide(session.reference, "declined")
     assert await active_tier(services) == "Paid"
 
 
@@ -320,7 +322,7 @@ async def test_the_operator_decides_nothing_while_stripe_does_not_answer(
     session = await begin(services, pages, stripe)
     stripe.answer = (500, b"{}")
     with pytest.raises(ProcessorUnavailable):
-        await services.payments.decide(session.reference, "declined")
+        await services.monetization.payments.decide(session.reference, "declined")
     assert await status_of(services, session) == "pending"
 
 
@@ -333,23 +335,23 @@ async def test_money_for_what_another_payment_has_paid_is_shown_to_the_operator_
     """The operator gives up a payment whose money takes days, the owner pays anew, and then both come."""
     first = await begin(services, pages, stripe)
     await tell(pages, first.pay("unpaid"))
-    await services.payments.decide(first.reference, "declined")
+    await services.monetization.payments.decide(first.reference, "declined")
     second = await begin(services, pages, stripe)
     await tell(pages, second.pay())
     for _ in range(2):  # Stripe repeats itself
         await tell(pages, event("checkout.session.async_payment_succeeded", first.reference))
 
-    [payment] = await services.payments.to_refund()
+    [payment] = await services.monetization.payments.to_refund()
     assert (payment.record.id, payment.record.external_id) == (first.reference, f"cs_test_{first.reference}")
     assert (await status_of(services, second), await active_tier(services)) == ("accepted", "Paid")
     assert await come_back(pages, first) == f"{CALLBACK}?status=accepted"
 
     await MONETIZATION_COMMANDS["payments refunded"](services, {"reference": first.reference})
-    assert (await status_of(services, first), await services.payments.to_refund()) == ("refunded", [])
+    assert (await status_of(services, first), await services.monetization.payments.to_refund()) == ("refunded", [])
     with pytest.raises(Conflict, match="The payment is refunded"):
-        await services.payments.refunded(first.reference)
+        await services.monetization.payments.refunded(first.reference)
     with pytest.raises(Conflict, match="The payment is accepted"):
-        await services.payments.refunded(second.reference)
+        await services.monetization.payments.refunded(second.reference)
 
 
 async def test_sessions_that_were_both_open_before_this_rule_are_told_apart(
@@ -358,7 +360,7 @@ async def test_sessions_that_were_both_open_before_this_rule_are_told_apart(
     first = await begin(services, pages, stripe)
     second = await begin(services, pages, stripe)
     first.status = "open"  # as an older version left it
-    await services.database.write(lambda tx: tx.monetization.decide_payment(first.reference, "pending", now_ms=0))
+    await services.core.database.write(lambda tx: tx.monetization.decide_payment(first.reference, "pending", now_ms=0))
     await tell(pages, first.pay())
     await tell(pages, second.pay())
     assert (await status_of(services, first), await status_of(services, second)) == ("accepted", "refund_due")
@@ -368,9 +370,9 @@ async def test_money_for_a_deleted_device_has_to_go_back(
     services: Services, pages: httpx.AsyncClient, stripe: StripeStandIn
 ) -> None:
     session = await begin(services, pages, stripe)
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     await tell(pages, session.pay())
-    assert [one.record.id for one in await services.payments.to_refund()] == [session.reference]
+    assert [one.record.id for one in await services.monetization.payments.to_refund()] == [session.reference]
 
 
 async def test_without_an_application_the_page_says_that_the_money_goes_back(
@@ -378,7 +380,7 @@ async def test_without_an_application_the_page_says_that_the_money_goes_back(
 ) -> None:
     await pages.post(PAGE, data={"token": await upgrade_token(services)})
     [session] = stripe.sessions.values()
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     await tell(pages, session.pay())
     shown = await pages.get(f"{PAGE}?{session.form['success_url'].partition('?')[2]}")
     assert "Your money goes back" in shown.text

@@ -43,7 +43,7 @@ CALLBACK = "https://app.example.org/callback"
 @pytest.fixture
 async def administrator(services: Services, world: World) -> None:
     """Ada administrates Acme, which owns the type."""
-    await services.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
+    await services.core.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ async def add(api: httpx.AsyncClient, plan: Any = PLAN, token: str = ADA_TOKEN) 
 
 async def approved(services: Services, api: httpx.AsyncClient, plan: Any = PLAN) -> None:
     added = (await add(api, plan)).json()
-    await services.plans.decide(LIGHT_TYPE, added["version"], "APPROVED")
-    await services.tiers.resume()  # what the worker does a moment later
+    await services.monetization.plans.decide(LIGHT_TYPE, added["version"], "APPROVED")
+    await services.monetization.tiers.resume()  # what the worker does a moment later
 
 
 async def tiers(api: httpx.AsyncClient, query: str = "") -> list[Any]:
@@ -207,8 +207,8 @@ async def test_plans_are_chosen_by_status_and_by_being_the_latest(
 ) -> None:
     for _ in range(3):
         await add(api)
-    await services.plans.decide(LIGHT_TYPE, 1, "REJECTED")
-    await services.plans.decide(LIGHT_TYPE, 2, "APPROVED")
+    await services.monetization.plans.decide(LIGHT_TYPE, 1, "REJECTED")
+    await services.monetization.plans.decide(LIGHT_TYPE, 2, "APPROVED")
     listed = (await api.get(PLANS + query, headers=bearer(ADA_TOKEN))).json()["data"]
     assert [plan["version"] for plan in listed["pricingTiers"]] == versions
 
@@ -217,14 +217,16 @@ async def test_a_plan_goes_from_new_over_pending_to_a_decision_and_stays_there(
     services: Services, api: httpx.AsyncClient, administrator: None
 ) -> None:
     await add(api)
-    assert [plan.record.status for plan in await services.plans.undecided()] == ["NEW"]
-    assert (await services.plans.decide(LIGHT_TYPE, 1, "PENDING")).record.status == "PENDING"
-    assert (await services.plans.decide(LIGHT_TYPE, 1, "REJECTED", "too dear")).record.comments == "too dear"
-    assert await services.plans.undecided() == []
+    assert [plan.record.status for plan in await services.monetization.plans.undecided()] == ["NEW"]
+    assert (await services.monetization.plans.decide(LIGHT_TYPE, 1, "PENDING")).record.status == "PENDING"
+    assert (
+        await services.monetization.plans.decide(LIGHT_TYPE, 1, "REJECTED", "too dear")
+    ).record.comments == "too dear"
+    assert await services.monetization.plans.undecided() == []
     with pytest.raises(Exception, match="The plan is REJECTED"):
-        await services.plans.decide(LIGHT_TYPE, 1, "APPROVED")
+        await services.monetization.plans.decide(LIGHT_TYPE, 1, "APPROVED")
     with pytest.raises(Exception, match="Not Found"):
-        await services.plans.decide(LIGHT_TYPE, 2, "APPROVED")
+        await services.monetization.plans.decide(LIGHT_TYPE, 2, "APPROVED")
 
 
 @pytest.mark.parametrize(("decision", "words"), [("APPROVED", "approved"), ("REJECTED", "rejected")])
@@ -232,9 +234,9 @@ async def test_the_owners_hear_of_the_decision(
     services: Services, api: httpx.AsyncClient, administrator: None, decision: Any, words: str
 ) -> None:
     await add(api)
-    await services.plans.decide(LIGHT_TYPE, 1, "PENDING")
-    await services.plans.decide(LIGHT_TYPE, 1, decision)
-    waiting = await services.database.read(
+    await services.monetization.plans.decide(LIGHT_TYPE, 1, "PENDING")
+    await services.monetization.plans.decide(LIGHT_TYPE, 1, decision)
+    waiting = await services.core.database.read(
         lambda tx: [
             (row["recipient"], row["kind"])
             for row in tx.connection.execute("SELECT recipient, kind FROM mail WHERE next_on IS NOT NULL")
@@ -246,9 +248,9 @@ async def test_the_owners_hear_of_the_decision(
 async def test_an_administrator_whom_no_mail_can_reach_holds_up_no_decision(
     services: Services, api: httpx.AsyncClient, administrator: None, world: World
 ) -> None:
-    await services.users.change_profile(world.ada, email="ada..example@example.org")
+    await services.accounts.users.change_profile(world.ada, email="ada..example@example.org")
     await add(api)
-    assert (await services.plans.decide(LIGHT_TYPE, 1, "APPROVED")).record.status == "APPROVED"
+    assert (await services.monetization.plans.decide(LIGHT_TYPE, 1, "APPROVED")).record.status == "APPROVED"
 
 
 REFUSED_CALLS = [
@@ -319,7 +321,7 @@ async def test_devices_of_a_type_with_an_approved_plan_are_on_its_free_tier(
     await approved(services, api)
     assert [(tier["name"], tier["active"]) for tier in await tiers(api)] == [("Free", True), ("Plus", False)]
     assert [tier["name"] for tier in await tiers(api, "?active=true")] == ["Free"]
-    standing = services.quotas.standing(await services.devices.get(world.kitchen)).device
+    standing = services.limits.quotas.standing(await services.devices.registry.get(world.kitchen)).device
     assert standing is not None
     assert standing.limit == 150
 
@@ -335,7 +337,7 @@ async def test_a_device_type_names_the_plan_that_is_approved(
 ) -> None:
     added = (await add(api)).json()
     assert await billing_subscription_id(api) is None
-    await services.plans.decide(LIGHT_TYPE, added["version"], "APPROVED")
+    await services.monetization.plans.decide(LIGHT_TYPE, added["version"], "APPROVED")
     first = await billing_subscription_id(api)
     assert first is not None
     assert is_id(first)
@@ -369,9 +371,9 @@ async def test_a_device_that_comes_later_starts_on_the_newest_plan(
 ) -> None:
     await approved(services, api)
     await approved(services, api, {"tiers": [FREE | {"name": "Small", "messageLimit": 10}]})
-    light = await services.device_types.find(LIGHT_TYPE)
-    late = await services.inventory.create(NewDevice(owner=world.ada, type=light))
-    found = await services.tiers.of_device(late)
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
+    late = await services.devices.inventory.create(NewDevice(owner=world.ada, type=light))
+    found = await services.monetization.tiers.of_device(late)
     assert [(tier.record.name, tier.active) for tier in found] == [("Small", True)]
 
 
@@ -379,13 +381,13 @@ async def test_the_worker_puts_new_devices_under_their_quota_and_takes_deleted_o
     services: Services, api: httpx.AsyncClient, administrator: None, world: World
 ) -> None:
     await approved(services, api)
-    light = await services.device_types.find(LIGHT_TYPE)
-    late = await services.inventory.create(NewDevice(owner=world.ada, type=light))
-    while (standing := services.quotas.standing(late).device) is None:
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
+    late = await services.devices.inventory.create(NewDevice(owner=world.ada, type=light))
+    while (standing := services.limits.quotas.standing(late).device) is None:
         await trio.lowlevel.checkpoint()
     assert standing.limit == 150
-    await services.inventory.delete(late)
-    assert services.quotas.standing(late).device is None
+    await services.devices.inventory.delete(late)
+    assert services.limits.quotas.standing(late).device is None
 
 
 async def test_a_device_that_is_deleted_and_connected_again_has_to_be_paid_for_again(
@@ -393,16 +395,16 @@ async def test_a_device_that_is_deleted_and_connected_again_has_to_be_paid_for_a
 ) -> None:
     await approved(services, api)
     await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
-    await services.inventory.delete(await services.devices.find(KITCHEN))
-    again = await services.inventory.create(
-        NewDevice(owner=world.ada, type=await services.device_types.find(LIGHT_TYPE), name="Kitchen light")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
+    again = await services.devices.inventory.create(
+        NewDevice(owner=world.ada, type=await services.device_types.catalog.find(LIGHT_TYPE), name="Kitchen light")
     )
-    free, paid = await services.tiers.of_device(again)
+    free, paid = await services.monetization.tiers.of_device(again)
     assert free.active
     with pytest.raises(PermissionDenied):
-        await services.tiers.select(again, paid.record.id)
+        await services.monetization.tiers.select(again, paid.record.id)
 
 
 async def test_the_paid_tier_needs_a_payment_and_the_free_one_none(
@@ -456,15 +458,15 @@ async def test_a_payment_waits_for_the_operator_and_ends_at_the_application(
     begun = await pay(pages, await upgrade_address(api))
     assert begun.status_code == 302
     waiting = await pages.get(begun.headers["Location"])
-    [payment] = await services.payments.pending()
+    [payment] = await services.monetization.payments.pending()
     assert (waiting.status_code, payment.record.id in waiting.text) == (200, True)
     assert (payment.record.cost, payment.record.owner_share) == ("2.99", "2.09")
 
-    await services.payments.decide(payment.record.id, "accepted")
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     ended = await pages.get(begun.headers["Location"])
     assert (ended.status_code, ended.headers["Location"]) == (302, f"{CALLBACK}?status=accepted")
     assert [tier["name"] for tier in await tiers(api, "?active=true")] == ["Plus"]
-    standing = services.quotas.standing(await services.devices.get(world.kitchen)).device
+    standing = services.limits.quotas.standing(await services.devices.registry.get(world.kitchen)).device
     assert standing is not None
     assert standing.limit == -1
 
@@ -476,17 +478,17 @@ async def test_the_paid_tier_removes_the_quota_whatever_number_its_plan_has(
     address = await upgrade_address(api)
     assert "no daily limit" in (await pages.get(address)).text
     await pay(pages, address)
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
-    kitchen = await services.devices.get(world.kitchen)
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
+    kitchen = await services.devices.registry.get(world.kitchen)
 
     def limit() -> int | None:
-        standing = services.quotas.standing(kitchen).device
+        standing = services.limits.quotas.standing(kitchen).device
         return None if standing is None else standing.limit
 
     assert limit() == -1
-    services.quotas.set_device_limit(world.kitchen, None)
-    await services.tiers.resume()  # as after a restart
+    services.limits.quotas.set_device_limit(world.kitchen, None)
+    await services.monetization.tiers.resume()  # as after a restart
     assert limit() == -1
 
 
@@ -495,12 +497,12 @@ async def test_a_declined_payment_changes_nothing_and_says_so(
 ) -> None:
     await approved(services, api)
     begun = await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "declined")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "declined")
     assert (await pages.get(begun.headers["Location"])).headers["Location"] == f"{CALLBACK}?status=declined"
     assert [tier["name"] for tier in await tiers(api, "?active=true")] == ["Free"]
     with pytest.raises(Exception, match="The payment is declined"):
-        await services.payments.decide(payment.record.id, "accepted")
+        await services.monetization.payments.decide(payment.record.id, "accepted")
 
 
 async def test_limits_read_before_a_payment_do_not_undo_it(
@@ -513,21 +515,21 @@ async def test_limits_read_before_a_payment_do_not_undo_it(
 ) -> None:
     await approved(services, api)
     await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     reads = []
 
     def limits(store: MonetizationStore, device_type: int | None = None) -> dict[int, int]:
         reads.append(device_type)
         if len(reads) > 1:
             return real(store, device_type)
-        services.tiers.activated(world.kitchen, payment.tier)  # meanwhile
+        services.monetization.tiers.activated(world.kitchen, payment.tier)  # meanwhile
         return {world.kitchen: 150}  # as it was before the payment
 
     real = MonetizationStore.limits
     monkeypatch.setattr(MonetizationStore, "limits", limits)
-    await services.tiers.resume()
-    standing = services.quotas.standing(await services.devices.get(world.kitchen)).device
+    await services.monetization.tiers.resume()
+    standing = services.limits.quotas.standing(await services.devices.registry.get(world.kitchen)).device
     assert standing is not None
     assert (standing.limit, len(reads)) == (-1, 2)
 
@@ -537,11 +539,11 @@ async def test_a_payment_for_a_device_that_was_deleted_meanwhile_gives_it_no_quo
 ) -> None:
     await approved(services, api)
     await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    kitchen = await services.devices.find(KITCHEN)
-    await services.inventory.delete(kitchen)
-    assert (await services.payments.decide(payment.record.id, "accepted")).record.status == "refund_due"
-    assert services.quotas.standing(kitchen).device is None
+    [payment] = await services.monetization.payments.pending()
+    kitchen = await services.devices.registry.find(KITCHEN)
+    await services.devices.inventory.delete(kitchen)
+    assert (await services.monetization.payments.decide(payment.record.id, "accepted")).record.status == "refund_due"
+    assert services.limits.quotas.standing(kitchen).device is None
 
 
 async def test_who_has_paid_may_go_to_the_free_tier_and_back(
@@ -549,8 +551,8 @@ async def test_who_has_paid_may_go_to_the_free_tier_and_back(
 ) -> None:
     await approved(services, api)
     await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     free, paid = [tier["ptid"] for tier in await tiers(api)]
     for ptid in (free, paid):
         assert (await api.put(TIERS, headers=bearer(ADA_TOKEN), json={"ptid": ptid})).status_code == 200
@@ -563,14 +565,14 @@ async def test_who_has_paid_and_went_back_to_the_free_tier_cannot_pay_again(
     await approved(services, api)
     addresses = [await upgrade_address(api) for _ in range(2)]
     await pay(pages, addresses[0])
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     free, _ = await tiers(api)
     await api.put(TIERS, headers=bearer(ADA_TOKEN), json={"ptid": free["ptid"]})
     refused = await pay(pages, addresses[1])
     assert (refused.status_code, "paid for already" in refused.text) == (409, True)
     assert (await api.get(UPGRADE, headers=bearer(ADA_TOKEN))).status_code == 409
-    assert await services.payments.pending() == []
+    assert await services.monetization.payments.pending() == []
 
 
 async def test_a_second_address_goes_on_with_the_payment_that_waits_for_the_operator(
@@ -580,12 +582,12 @@ async def test_a_second_address_goes_on_with_the_payment_that_waits_for_the_oper
     await approved(services, api)
     first, second = [await upgrade_address(api) for _ in range(2)]
     await pay(pages, first)
-    [payment] = await services.payments.pending()
+    [payment] = await services.monetization.payments.pending()
     begun = await pay(pages, second)
     assert payment.record.id in (await pages.get(begun.headers["Location"])).text
-    assert [one.record.id for one in await services.payments.pending()] == [payment.record.id]
+    assert [one.record.id for one in await services.monetization.payments.pending()] == [payment.record.id]
 
-    await services.payments.decide(payment.record.id, "accepted")
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     assert (await pages.get(begun.headers["Location"])).headers["Location"] == f"{CALLBACK}?status=accepted"
 
 
@@ -594,8 +596,8 @@ async def test_on_the_paid_tier_there_is_nothing_to_upgrade_to(
 ) -> None:
     await approved(services, api)
     await pay(pages, await upgrade_address(api))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     assert (await api.get(UPGRADE, headers=bearer(ADA_TOKEN))).status_code == 409
 
 
@@ -607,7 +609,7 @@ async def test_an_upgrade_address_works_once(
     assert (await pay(pages, address)).status_code == 302
     assert (await pay(pages, address)).status_code == 410
     assert (await pages.get(address)).status_code == 410
-    assert len(await services.payments.pending()) == 1
+    assert len(await services.monetization.payments.pending()) == 1
 
 
 async def test_an_upgrade_address_ends_after_fifteen_minutes(
@@ -624,8 +626,8 @@ async def test_an_upgrade_address_ends_with_its_access_token(
 ) -> None:
     await approved(services, api)
     address = await upgrade_address(api)
-    await services.database.write(lambda tx: tx.accounts.remove_token(token_hash(ADA_TOKEN)))
-    services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+    await services.core.database.write(lambda tx: tx.accounts.remove_token(token_hash(ADA_TOKEN)))
+    services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
     assert (await pages.get(address)).status_code == 410
     assert (await pay(pages, address)).status_code == 410
 
@@ -638,7 +640,7 @@ async def test_a_browser_is_sent_to_registered_addresses_only(
     address = await upgrade_address(api, redirect_uri)
     assert (await pages.get(address)).status_code == 400
     assert (await pay(pages, address)).status_code == 400
-    assert await services.payments.pending() == []
+    assert await services.monetization.payments.pending() == []
 
 
 @pytest.mark.parametrize("query", ["", "token=", "token=x", f"token={'f' * 32}"])
@@ -651,8 +653,8 @@ async def test_without_a_redirect_the_page_itself_says_how_it_ended(
 ) -> None:
     await approved(services, api)
     begun = await pay(pages, await upgrade_address(api, ""))
-    [payment] = await services.payments.pending()
-    await services.payments.decide(payment.record.id, "accepted")
+    [payment] = await services.monetization.payments.pending()
+    await services.monetization.payments.decide(payment.record.id, "accepted")
     assert "Plus is active now" in (await pages.get(begun.headers["Location"])).text
 
 

@@ -11,8 +11,8 @@ from tests.type_world import CAROL_TOKEN, add_types
 
 @pytest.fixture
 async def world(services: Services) -> World:
-    world = await build_world(services.database, services.vault)
-    await add_types(services.database, world)
+    world = await build_world(services.core.database, services.core.vault)
+    await add_types(services.core.database, world)
     return world
 
 

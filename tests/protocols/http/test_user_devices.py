@@ -111,8 +111,8 @@ async def test_the_list_is_filtered_and_paged(api: httpx.AsyncClient, query: str
 async def test_the_order_is_that_of_creation_and_then_of_ids(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
-    light = await services.device_types.find(LIGHT_TYPE)
-    new = [(await services.inventory.create(NewDevice(owner=world.ada, type=light))).id for _ in range(5)]
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
+    new = [(await services.devices.inventory.create(NewDevice(owner=world.ada, type=light))).id for _ in range(5)]
     assert ids(await listed(api, ADA_TOKEN)) == [KITCHEN, HALL, *sorted(new)]
 
 
@@ -159,8 +159,8 @@ async def test_an_unknown_type_is_not_found(api: httpx.AsyncClient) -> None:
 async def test_an_application_sees_the_types_that_it_may_read(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
-    await services.database.write(give_type_away)
-    await services.device_types.reload()
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
     assert ids(await listed(api, APPLICATION_TOKEN, user=ADA)) == [KITCHEN, HALL]
     await allow(services, GrantRecord(world.ada, world.application, world.light_type, read=False, write=True))
     assert ids(await listed(api, APPLICATION_TOKEN, user=ADA)) == []
@@ -170,8 +170,8 @@ async def test_an_application_reaches_what_is_shared_with_its_user(
     services: Services, world: World, api: httpx.AsyncClient
 ) -> None:
     """Within what that user granted; the owner need not have granted it anything."""
-    await services.database.write(give_type_away)
-    await services.device_types.reload()
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
     await allow(services, GrantRecord(world.ada, world.application, world.light_type, read=False, write=False))
     await allow(services, GrantRecord(world.bob, world.application, world.light_type, read=True, write=False))
     device, headers = f"/devices/{KITCHEN}/status", bearer(APPLICATION_TOKEN)
@@ -199,11 +199,11 @@ async def test_an_application_reaches_what_is_shared_with_its_user(
 async def test_what_is_offered_to_a_user(
     services: Services, world: World, api: httpx.AsyncClient, query: str, shown: list[str]
 ) -> None:
-    light = await services.device_types.find(LIGHT_TYPE)
+    light = await services.device_types.catalog.find(LIGHT_TYPE)
     await accept(api)
     for answer in ("REJECTED", None):
-        device = await services.inventory.create(NewDevice(owner=world.ada, type=light, name="New"))
-        share = await services.shares.offer(device, email="bob@example.org")
+        device = await services.devices.inventory.create(NewDevice(owner=world.ada, type=light, name="New"))
+        share = await services.devices.shares.offer(device, email="bob@example.org")
         if answer is not None:
             path = f"/devices/{device.id}/shares/{share.id}"
             await api.put(path, headers=bearer(BOB_TOKEN), json={"status": answer})

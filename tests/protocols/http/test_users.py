@@ -111,18 +111,18 @@ async def test_what_properties_cannot_be(api: httpx.AsyncClient, body: Mapping[s
 
 async def test_a_changed_profile_is_a_fact(services: Services, world: World, fake_clock: FakeClock) -> None:
     facts: list[UserProfileUpdated] = []
-    services.router.subscribe(UserProfileUpdated, facts.append)
+    services.core.router.subscribe(UserProfileUpdated, facts.append)
     fake_clock.advance(5)
-    changed = await services.users.change_profile(world.ada, full_name="Ada L.")
+    changed = await services.accounts.users.change_profile(world.ada, full_name="Ada L.")
     assert (changed.full_name, changed.email, changed.modified_on) == ("Ada L.", "ada@example.org", NOW_MS + 5)
-    assert changed == await services.users.find(ADA)
+    assert changed == await services.accounts.users.find(ADA)
     assert facts == [UserProfileUpdated(world.ada, ADA, NOW_MS + 5)]
-    await services.users.change_profile(world.ada, full_name="Ada L.", email="ada@example.org")
+    await services.accounts.users.change_profile(world.ada, full_name="Ada L.", email="ada@example.org")
     with pytest.raises(EmailTaken) as caught:
-        await services.users.change_profile(world.ada, email="BOB@example.org")
+        await services.accounts.users.change_profile(world.ada, email="BOB@example.org")
     assert (caught.value.status, caught.value.code) == (409, 1202)
     with pytest.raises(UserNotFound):
-        await services.users.change_profile(999, full_name="Nobody")
+        await services.accounts.users.change_profile(999, full_name="Nobody")
     assert len(facts) == 1
-    await services.users.change_profile(world.ada, email="ADA@example.org")  # her own, in other letters
+    await services.accounts.users.change_profile(world.ada, email="ADA@example.org")  # her own, in other letters
     assert len(facts) == 2

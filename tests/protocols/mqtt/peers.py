@@ -198,4 +198,4 @@ class Server:
 
     async def stored(self) -> list[str]:
         """`data` of every stored message, in log order."""
-        return await self.services.database.read(lambda tx: [row.data for row in tx.messages.after(0)])
+        return await self.services.core.database.read(lambda tx: [row.data for row in tx.messages.after(0)])

@@ -42,9 +42,9 @@ SET_ON = '{"actions":[{"name":"setOn"}]}'
 
 async def act(services: Services, device_id: str = KITCHEN, data: str = SET_ON) -> None:
     """An Action, sent and stored."""
-    device = await services.devices.find(device_id)
-    services.ingest.submit_action(device, device, data.encode())
-    await services.ingest.wait_committed()
+    device = await services.devices.registry.find(device_id)
+    services.messages.ingest.submit_action(device, device, data.encode())
+    await services.messages.ingest.wait_committed()
 
 
 # --- Messages -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ async def test_a_message_is_stored_once_with_any_quality(server: Server, qos: in
         await peer.send(pubrel(7))
         await peer.expect(pubcomp(7))
     await peer.expect_nothing()
-    await server.services.ingest.wait_committed()
+    await server.services.messages.ingest.wait_committed()
     assert await server.stored() == [ON.decode()]
 
 
@@ -338,7 +338,7 @@ async def test_a_slow_device_loses_its_own_actions_and_nobody_elses(server: Serv
         await act(server.services, data=data)
     await act(server.services, HALL)
     assert await hall.expect_delivery() == (hall_actions, SET_ON.encode())
-    statistics = server.services.connections.statistics()
+    statistics = server.services.routing.connections.statistics()
     taken = statistics.actions_delivered - 1
     assert 0 < taken < sent
     assert statistics.actions_dropped == sent - taken
@@ -351,7 +351,7 @@ async def test_a_slow_device_loses_its_own_actions_and_nobody_elses(server: Serv
 
 async def test_a_ping_is_a_sign_of_life(server: Server, fake_clock: FakeClock) -> None:
     peer = await server.connected()
-    device = await server.services.devices.find(KITCHEN)
+    device = await server.services.devices.registry.find(KITCHEN)
     fake_clock.advance(5_000)
     await peer.expect_nothing()
-    assert (await server.services.presence.of(device.key)).last_seen_on == NOW_MS + 5_000
+    assert (await server.services.devices.presence.of(device.key)).last_seen_on == NOW_MS + 5_000

@@ -144,9 +144,9 @@ async def test_quotas_are_told_as_the_table_says(
         assert acme is not None
         tx.accounts.change_organization(acme.key, name=acme.name, monthly_messages=monthly)
 
-    await services.database.write(change)
-    await services.quotas.reload()
-    services.quotas.set_device_limit(world.kitchen, daily)
+    await services.core.database.write(change)
+    await services.limits.quotas.reload()
+    services.limits.quotas.set_device_limit(world.kitchen, daily)
     peer = await server.connected(topics=[ERRORS])
     if code == 429:
         await peer.send(publish(1, ON))

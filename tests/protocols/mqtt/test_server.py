@@ -45,7 +45,7 @@ HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
 
 async def disable(server: Server, world: World, device: int, id_: str) -> None:
-    await server.services.database.write(
+    await server.services.core.database.write(
         lambda tx: tx.devices.put_device(
             id_,
             owner=world.ada,
@@ -57,7 +57,7 @@ async def disable(server: Server, world: World, device: int, id_: str) -> None:
             now_ms=1,
         )
     )
-    await server.services.devices.reload()
+    await server.services.devices.registry.reload()
 
 
 # --- Who gets in ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def test_who_does_not_come_in_touches_no_connection(server: Server, packet
     await stranger.stream.receive_some(4)
     await stranger.expect_end()
     await peer.expect_nothing()
-    assert server.services.connections.statistics().takeovers == 0
+    assert server.services.routing.connections.statistics().takeovers == 0
 
 
 # --- Time -----------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def test_misbehaviour_ends_the_connection_and_disturbs_nobody(server: Serv
     await peer.expect_end()
     await hall.send(publish(7, topic=HALL_MESSAGES))
     await hall.expect(puback(7))
-    assert not server.services.connections.is_online((await server.services.devices.find(KITCHEN)).key)
+    assert not server.services.routing.connections.is_online((await server.services.devices.registry.find(KITCHEN)).key)
 
 
 async def test_a_peer_that_keeps_silent_after_its_misbehaviour_is_closed_all_the_same(
@@ -319,7 +319,7 @@ async def test_the_newer_connection_takes_over(server: Server, autojump_clock: M
     await older.expect_end()
     assert trio.current_time() == begin
     await newer.expect_nothing()
-    statistics = server.services.connections.statistics()
+    statistics = server.services.routing.connections.statistics()
     assert (statistics.links, statistics.takeovers) == (1, 1)
 
 
@@ -331,7 +331,7 @@ async def test_two_devices_with_one_client_id_do_not_disturb_each_other(server: 
 
 async def test_a_revoked_token_ends_the_connection(server: Server) -> None:
     peer, hall = await server.connected(), await server.connected(HALL, HALL_TOKEN)
-    server.services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    server.services.core.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
     await peer.expect_end()
     await hall.expect_nothing()
 
@@ -346,8 +346,8 @@ async def test_a_disabled_device_is_disconnected(server: Server, world: World) -
 async def test_what_a_device_sent_that_was_disabled_meanwhile_is_not_stored(server: Server, world: World) -> None:
     peer = await server.connected()
     await peer.send(publish(1))  # it is in the socket, and not yet read
-    device = await server.services.devices.find(KITCHEN)
-    (link,) = server.services.connections._every_link()
+    device = await server.services.devices.registry.find(KITCHEN)
+    (link,) = server.services.routing.connections._every_link()
     link.close(CloseReason.DEVICE_DISABLED)
     await peer.expect_end()
     assert device.enabled
@@ -376,8 +376,8 @@ async def test_a_stop_sends_what_the_devices_have_earned(
     runner.hold_commits()
     await peer.send(publish(1), publish(2, qos=2))
     await wait_all_tasks_blocked()
-    server.services.stopping.set()
-    server.services.connections.close_all()
+    server.services.core.life.stopping.set()
+    server.services.routing.connections.close_all()
     await idle.expect_end()
     await stranger.expect_end()
     assert trio.current_time() == begin
@@ -387,7 +387,7 @@ async def test_a_stop_sends_what_the_devices_have_earned(
 
 
 async def test_who_comes_while_the_daemon_stops_is_sent_away(server: Server, autojump_clock: MockClock) -> None:
-    server.services.stopping.set()
+    server.services.core.life.stopping.set()
     peer = await server.dial()
     await peer.send(connect())
     assert bytes(await peer.stream.receive_some()) in {refused(3), b""}

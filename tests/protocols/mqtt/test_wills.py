@@ -58,7 +58,7 @@ async def disconnect(server: Server, peer: Peer) -> None:
 
 
 async def lose_its_token(server: Server, peer: Peer) -> None:
-    server.services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    server.services.core.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_a_will_is_a_message_if_it_goes_to_the_devices_own_topic(
     peer = await server.connected(keep_alive=20, will=Will(topic, OFF, 1, True))
     await leave(server, peer)
     await wait_all_tasks_blocked()
-    await server.services.ingest.wait_committed()
+    await server.services.messages.ingest.wait_committed()
     is_own = topic in {MESSAGES, MESSAGES[1:]}
     assert await server.stored() == ([OFF.decode()] if is_due and is_own else [])
 

@@ -305,14 +305,14 @@ async def test_a_mail_put_off_is_sent_again_and_arrives_once(
     server = SmtpServer.parse(f"smtp://127.0.0.1:{plain}")
     transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run_inline)
     async with opened(settings, engine, transport) as services:
-        await services.mails.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
+        await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
         await trio.sleep(59)
         assert received.envelopes == []
         await trio.sleep(300)
         assert received.envelopes == []
         await trio.sleep(2)
         assert [message["Subject"] for message in received.messages] == ["Hi"]
-        statistics = services.mails.statistics()
+        statistics = services.mail.statistics()
         assert (statistics.deferred, statistics.sent, statistics.waiting) == (2, 1, 0)
 
 
@@ -329,10 +329,10 @@ async def test_a_server_that_refuses_connections_is_asked_with_growing_pauses(
     transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run)
     with structlog.testing.capture_logs() as logs:
         async with opened(settings, engine, transport) as services:
-            await services.mails.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
+            await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
             await trio.sleep(1000)
-            assert not services.mails.statistics().server_available
-            assert services.mails.statistics().waiting == 1
+            assert not services.mail.statistics().server_available
+            assert services.mail.statistics().waiting == 1
     assert times == [0, 10, 40, 100, 220, 520, 820]
     (log,) = [log for log in logs if log["event"] == "mail_server_unavailable"]
     assert "ConnectionRefusedError" in log["reason"]
@@ -358,11 +358,11 @@ async def test_without_a_server_mails_become_files(settings: Settings, engine: S
 
 
 async def _send_and_wait(services: Services, to: str) -> None:
-    sent = services.mails.statistics().sent
-    await services.mails.send(to, RuleMail(subject="Grüße", body="30 °C"), cause="user:1")
+    sent = services.mail.statistics().sent
+    await services.mail.send(to, RuleMail(subject="Grüße", body="30 °C"), cause="user:1")
     with trio.fail_after(10):
-        while services.mails.statistics().sent == sent:
-            await services.database.write(lambda _tx: None)
+        while services.mail.statistics().sent == sent:
+            await services.core.database.write(lambda _tx: None)
 
 
 async def test_spooled_files_are_private_whole_and_in_order(tmp_path: Path) -> None:

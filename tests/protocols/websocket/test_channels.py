@@ -113,7 +113,7 @@ async def test_silence_for_90_seconds_ends_the_connection(
     assert trio.current_time() == began + 90
     await peer.send_event(CloseConnection(1011))
     await trio.testing.wait_all_tasks_blocked()
-    assert services.connections.statistics().devices_online == 0
+    assert services.routing.connections.statistics().devices_online == 0
 
 
 @pytest.mark.parametrize("path", OPEN)
@@ -150,7 +150,7 @@ async def test_a_client_may_close_with_any_code(peers: Peers, path: str, code: i
 @pytest.mark.parametrize("path", OPEN)
 async def test_shutdown_reaches_those_without_a_device(peers: Peers, services: Services, path: str) -> None:
     socket = await peers.connect(path)
-    services.stopping.set()
+    services.core.life.stopping.set()
     assert await closing(socket) == (1001, "server shuts down")
 
 

@@ -39,8 +39,10 @@ async def socket(peers: Peers) -> WebSocketConnection:
 
 
 async def set_monthly(services: Services, limit: int) -> None:
-    await services.database.write(lambda tx: tx.accounts.change_organization(1, name="Acme", monthly_messages=limit))
-    await services.quotas.reload()
+    await services.core.database.write(
+        lambda tx: tx.accounts.change_organization(1, name="Acme", monthly_messages=limit)
+    )
+    await services.limits.quotas.reload()
 
 
 async def ask_packed(socket: WebSocketConnection, frame: dict[str, object]) -> Any:

@@ -59,7 +59,7 @@ def events(token: str, query: str = "") -> str:
 
 
 async def device_fact(services: Services, kind: type[DeviceFact], did: str, aid: str | None = DASHBOARD) -> DeviceFact:
-    device = await services.devices.find(did)
+    device = await services.devices.registry.find(did)
     return kind(
         device=device.key,
         device_id=device.id,
@@ -77,10 +77,10 @@ async def device_fact(services: Services, kind: type[DeviceFact], did: str, aid:
 async def tell(services: Services, name: str, did: str, aid: str | None = DASHBOARD) -> None:
     """One event about a device, as its cause would have published it."""
     if name.startswith("device.status."):
-        device = await services.devices.find(did)
-        services.router.publish(AvailabilityChanged(device.key, name.rpartition(".")[2], NOW_MS))
+        device = await services.devices.registry.find(did)
+        services.core.router.publish(AvailabilityChanged(device.key, name.rpartition(".")[2], NOW_MS))
     else:
-        services.router.publish(await device_fact(services, KINDS[name], did, aid))
+        services.core.router.publish(await device_fact(services, KINDS[name], did, aid))
 
 
 async def heard(socket: WebSocketConnection) -> list[Any]:
@@ -215,7 +215,7 @@ async def test_a_status_event_names_owner_and_device(services: Services, peers: 
 
 async def test_a_status_without_an_event_is_not_told(services: Services, peers: Peers, world: World) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
-        services.router.publish(AvailabilityChanged(world.kitchen, "unknown", NOW_MS))
+        services.core.router.publish(AvailabilityChanged(world.kitchen, "unknown", NOW_MS))
         assert await heard(socket) == []
 
 
@@ -233,7 +233,7 @@ async def test_a_changed_profile_is_told_to_its_user_and_the_users_applications(
     services: Services, peers: Peers, world: World, token: str, query: str, hears: bool
 ) -> None:
     async with await peers.connect(events(token, query)) as socket:
-        services.router.publish(UserProfileUpdated(world.ada, ADA, NOW_MS))
+        services.core.router.publish(UserProfileUpdated(world.ada, ADA, NOW_MS))
         told = [{"event": "user.profile.updated", "ts": NOW_MS, "data": {"uid": ADA}}]
         assert await heard(socket) == (told if hears else [])
 
@@ -253,7 +253,7 @@ async def test_a_client_that_writes_message_pack_hears_message_pack(
 
 async def test_a_revoked_token_ends_the_feed(services: Services, peers: Peers, world: World) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
-        services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+        services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
         assert await closing(socket) == (1008, "token revoked or expired")
 
 
@@ -264,12 +264,12 @@ async def test_one_who_falls_behind_is_closed_with_a_reason_and_without_a_gap(
     fact = await device_fact(services, DeviceUpdated, KITCHEN)
     async with await peers.connect(events(ADA_TOKEN)) as quick:
         for number in range(MOST_FRAMES + 1):
-            services.router.publish(replace(fact, at_ms=number))
+            services.core.router.publish(replace(fact, at_ms=number))
             if number % 1000 == 0:
                 heard_last = -1
                 while heard_last < number:
                     heard_last = json.loads(await quick.get_message())["ts"]
-        assert services.events.statistics().subscribers == 1
+        assert services.routing.events.statistics().subscribers == 1
     told = []
     while isinstance(event := await slow.event(), Message):
         told.append(json.loads(event.data)["ts"])

@@ -44,10 +44,10 @@ def live(token: str, query: str = "") -> str:
 
 async def store(services: Services, *sdids: str, data: bytes = b'{"state":true}') -> list[str]:
     """One message from each, all durable; gives their mids."""
-    devices = [await services.devices.find(sdid) for sdid in sdids]
-    positions = [services.ingest.submit(device, data) for device in devices]
-    await services.ingest.wait_committed()
-    return [services.ingest.mid(position) for position in positions]
+    devices = [await services.devices.registry.find(sdid) for sdid in sdids]
+    positions = [services.messages.ingest.submit(device, data) for device in devices]
+    await services.messages.ingest.wait_committed()
+    return [services.messages.ingest.mid(position) for position in positions]
 
 
 async def seen(socket: WebSocketConnection) -> list[Any]:
@@ -129,9 +129,9 @@ async def test_a_message_of_which_nothing_remains_is_not_shown(peers: Peers, ser
 
 async def test_actions_of_a_watched_source_are_shown(peers: Peers, services: Services) -> None:
     watcher = await peers.connect(live(ADA_TOKEN, f"sdids={HALL}"))
-    kitchen, hall = await services.devices.find(KITCHEN), await services.devices.find(HALL)
-    services.ingest.submit_action(kitchen, hall, ACTION)
-    services.ingest.submit_action(hall, kitchen, ACTION)
+    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
+    services.messages.ingest.submit_action(kitchen, hall, ACTION)
+    services.messages.ingest.submit_action(hall, kitchen, ACTION)
     frame = await said(watcher)
     assert (frame["type"], frame["sdid"], frame["ddid"], frame["boid"]) == ("action", HALL, KITCHEN, ACME)
 
@@ -141,8 +141,8 @@ async def test_one_who_writes_message_pack_reads_message_pack(peers: Peers, serv
     await packed.send_message(msgpack.packb({"type": "anything"}))
     await trio.testing.wait_all_tasks_blocked()
     await store(services, KITCHEN)
-    kitchen = await services.devices.find(KITCHEN)
-    services.ingest.submit_action(kitchen, kitchen, ACTION)
+    kitchen = await services.devices.registry.find(KITCHEN)
+    services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
     for _ in range(2):
         assert msgpack.unpackb(await packed.get_message()) == json.loads(await plain.get_message())
     await packed.send_message("{}")
@@ -168,17 +168,17 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
         )
         tx.devices.put_token(DeviceTokenRecord(key, b"x" * 32, b"", None, 1))
 
-    await services.database.write(create)
+    await services.core.database.write(create)
     await store(services, ATTIC)
     assert [(await said(socket))["sdid"] for _ in range(2)] == [KITCHEN, ATTIC]
 
 
 async def test_nobody_is_subscribed_after_the_connection(peers: Peers, services: Services) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
-    assert services.feeds.statistics().subscribers == 1
+    assert services.routing.feeds.statistics().subscribers == 1
     await socket.aclose()
     await trio.testing.wait_all_tasks_blocked()
-    assert services.feeds.statistics().subscribers == 0
+    assert services.routing.feeds.statistics().subscribers == 0
 
 
 # --- What changes while one watches ---
@@ -203,7 +203,7 @@ async def test_a_token_that_expires_ends_it_with_the_next_ping(
 
 async def test_a_token_that_is_revoked_ends_it_at_once(peers: Peers, services: Services, world: World) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
-    services.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
+    services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
     assert await closing(socket) == (1008, "token revoked or expired")
 
 
@@ -258,7 +258,7 @@ async def test_what_the_operating_system_took_does_not_wait(
             mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG // 10))
             assert [(await reader.said())["mid"] for _ in mids] == mids
         await trio.sleep(20)
-        assert services.feeds.statistics().subscribers == 1
+        assert services.routing.feeds.statistics().subscribers == 1
 
 
 async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_whole(
@@ -267,7 +267,7 @@ async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_
     slow = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
     async with slow.stream:
         mids: list[str] = []
-        while services.feeds.statistics().subscribers:
+        while services.routing.feeds.statistics().subscribers:
             mids += await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
             await trio.sleep(PATIENCE_SECONDS / 4)
         told = []
@@ -283,7 +283,7 @@ async def test_there_is_a_bound_however_short_the_time(peers: Peers, services: S
     for _ in range(3):
         await store(services, *[KITCHEN] * (MOST_FRAMES // 2))
     await trio.testing.wait_all_tasks_blocked()
-    assert services.feeds.statistics().subscribers == 0
+    assert services.routing.feeds.statistics().subscribers == 0
     assert await slow.close_code() == 1013
 
 
@@ -293,4 +293,4 @@ async def test_a_slow_reader_that_never_reads_again_is_let_go(
     await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
     await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
     await trio.sleep(10)
-    assert services.feeds.statistics().subscribers == 0
+    assert services.routing.feeds.statistics().subscribers == 0

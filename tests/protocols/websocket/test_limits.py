@@ -46,7 +46,7 @@ async def test_a_burst_over_the_limit_is_answered_in_order(peers: Peers, service
     answers = [await said(socket) for _ in range(6)]
     assert [answer["data"]["cid"] for answer in answers[:3]] == ["0", "1", "2"]
     assert answers[3:] == [limit(cid=str(number)) for number in (3, 4, 5)]
-    assert services.ingest.statistics().messages == 3
+    assert services.messages.ingest.statistics().messages == 3
 
 
 async def test_without_ack_nothing_is_said_and_nothing_is_done(
@@ -59,7 +59,7 @@ async def test_without_ack_nothing_is_said_and_nothing_is_done(
     await say(socket, type="list", cid="lost")
     await say(socket, type="unregister", sdid=KITCHEN)
     await trio.testing.wait_all_tasks_blocked()
-    assert services.ingest.statistics().messages == 3
+    assert services.messages.ingest.statistics().messages == 3
     fake_clock.advance(60_000)
     assert await ask(socket, type="list", cid="next") == {"data": {"message": [KITCHEN], "code": "200", "cid": "next"}}
 
@@ -142,11 +142,11 @@ async def test_a_certificate_that_is_not_shown_is_told_before_the_limit(
 ) -> None:
     authority = Authority(now=NOW)
     await provision_secure_type(services, authority)
-    shown, ada = authority.issue().shown, await services.tokens.caller(ADA_TOKEN)
-    begun = await services.registrations.begin(shown, SECURE_TYPE, "vendor-1")
-    await services.registrations.confirm_new(ada, begun.pin, owner=world.ada, name="Board")
-    board = await services.registrations.complete(shown, begun.id, begun.nonce)
-    meter = services.meters.of(Channel.WEBSOCKET, await services.tokens.caller(board.token))
+    shown, ada = authority.issue().shown, await services.accounts.tokens.caller(ADA_TOKEN)
+    begun = await services.registration.registrations.begin(shown, SECURE_TYPE, "vendor-1")
+    await services.registration.registrations.confirm_new(ada, begun.pin, owner=world.ada, name="Board")
+    board = await services.registration.registrations.complete(shown, begun.id, begun.nonce)
+    meter = services.limits.meters.of(Channel.WEBSOCKET, await services.accounts.tokens.caller(board.token))
     assert meter is not None
     for _ in range(4):
         meter.count()
@@ -183,7 +183,7 @@ async def test_a_limited_message_pack_frame_is_answered_in_message_pack(peers: P
 
 
 async def test_a_used_up_quota_has_the_text_of_the_table(peers: Peers, services: Services, world: World) -> None:
-    services.quotas.set_device_limit(world.kitchen, 1)
+    services.limits.quotas.set_device_limit(world.kitchen, 1)
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, KITCHEN_TOKEN)
     assert "mid" in (await ask(socket, data=DATA))["data"]

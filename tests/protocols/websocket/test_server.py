@@ -152,7 +152,7 @@ async def test_frames_sent_behind_the_handshake_are_not_lost(
     register = json.dumps({"type": "register", "sdid": KITCHEN, "authorization": KITCHEN_TOKEN}, separators=(",", ":"))
     await stream.send_all(HANDSHAKE + bytes((0x81, 0x80 | len(register), 0, 0, 0, 0)) + register.encode())
     await trio.testing.wait_all_tasks_blocked()
-    assert services.connections.statistics().devices_online == 1
+    assert services.routing.connections.statistics().devices_online == 1
 
 
 # --- Registration ---
@@ -163,10 +163,10 @@ async def test_a_device_registers_and_speaks(peers: Peers, services: Services, w
     assert await ask(socket, type="register", sdid=KITCHEN, Authorization=f"bearer {KITCHEN_TOKEN}", cid=1) == {
         "data": {**OK, "cid": "1"}
     }
-    assert services.connections.is_online(world.kitchen)
+    assert services.routing.connections.is_online(world.kitchen)
     answer = await ask(socket, sdid=KITCHEN, data={"state": True, "unknown": 1}, ts=NOW_MS - 5, cid="a")
     assert answer["data"]["cid"] == "a"
-    found = await services.history.by_mid(answer["data"]["mid"])
+    found = await services.messages.history.by_mid(answer["data"]["mid"])
     assert found is not None
     assert (found[0].sdid, found[0].data, found[0].ts) == (KITCHEN, '{"state":true}', NOW_MS - 5)
 
@@ -200,7 +200,7 @@ async def test_registration(
         assert await said(socket) == {"data": {**OK, "cid": "r"}}
     answer = await ask(socket, type="list")
     assert answer["data"]["message"] == ([] if refusal else [frame["sdid"]])
-    assert services.connections.statistics().devices_online == (0 if refusal else 1)
+    assert services.routing.connections.statistics().devices_online == (0 if refusal else 1)
 
 
 async def test_read_without_write_is_not_enough(peers: Peers, services: Services, world: World) -> None:
@@ -214,8 +214,8 @@ async def test_read_without_write_is_not_enough(peers: Peers, services: Services
 
 async def _give_type_to_another_organization(services: Services) -> None:
     """Any grant implies READ and WRITE on the types of the application's own organization."""
-    other = await services.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
-    await services.database.write(
+    other = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
+    await services.core.database.write(
         lambda tx: tx.device_types.put_device_type(
             LIGHT_TYPE,
             unique_name="example.smart_light",
@@ -293,11 +293,11 @@ async def test_unregistering_the_last_device_closes(
     await register(socket, KITCHEN, KITCHEN_TOKEN)
     await register(socket, HALL, HALL_TOKEN)
     assert await ask(socket, type="unregister", sdid=HALL, cid=1) == {"data": {**OK, "cid": "1"}}
-    assert services.connections.statistics().devices_online == 1
+    assert services.routing.connections.statistics().devices_online == 1
     assert await ask(socket, type="unregister", sdid=KITCHEN, cid=2) == {"data": {**OK, "cid": "2"}}
     assert await said(socket) == error(400, "No registered device", cid="2")
     assert await closing(socket) == (1000, "No registered device")
-    assert services.connections.statistics().devices_online == 0
+    assert services.routing.connections.statistics().devices_online == 0
 
 
 # --- Messages ---
@@ -360,8 +360,8 @@ async def test_without_ack_messages_are_stored_and_never_answered(peers: Peers, 
         await socket.send_message(text.replace("%s", KITCHEN))
     answer = await ask(socket, type="list", cid="end")
     assert answer["data"]["cid"] == "end"
-    await services.ingest.wait_committed()
-    ingested = services.ingest.statistics()
+    await services.messages.ingest.wait_committed()
+    ingested = services.messages.ingest.statistics()
     assert ingested.messages + ingested.failed_messages == sum(refusal is None for _, refusal in MESSAGES)
 
 
@@ -464,8 +464,8 @@ async def test_a_newer_connection_takes_over(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     flaps: list[object] = []
-    services.router.subscribe(DeviceWentOnline, flaps.append)
-    services.router.subscribe(DeviceWentOffline, flaps.append)
+    services.core.router.subscribe(DeviceWentOnline, flaps.append)
+    services.core.router.subscribe(DeviceWentOffline, flaps.append)
     older = await peers.connect(WITH_ACK)
     await register(older, KITCHEN, KITCHEN_TOKEN)
     newer = await peers.connect(WITH_ACK)
@@ -518,7 +518,7 @@ async def test_the_last_acknowledgements_are_out_before_a_take_over(
 async def test_a_revoked_token_ends_the_connection(peers: Peers, services: Services) -> None:
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, KITCHEN_TOKEN)
-    services.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
+    services.core.router.publish(TokenRevoked(token_hash(KITCHEN_TOKEN)))
     assert await closing(socket) == (1008, "token revoked or expired")
 
 
@@ -532,7 +532,7 @@ async def test_a_disabled_device_loses_its_connection(peers: Peers, services: Se
 
 
 async def _disable(services: Services, world: World) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.devices.put_device(
             KITCHEN,
             owner=world.ada,
@@ -544,7 +544,7 @@ async def _disable(services: Services, world: World) -> None:
             now_ms=1,
         )
     )
-    await services.devices.reload()
+    await services.devices.registry.reload()
 
 
 async def test_an_expired_token_ends_the_connection_with_the_next_ping(
@@ -588,7 +588,7 @@ async def test_a_ping_is_answered_and_is_a_sign_of_life(
     await register(socket, KITCHEN, KITCHEN_TOKEN)
     fake_clock.advance(5000)
     await socket.ping(b"payload")  # returns with the Pong
-    assert (await services.presence.of(world.kitchen)).last_seen_on == NOW_MS + 5000
+    assert (await services.devices.presence.of(world.kitchen)).last_seen_on == NOW_MS + 5000
 
 
 # --- The end ---
@@ -609,18 +609,18 @@ async def test_a_client_may_close_with_any_code(
     assert (await peer.said())["data"]["cid"] == "last"
     assert await peer.close_code() == code
     assert not await peer.stream.receive_some()
-    assert not services.connections.is_online(world.kitchen)
+    assert not services.routing.connections.is_online(world.kitchen)
 
 
 async def test_a_peer_that_disappears_goes_offline_at_once(peers: Peers, services: Services, world: World) -> None:
     peer = await peers.connect_plain(CHANNEL)
     await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN}, {"data": {"state": True}})
     await trio.testing.wait_all_tasks_blocked()
-    assert services.connections.is_online(world.kitchen)
+    assert services.routing.connections.is_online(world.kitchen)
     await peer.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
-    assert not services.connections.is_online(world.kitchen)
-    assert services.ingest.statistics().messages == 1
+    assert not services.routing.connections.is_online(world.kitchen)
+    assert services.messages.ingest.statistics().messages == 1
 
 
 async def test_a_frame_over_64_kib_closes(peers: Peers, autojump_clock: trio.testing.MockClock) -> None:
@@ -650,8 +650,8 @@ async def test_shutdown_says_1001_after_the_last_acknowledgement(
     disk.hold()
     await peer.send({"data": {"state": True}, "cid": "last"})
     await trio.testing.wait_all_tasks_blocked()
-    services.stopping.set()
-    services.connections.close_all()
+    services.core.life.stopping.set()
+    services.routing.connections.close_all()
     await trio.testing.wait_all_tasks_blocked()
     disk.release()
     assert (await peer.said())["data"]["cid"] == "last"
@@ -697,7 +697,7 @@ async def test_one_who_does_not_read_its_answers_is_not_read_from(
         nursery.start_soon(flood)
         with trio.move_on_after(60):
             await trio.sleep_forever()
-        assert services.ingest.statistics().messages < 3000
+        assert services.messages.ingest.statistics().messages < 3000
         nursery.cancel_scope.cancel()
 
 

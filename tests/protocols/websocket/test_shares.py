@@ -30,9 +30,9 @@ FORBIDDEN = "You do not have the right permission: devices"
 
 async def share(services: Services, world: World, device_id: str = KITCHEN) -> str:
     """Ada's device is shared with Bob; the id of the share."""
-    device = await services.devices.find(device_id)
-    offered = await services.shares.offer(device, email="bob@example.org")
-    return (await services.shares.answer(offered.id, world.bob, ShareStatus.ACCEPTED)).id
+    device = await services.devices.registry.find(device_id)
+    offered = await services.devices.shares.offer(device, email="bob@example.org")
+    return (await services.devices.shares.answer(offered.id, world.bob, ShareStatus.ACCEPTED)).id
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_a_watcher_sees_a_device_from_the_answer_to_the_removal(
     accepted = await share(services, world)
     (mid,) = await store(services, KITCHEN)
     assert json.loads(await socket.get_message())["mid"] == mid
-    await services.shares.remove(accepted)
+    await services.devices.shares.remove(accepted)
     await store(services, KITCHEN)
     (mid,) = await store(services, BOBS)
     assert (await said(socket))["mid"] == mid
@@ -90,7 +90,7 @@ async def test_a_sharee_speaks_for_the_device_until_the_share_ends(
     accepted = await share(services, world)
     await register(socket, KITCHEN, BOB_TOKEN)
     assert "mid" in (await ask(socket, sdid=KITCHEN, data={"state": True}))["data"]
-    await services.shares.remove(accepted)
+    await services.devices.shares.remove(accepted)
     assert await closing(socket) == (1008, FORBIDDEN)
 
 
@@ -100,7 +100,7 @@ async def test_the_device_itself_stays_connected_when_a_share_ends(
     accepted = await share(services, world)
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, KITCHEN_TOKEN)
-    await services.shares.remove(accepted)
+    await services.devices.shares.remove(accepted)
     assert "mid" in (await ask(socket, sdid=KITCHEN, data={"state": True}))["data"]
 
 
@@ -109,7 +109,7 @@ async def test_actions_to_a_shared_device_end_with_the_share(peers: Peers, servi
     socket = await peers.connect(WITH_ACK)
     await register(socket, BOBS, BOB_TOKEN)
     assert "data" in await ask(socket, ddid=KITCHEN, data=ACTION)
-    await services.shares.remove(accepted)
+    await services.devices.shares.remove(accepted)
     assert await ask(socket, ddid=KITCHEN, data=ACTION) == error(403, FORBIDDEN)
 
 
@@ -120,7 +120,7 @@ async def test_a_deleted_device_is_disconnected_with_1008(
     await share(services, world)
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, token)
-    await services.inventory.delete(await services.devices.find(KITCHEN))
+    await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     assert (await closing(socket))[0] == 1008
 
 
@@ -129,8 +129,8 @@ async def test_sharees_hear_whether_the_device_is_online_and_nothing_else(
     peers: Peers, services: Services, world: World, query: str
 ) -> None:
     await share(services, world)
-    device = await services.devices.find(KITCHEN)
+    device = await services.devices.registry.find(KITCHEN)
     socket = await peers.connect(f"/v1.1/events?authorization=bearer+{BOB_TOKEN}{query}")
-    await services.inventory.change(device, DeviceChanges(name="New"))
-    services.router.publish(AvailabilityChanged(device.key, "online", NOW_MS))
+    await services.devices.inventory.change(device, DeviceChanges(name="New"))
+    services.core.router.publish(AvailabilityChanged(device.key, "online", NOW_MS))
     assert (await said(socket))["event"] == "device.status.online"

@@ -18,7 +18,7 @@ PASSWORD_HASH = Passwords().hash(PASSWORD)
 
 
 async def give_password(services: Services, user: UserRecord, hashed: str | None = PASSWORD_HASH) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.accounts.change_user(
             user.key, email=user.email, full_name=user.full_name, password_hash=hashed, now_ms=1
         )

@@ -20,11 +20,11 @@ LINK = "accept/share"
 @pytest.fixture
 async def code(services: Services, world: World, oauth: OAuthWorld) -> str:
     """Of Bob's invitation to Ada, out of the mail."""
-    await services.shares.offer(await services.devices.find(BOBS), email="Ada@example.org")
-    record = await services.database.read(lambda tx: tx.mails.next())
+    await services.devices.shares.offer(await services.devices.registry.find(BOBS), email="Ada@example.org")
+    record = await services.core.database.read(lambda tx: tx.mails.next())
     assert record is not None
     assert record.content is not None
-    _subject, text = json.loads(services.vault.open(record.content))
+    _subject, text = json.loads(services.core.vault.open(record.content))
     link = re.search(r"http\S+", text)
     assert link is not None
     parts = urlsplit(link[0])
@@ -33,8 +33,8 @@ async def code(services: Services, world: World, oauth: OAuthWorld) -> str:
 
 
 async def status_of(services: Services) -> str | None:
-    device = await services.devices.find(BOBS)
-    (share,), _ = await services.shares.of_device(device, offset=0, count=1)
+    device = await services.devices.registry.find(BOBS)
+    (share,), _ = await services.devices.shares.of_device(device, offset=0, count=1)
     return share.status
 
 
@@ -65,7 +65,7 @@ async def test_from_the_link_to_the_answer(
     done = await browser.send(asked, decision=decision)
     assert (done.status_code, f"<h1>{title}</h1>" in done.text) == (200, True)
     assert await status_of(services) == status
-    device = await services.devices.find(BOBS)
+    device = await services.devices.registry.find(BOBS)
     assert (oauth.ada.key in device.shared_with) is (decision == "accept")
     for again in (await browser.open(LINK, code=code), await browser.send(asked, decision="accept")):
         assert again.status_code == 410
@@ -81,9 +81,9 @@ async def test_a_code_that_is_none_is_gone(browser: Browser, code: str) -> None:
 async def test_an_invitation_is_gone_with_its_device_and_when_it_is_taken_back(
     services: Services, browser: Browser, code: str
 ) -> None:
-    device = await services.devices.find(BOBS)
-    (share,), _ = await services.shares.of_device(device, offset=0, count=1)
-    await services.shares.remove(share.id)
+    device = await services.devices.registry.find(BOBS)
+    (share,), _ = await services.devices.shares.of_device(device, offset=0, count=1)
+    await services.devices.shares.remove(share.id)
     assert (await browser.open(LINK, code=code)).status_code == 410
 
 
@@ -109,7 +109,7 @@ async def test_a_form_from_nobody_leads_to_signing_in(services: Services, browse
 async def test_whoever_else_has_the_link_must_sign_in_as_the_one_invited(
     services: Services, browser: Browser, door: Address, world: World, code: str
 ) -> None:
-    bob = await services.database.read(lambda tx: tx.accounts.user(world.bob))
+    bob = await services.core.database.read(lambda tx: tx.accounts.user(world.bob))
     assert bob is not None
     await give_password(services, bob)
     stranger = Browser(door)
@@ -128,14 +128,14 @@ async def test_a_page_that_was_shown_to_one_is_no_answer_of_another(
 ) -> None:
     """The invited one's address changes hands between the page and its form."""
     asked = await browser.open(await signed_in(browser, code))
-    device = await services.devices.find(BOBS)
-    (share,), _ = await services.shares.of_device(device, offset=0, count=1)
+    device = await services.devices.registry.find(BOBS)
+    (share,), _ = await services.devices.shares.of_device(device, offset=0, count=1)
     assert share.user is not None
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE device_share SET user = NULL, email = 'x@y.z'")
     )
     assert (await browser.send(asked, decision="accept")).status_code == 403
     assert await status_of(services) == ShareStatus.PENDING
-    reach = await services.permissions.reach(await services.tokens.caller("31" * 16))
+    reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller("31" * 16))
     assert not reach.allows(device, Permission.READ)
-    assert reach.allows(await services.devices.find(KITCHEN), Permission.READ)
+    assert reach.allows(await services.devices.registry.find(KITCHEN), Permission.READ)

@@ -55,7 +55,7 @@ def callback() -> Iterator[str]:
 async def test_a_callback_may_go_on_to_another_origin(
     door: Address, oauth: OAuthWorld, callback: str, window: Chromium, consent: bool
 ) -> None:
-    await oauth.services.database.write(lambda tx: change_application(tx, WEB, redirect_uris=[callback]))
+    await oauth.services.core.database.write(lambda tx: change_application(tx, WEB, redirect_uris=[callback]))
     await give_password(oauth.services, oauth.ada)
     if consent:
         await ask_for_their_locks(oauth)

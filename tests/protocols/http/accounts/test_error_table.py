@@ -41,7 +41,7 @@ async def test_302_server_error(
     browser: Browser, oauth: OAuthWorld, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]
 ) -> None:
     shown = await browser.open("authorize", **asked)
-    monkeypatch.setattr(oauth.services.authorize, "allow", _fail)
+    monkeypatch.setattr(oauth.services.accounts.authorize, "allow", _fail)
     assert told(await browser.sign_in(shown), asked) == {"error": "server_error", "state": STATE}
 
 
@@ -49,7 +49,7 @@ async def test_302_server_error(
 async def test_500_without_a_valid_redirect_uri(
     browser: Browser, oauth: OAuthWorld, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(oauth.services.authorize, "read", _fail)
+    monkeypatch.setattr(oauth.services.accounts.authorize, "read", _fail)
     answer = await browser.open("authorize", **asked)
     assert (answer.status_code, "location" in answer.headers) == (500, False)
     assert "Something went wrong here." in answer.text

@@ -74,7 +74,7 @@ async def come_back(browser: Browser, url: str) -> httpx.Response:
 
 
 async def ada(services: Services) -> UserRecord:
-    return await services.users.find(ADA)
+    return await services.accounts.users.find(ADA)
 
 
 async def test_somebody_signs_in(browser: Browser, provider: OpenIdProvider, oauth: OAuthWorld) -> None:
@@ -83,7 +83,7 @@ async def test_somebody_signs_in(browser: Browser, provider: OpenIdProvider, oau
     given = query_of(back.headers["location"])
     assert given["state"] == ASKED["state"]
     token = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=given["code"]))
-    assert (await oauth.services.tokens.information(token["access_token"])).user_id == ADA
+    assert (await oauth.services.accounts.tokens.information(token["access_token"])).user_id == ADA
     assert (await ada(oauth.services)).account_type == "example"
     # Signed in: neither form nor provider is asked again.
     assert (await browser.open("authorize", **ASKED)).headers["location"].startswith(f"{CALLBACK}?code=")
@@ -129,7 +129,7 @@ async def test_the_second_time_only_the_subject_counts(
     provider.person = {"sub": PERSON["sub"], "email": "elsewhere@example.org"}
     back = await come_back(browser, provider.agree(await leave(browser, prompt="login")))
     assert back.status_code == 302
-    session = await services.sessions.find(browser.client.cookies["trunkline_session"])
+    session = await services.accounts.sessions.find(browser.client.cookies["trunkline_session"])
     assert session is not None
     assert session.user.id == ADA
 
@@ -327,7 +327,7 @@ async def test_looking_at_the_callback_does_nothing(browser: Browser, provider: 
 
 async def test_what_is_kept_meanwhile_is_sealed(browser: Browser, services: Services) -> None:
     sent = query_of(await leave(browser))
-    kept = await services.database.read(
+    kept = await services.core.database.read(
         lambda tx: repr([dict(row) for row in tx.connection.execute("SELECT * FROM external_sign_in")])
     )
     assert repr(token_hash(sent["state"])) in kept
@@ -422,10 +422,10 @@ async def test_a_local_account_is_taken_over_by_its_proven_owner(
     browser: Browser, provider: OpenIdProvider, oauth: OAuthWorld
 ) -> None:
     """Whoever opened it with a password may only have claimed the address."""
-    before = await oauth.services.sessions.begin(await ada(oauth.services))
+    before = await oauth.services.accounts.sessions.begin(await ada(oauth.services))
     tokens = await oauth.user_tokens()
     assert (await come_back(browser, provider.agree(await leave(browser)))).status_code == 302
-    assert await oauth.services.sessions.find(before.id) is None
+    assert await oauth.services.accounts.sessions.find(before.id) is None
     refreshed = await oauth.token(basic(WEB), grant_type="refresh_token", refresh_token=tokens["refresh_token"])
     assert refreshed.status == 400
     user = await ada(oauth.services)
@@ -446,13 +446,13 @@ async def test_an_address_that_is_not_verified_is_nobodys(
 async def test_an_account_of_another_provider_is_not_touched(
     browser: Browser, provider: OpenIdProvider, services: Services
 ) -> None:
-    await services.database.write(
+    await services.core.database.write(
         lambda tx: tx.accounts.set_sign_in(1, account_type="other", password_hash=None, now_ms=1)
     )
     answer = await come_back(browser, provider.agree(await leave(browser)))
     assert answer.status_code == 409
     assert (
-        await services.database.read(lambda tx: tx.codes.external_user(provider.issuer, str(PERSON["sub"])))
+        await services.core.database.read(lambda tx: tx.codes.external_user(provider.issuer, str(PERSON["sub"])))
     ) is None
 
 
@@ -478,25 +478,25 @@ async def test_newcomers_need_an_invitation_where_sign_up_is_closed(
             InvitationRecord("grace@example.org", token_hash("x"), acme.key, "viewer", NOW_MS + 1000)
         )
 
-    await services.database.write(invite)
+    await services.core.database.write(invite)
     assert (await come_back(browser, provider.agree(await leave(browser)))).status_code == 302
-    session = await services.sessions.find(browser.client.cookies["trunkline_session"])
+    session = await services.accounts.sessions.find(browser.client.cookies["trunkline_session"])
     assert session is not None
     user = session.user
     assert (user.email, user.account_type, user.password_hash) == ("grace@example.org", "example", None)
     assert user.full_name == ("Grace Hopper" + "!" * 80)[:64]
-    assert await services.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "viewer"
-    assert await services.database.read(lambda tx: tx.codes.invitation_of("grace@example.org")) is None
+    assert await services.core.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "viewer"
+    assert await services.core.database.read(lambda tx: tx.codes.invitation_of("grace@example.org")) is None
 
 
 async def test_a_person_without_a_password_gets_none_by_mail(
     browser: Browser, provider: OpenIdProvider, services: Services
 ) -> None:
     await come_back(browser, provider.agree(await leave(browser)))
-    await services.resets.ask("ada@example.org", address=HERE)
-    kinds = [mail.kind for mail in await services.database.read(lambda tx: tx.mails.waiting())]
+    await services.accounts.resets.ask("ada@example.org", address=HERE)
+    kinds = [mail.kind for mail in await services.core.database.read(lambda tx: tx.mails.waiting())]
     assert kinds == ["no_password_here"]
-    code = await services.database.read(
+    code = await services.core.database.read(
         lambda tx: tx.connection.execute("SELECT count(*) AS n FROM password_reset WHERE user IS NOT NULL").one()
     )
     assert code is not None

@@ -36,7 +36,7 @@ async def test_a_device_is_connected(browser: Browser, oauth: OAuthWorld, comple
     done = await browser.send(confirm, decision="allow")
     assert "<h1>Device connected</h1>" in done.text
     token = granted(await oauth.token(grant_type="device_code", client_id=TV, code=device["device_code"]))
-    assert (await oauth.services.tokens.information(token["access_token"])).user_id == ADA
+    assert (await oauth.services.accounts.tokens.information(token["access_token"])).user_id == ADA
     assert (await browser.send(confirm, decision="allow")).status_code == 404
 
 
@@ -116,6 +116,6 @@ async def test_guesses_are_counted_by_address(browser: Browser, services: Servic
     for number in range(10):
         await browser.send(entry, user_code=f"AAAA-AA{'ABCDEFGHJK'[number]}A")
     with pytest.raises(TooManyAttempts):
-        await services.device_codes.find("BBBB-BBBB", address="127.0.0.1")
+        await services.accounts.device_codes.find("BBBB-BBBB", address="127.0.0.1")
     with pytest.raises(UserCodeNotFound):
-        await services.device_codes.find("BBBB-BBBB", address="192.0.2.1")
+        await services.accounts.device_codes.find("BBBB-BBBB", address="192.0.2.1")

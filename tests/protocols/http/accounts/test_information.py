@@ -87,7 +87,7 @@ async def test_a_token_is_revoked_at_once(
     accounts: httpx.AsyncClient, services: Services, method: str, where: str
 ) -> None:
     revoked: list[bytes] = []
-    services.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
+    services.core.router.subscribe(TokenRevoked, lambda fact: revoked.append(fact.hash))
 
     async def revoke() -> httpx.Response:
         if where == "query":

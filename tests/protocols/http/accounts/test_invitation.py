@@ -42,12 +42,12 @@ async def test_somebody_accepts(browser: Browser, services: Services) -> None:
     assert Form(shown.text).user_name == GRACE
     answer = await browser.send(shown, password=PASSWORD, fullName="Grace", email="other@example.org")
     assert (answer.status_code, "<h1>Welcome</h1>" in answer.text) == (200, True)
-    session = await services.sessions.find(browser.client.cookies["trunkline_session"])
+    session = await services.accounts.sessions.find(browser.client.cookies["trunkline_session"])
     assert session is not None
     user = session.user
     assert (user.email, user.name, user.full_name, user.account_type) == (GRACE, "grace", "Grace", "LOCAL")
-    assert await services.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "administrator"
-    await services.sessions.sign_in(GRACE, PASSWORD, address="192.0.2.1")
+    assert await services.core.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "administrator"
+    await services.accounts.sessions.sign_in(GRACE, PASSWORD, address="192.0.2.1")
     for over in (await browser.open("signup", code=code), await browser.send(shown, password=PASSWORD)):
         assert over.status_code == 410
         assert "expired or was used" in over.text

@@ -114,6 +114,6 @@ async def test_asking_for_a_websocket_says_nothing(own: Browser) -> None:
 
 
 async def test_mails_lead_to_where_the_accounts_server_is(own: Browser, services: Services) -> None:
-    link = services.mails.compose("ada@example.org", PasswordReset(code="abc", expires_on=1), cause="test")
-    text = services.vault.open(link.record.content or b"")
+    link = services.mail.compose("ada@example.org", PasswordReset(code="abc", expires_on=1), cause="test")
+    text = services.core.vault.open(link.record.content or b"")
     assert re.search(rf"{PUBLIC}/reset\?code=abc", text) is not None

@@ -39,7 +39,7 @@ WRONG = "The e-mail address or the password is wrong."
 
 
 async def user_of(services: Services, access_token: str) -> str | None:
-    return (await services.tokens.information(access_token)).user_id
+    return (await services.accounts.tokens.information(access_token)).user_id
 
 
 async def ask_for_their_locks(oauth: OAuthWorld, application: str = WEB) -> None:
@@ -96,7 +96,7 @@ async def test_looking_at_an_address_does_nothing(browser: Browser, oauth: OAuth
 
     async def codes() -> int:
         rows = "SELECT count(*) AS n FROM authorization_code"
-        found = await oauth.services.database.read(lambda tx: tx.connection.execute(rows).one())
+        found = await oauth.services.core.database.read(lambda tx: tx.connection.execute(rows).one())
         return int(found["n"]) if found else 0
 
     before = await codes()
@@ -120,7 +120,7 @@ async def test_another_person_may_sign_in(browser: Browser, oauth: OAuthWorld, p
     code = query_of(back.headers["location"])["code"]
     token = granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=code))
     assert await user_of(oauth.services, token["access_token"]) == BOB
-    assert await oauth.services.sessions.find(first) is None
+    assert await oauth.services.accounts.sessions.find(first) is None
 
 
 # Errors of the request
@@ -177,7 +177,7 @@ async def test_go_is_the_only_other_place(browser: Browser) -> None:
 
 async def test_what_is_unexpected(browser: Browser, oauth: OAuthWorld) -> None:
     shown = await browser.open("authorize", **ASKED)
-    await oauth.services.database.write(lambda tx: tx.connection.execute("DROP TABLE session"))
+    await oauth.services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE session"))
     back = await browser.sign_in(shown)
     assert query_of(back.headers["location"]) == {"error": "server_error", "state": ASKED["state"]}
     browser.client.cookies.set("trunkline_session", "ff" * 16)
@@ -303,9 +303,9 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
     assert query_of(back.headers["location"])["state"] == ASKED["state"]
-    application = await oauth.services.applications.find(WEB)
+    application = await oauth.services.accounts.applications.find(WEB)
     assert application is not None
-    grants = await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
+    grants = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
     assert [grant.read for grant in grants if grant.device_type is not None] == [True]
 
 
@@ -345,9 +345,9 @@ async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))
     back = await browser.send(shown, decision="deny")
     assert query_of(back.headers["location"]) == {"error": "access_denied", "state": ASKED["state"]}
-    application = await oauth.services.applications.find(WEB)
+    application = await oauth.services.accounts.applications.find(WEB)
     assert application is not None
-    assert await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
+    assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
 
 
 async def test_consent_is_to_what_was_shown(browser: Browser, oauth: OAuthWorld) -> None:
@@ -370,7 +370,7 @@ async def test_consent_is_asked_for_again_when_it_changed_in_between(
 ) -> None:
     await ask_for_their_locks(oauth)
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))
-    as_it_was = oauth.services.authorize.allow
+    as_it_was = oauth.services.accounts.authorize.allow
 
     async def change_first(*args: Any, **more: Any) -> Any:
         await oauth.ask_for(WEB, [{"device_type": "*", "permissions": ["READ", "WRITE"]}])
@@ -378,15 +378,15 @@ async def test_consent_is_asked_for_again_when_it_changed_in_between(
 
     with monkeypatch.context() as patched:
         patched.setattr(
-            type(oauth.services.authorize), "allow", lambda _self, *args, **more: change_first(*args, **more)
+            type(oauth.services.accounts.authorize), "allow", lambda _self, *args, **more: change_first(*args, **more)
         )
         answer = await browser.send(shown, decision="allow")
     assert answer.status_code == 409
     assert "asks for something else by now" in answer.text
     assert "All device types" in answer.text
-    application = await oauth.services.applications.find(WEB)
+    application = await oauth.services.accounts.applications.find(WEB)
     assert application is not None
-    assert await oauth.services.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
+    assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
     assert (await browser.send(answer, decision="allow")).status_code == 302
 
 
@@ -403,7 +403,7 @@ async def test_consent_belongs_to_one_session(browser: Browser, door: Address, o
 
 
 async def test_names_are_no_markup(browser: Browser, oauth: OAuthWorld) -> None:
-    await oauth.services.database.write(
+    await oauth.services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE application SET name = '<script>alert(1)</script>'")
     )
     shown = await browser.open("authorize", **ASKED)

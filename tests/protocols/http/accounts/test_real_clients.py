@@ -41,9 +41,9 @@ def token_url(door: Address) -> str:
 
 async def agree(oauth: OAuthWorld, url: str) -> str:
     """What the browser is sent to after Ada signed in and agreed."""
-    decided = await oauth.services.authorize.read(urlsplit(url).query.encode())
+    decided = await oauth.services.accounts.authorize.read(urlsplit(url).query.encode())
     assert isinstance(decided, AuthorizationRequest), decided
-    outcome = await oauth.services.authorize.allow(decided, oauth.ada.key)
+    outcome = await oauth.services.accounts.authorize.allow(decided, oauth.ada.key)
     assert isinstance(outcome, Redirect)
     return outcome.url
 
@@ -114,8 +114,8 @@ async def test_limited_input(door: Address, oauth: OAuthWorld, token_url: str, f
             await client.fetch_token(token_url, **poll)
         with pytest.raises(AuthlibBaseError, match="slow_down"):
             await client.fetch_token(token_url, **poll)
-        waiting = await oauth.services.device_codes.find(started["user_code"], address="192.0.2.1")
-        await oauth.services.device_codes.approve(waiting, oauth.ada.key, address="192.0.2.1")
+        waiting = await oauth.services.accounts.device_codes.find(started["user_code"], address="192.0.2.1")
+        await oauth.services.accounts.device_codes.approve(waiting, oauth.ada.key, address="192.0.2.1")
         await client.fetch_token(token_url, **poll)
         assert await whose(client, door) == ADA
         await client.refresh_token(token_url)

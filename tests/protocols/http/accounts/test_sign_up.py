@@ -33,7 +33,7 @@ class TestOpen:
         assert Form(shown.text).labelled == {"email", "password", "fullName"}
         back = await browser.send(shown, **GRACE)
         assert back.headers["location"].startswith(f"{CALLBACK}?code=")
-        session = await services.sessions.find(browser.client.cookies["trunkline_session"])
+        session = await services.accounts.sessions.find(browser.client.cookies["trunkline_session"])
         assert session is not None
         assert (session.user.email, session.user.name) == ("grace@example.org", "grace")
         assert session.user.full_name == "Grace"

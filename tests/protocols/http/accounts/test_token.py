@@ -75,7 +75,7 @@ async def test_an_unknown_grant_type_is_a_redirect_with_a_body(accounts: httpx.A
 
 
 async def test_what_is_unexpected_is_a_server_error(accounts: httpx.AsyncClient, services: Services) -> None:
-    await services.database.write(lambda tx: tx.connection.execute("DROP TABLE device_code"))
+    await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE device_code"))
     answer = await accounts.post("/device/code", data={"client_id": TV})
     assert (answer.status_code, answer.json()["error"]) == (400, "server_error")
     assert "device_code" not in answer.json()["error_description"]

@@ -67,11 +67,13 @@ async def test_the_button_leads_to_the_processor_and_to_the_application(
 ) -> None:
     collector.url = elsewhere if is_open else ""
 
-    await services.database.write(lambda tx: change_application(tx, DASHBOARD, redirect_uris=[elsewhere]))
+    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, redirect_uris=[elsewhere]))
     plan = {"device_type": LIGHT_TYPE, "free_messages_per_day": 150, "paid_cost": "2.99"}
     await services.provisioning.apply({"plans": [plan]})
-    caller = await services.tokens.caller(ADA_TOKEN)
-    url = await services.payments.upgrade_url(caller, await services.devices.find(KITCHEN), "upgrade")
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
+    url = await services.monetization.payments.upgrade_url(
+        caller, await services.devices.registry.find(KITCHEN), "upgrade"
+    )
     address = f"http://{door}/accounts{url.partition('/accounts')[2]}&redirect_uri={elsewhere}"
 
     def drive() -> None:

@@ -73,23 +73,23 @@ def terms(cloud: ThirdPartyCloud, **about: Any) -> ConnectorTerms:
 
 async def bind(services: Services, world: World, terms: ConnectorTerms) -> None:
     """As provisioning does it."""
-    sealed = services.vault.seal(msgspec.json.encode(terms).decode())
+    sealed = services.core.vault.seal(msgspec.json.encode(terms).decode())
     record = ConnectorRecord(world.light_type, terms.plugin, sealed)
 
     def work(tx: Transaction) -> None:
         tx.connectors.put_connector(record)
         tx.connectors.demand_authorization()
 
-    await services.database.write(work)
-    await services.device_types.reload()
+    await services.core.database.write(work)
+    await services.device_types.catalog.reload()
     await services.connectors.catalog.reload()
-    await services.devices.reload()
+    await services.devices.registry.reload()
 
 
 @pytest.fixture
 async def bound(services: Services, world: World, cloud: ThirdPartyCloud, door: Address) -> Services:
     """Lights have a connector, and third parties can reach us."""
-    services.site.listens_on({"http": door})
+    services.core.site.listens_on({"http": door})
     await bind(services, world, terms(cloud))
     return services
 

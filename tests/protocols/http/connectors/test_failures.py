@@ -206,7 +206,7 @@ async def test_a_subscription_that_fails_leaves_the_device_unauthorized(
     cloud.answers[f"/subscriptions/{KITCHEN}"] = answering(b"{}", 500)
     assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=server_error"
     assert (await browser.device())["cloudAuthorization"] == "UNAUTHORIZED"
-    assert await browser.services.database.read(lambda tx: tx.connectors.link(1)) is None
+    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(1)) is None
 
 
 async def test_a_token_endpoint_that_does_not_answer(browser: Browser, cloud: ThirdPartyCloud) -> None:

@@ -79,9 +79,9 @@ async def test_those_a_device_is_shared_with_and_their_applications_may_not_deci
         tx.shares.put(share)
         return tx.devices.device(world.bobs)
 
-    record = await services.database.write(accept)
+    record = await services.core.database.write(accept)
     assert record is not None
-    services.devices.note_changed(record)
+    services.devices.registry.note_changed(record)
     headers = bearer(token) | {"Referer": REFERER}
     assert (await api.get(f"/devices/{BOBS}", headers=headers)).status_code == 200
     assert (await api.request(method, f"/devices/{BOBS}/providerauth", headers=headers)).status_code == 403

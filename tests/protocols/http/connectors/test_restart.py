@@ -15,8 +15,8 @@ SET_ON = b'{"actions":[{"name":"setOn"}]}'
 
 
 async def begin(services: Services) -> str:
-    caller = await services.tokens.caller(ADA_TOKEN)
-    device = await services.devices.find(KITCHEN)
+    caller = await services.accounts.tokens.caller(ADA_TOKEN)
+    device = await services.devices.registry.find(KITCHEN)
     return await services.connectors.authorize(caller, device, referer=REFERER, mobile=False)
 
 
@@ -31,13 +31,13 @@ async def link(services: Services) -> None:
 
 
 async def state_of(services: Services) -> str:
-    return (await services.devices.find(KITCHEN)).record.cloud_authorization
+    return (await services.devices.registry.find(KITCHEN)).record.cloud_authorization
 
 
 @pytest.fixture
 async def world_of_lights(open_daemon: Open, cloud: ThirdPartyCloud) -> World:
     async with open_daemon() as services:
-        world = await build_world(services.database, services.vault)
+        world = await build_world(services.core.database, services.core.vault)
         await bind(services, world, terms(cloud))
         return world
 
@@ -77,10 +77,10 @@ async def test_an_action_that_was_not_sent_is_sent_after_the_restart(
 
     async with open_daemon() as services:
         await link(services)
-        device = await services.devices.find(KITCHEN)
+        device = await services.devices.registry.find(KITCHEN)
         cloud.answers[f"/lamps/{KITCHEN}"] = never
-        services.ingest.submit_action(device, device, SET_ON)
-        await services.ingest.wait_committed()
+        services.messages.ingest.submit_action(device, device, SET_ON)
+        await services.messages.ingest.wait_committed()
         await asked.wait()
     cloud.answers.clear()
     async with open_daemon() as services:
@@ -96,10 +96,10 @@ async def test_an_action_that_is_too_old_is_not_sent_any_more(
 ) -> None:
     async with open_daemon() as services:
         await link(services)
-        device = await services.devices.find(KITCHEN)
+        device = await services.devices.registry.find(KITCHEN)
         cloud.answers[f"/lamps/{KITCHEN}"] = trio.sleep_forever
-        services.ingest.submit_action(device, device, SET_ON)
-        await services.ingest.wait_committed()
+        services.messages.ingest.submit_action(device, device, SET_ON)
+        await services.messages.ingest.wait_committed()
     cloud.answers.clear()
     cloud.calls.clear()
     fake_clock.advance(11 * 60_000)
@@ -113,8 +113,8 @@ async def test_a_device_deleted_while_nobody_could_unsubscribe(
 ) -> None:
     async with open_daemon() as services:
         await link(services)
-        key = (await services.devices.find(KITCHEN)).key
-        await services.database.write(lambda tx: tx.devices.set_deleted(key, NOW_MS))
+        key = (await services.devices.registry.find(KITCHEN)).key
+        await services.core.database.write(lambda tx: tx.devices.set_deleted(key, NOW_MS))
     async with open_daemon() as services:
         await services.connectors.clean_up()
         assert cloud.subscriptions == {}

@@ -33,7 +33,7 @@ async def test_the_browser_is_sent_to_the_third_party(browser: Browser, cloud: T
     assert begun.headers["Location"].startswith(f"{cloud.url}/authorize?")
     assert begun.headers["Cache-Control"] == "no-store"
     asked = query_of(begun.headers["Location"])
-    assert asked["redirect_uri"] == f"{browser.services.site.origin}/v1.1/cloudconnectors/{LIGHT_TYPE}/auth"
+    assert asked["redirect_uri"] == f"{browser.services.core.site.origin}/v1.1/cloudconnectors/{LIGHT_TYPE}/auth"
     assert (asked["client_id"], asked["scope"], asked["code_challenge_method"]) == (CLIENT, "readings lamps", "S256")
 
 
@@ -42,12 +42,12 @@ async def test_the_device_is_authorized_when_the_user_agrees(browser: Browser, c
     assert (back.status_code, back.headers["Location"]) == (302, REFERER)
     record = await browser.device()
     assert (record["cloudAuthorization"], record["needProviderAuth"]) == ("AUTHORIZED", False)
-    assert cloud.subscriptions == {KITCHEN: f"{browser.services.site.origin}/v1.1{NOTIFICATIONS}"}
+    assert cloud.subscriptions == {KITCHEN: f"{browser.services.core.site.origin}/v1.1{NOTIFICATIONS}"}
 
 
 async def test_credentials_are_sealed_in_the_store(browser: Browser, cloud: ThirdPartyCloud) -> None:
     await browser.authorize()
-    link = await browser.services.database.read(lambda tx: tx.connectors.link(tx.devices.by_id(KITCHEN).key))  # type: ignore[union-attr]
+    link = await browser.services.core.database.read(lambda tx: tx.connectors.link(tx.devices.by_id(KITCHEN).key))  # type: ignore[union-attr]
     assert link is not None
     for secret in (*cloud.access, *cloud.refresh, ACCOUNT):
         assert secret.encode() not in link.sealed
@@ -145,7 +145,7 @@ async def test_deleting_the_authorization_unsubscribes_and_forgets(
     api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
 ) -> None:
     ended: list[ProviderAuthRemoved] = []
-    browser.services.router.subscribe(ProviderAuthRemoved, ended.append)
+    browser.services.core.router.subscribe(ProviderAuthRemoved, ended.append)
     await browser.authorize()
     answer = await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
     assert answer.status_code == 200
@@ -153,7 +153,7 @@ async def test_deleting_the_authorization_unsubscribes_and_forgets(
     assert (record["id"], record["cloudAuthorization"], record["needProviderAuth"]) == (KITCHEN, "UNAUTHORIZED", True)
     assert record == await browser.device()
     assert cloud.subscriptions == {}
-    assert await browser.services.database.read(lambda tx: tx.connectors.link(1)) is None
+    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(1)) is None
     assert len(ended) == 1
     again = await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
     assert again.status_code == 200
@@ -163,8 +163,8 @@ async def test_an_authorization_can_be_taken_back_without_the_plug_in(
     api: httpx.AsyncClient, browser: Browser, world: World
 ) -> None:
     await browser.authorize()
-    broken = ConnectorRecord(world.light_type, "removed", browser.services.vault.seal('{"plugin":"removed"}'))
-    await browser.services.database.write(lambda tx: tx.connectors.put_connector(broken))
+    broken = ConnectorRecord(world.light_type, "removed", browser.services.core.vault.seal('{"plugin":"removed"}'))
+    await browser.services.core.database.write(lambda tx: tx.connectors.put_connector(broken))
     await browser.services.connectors.catalog.reload()
     assert (await browser.begin()).status_code == 503
     answer = await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
@@ -178,5 +178,5 @@ async def test_deleting_the_device_unsubscribes(
     await api.delete(f"/devices/{KITCHEN}", headers=bearer(ADA_TOKEN))
     await browser.services.connectors.clean_up()
     assert cloud.subscriptions == {}
-    links = await browser.services.database.read(lambda tx: tx.connectors.orphans(limit=10))
+    links = await browser.services.core.database.read(lambda tx: tx.connectors.orphans(limit=10))
     assert links == []

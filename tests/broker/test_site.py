@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.accounts.site import Site
+from broker.site import Site
 from config.settings import Address, Http, Settings
 
 PLAIN, TLS = Address("127.0.0.1", 0), Address("0.0.0.0", 8443)  # noqa: S104

@@ -1,0 +1,67 @@
+"""Builds the accounts server: who may do what."""
+
+from dataclasses import dataclass
+
+from broker.accounts.applications import Applications
+from broker.accounts.authorize import Authorize
+from broker.accounts.device_codes import DeviceCodes
+from broker.accounts.device_grant import DeviceCodeTerms
+from broker.accounts.external import ExternalSignIn
+from broker.accounts.grants import Grants
+from broker.accounts.hashing import Hashing
+from broker.accounts.invitations import Invitations
+from broker.accounts.issuance import Lifetimes
+from broker.accounts.permissions import Permissions
+from broker.accounts.properties import ApplicationProperties
+from broker.accounts.provider_port import Providers
+from broker.accounts.resets import PasswordResets
+from broker.accounts.sessions import Sessions
+from broker.accounts.sign_up import SignUp
+from broker.accounts.tokens import Tokens
+from broker.accounts.users import Users
+from broker.core import Core
+from broker.mail import Mails
+from broker.secrets import Passwords
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsRoom:
+    tokens: Tokens
+    permissions: Permissions
+    users: Users
+    applications: Applications
+    properties: ApplicationProperties
+    passwords: Passwords
+    authorize: Authorize
+    grants: Grants
+    device_codes: DeviceCodes
+    sessions: Sessions
+    sign_up: SignUp
+    invitations: Invitations
+    resets: PasswordResets
+    external: ExternalSignIn
+
+
+async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
+    """Without `providers`, nobody signs in with an external identity provider."""
+    database, clock, vault, settings = core.database, core.clock, core.vault, core.settings.accounts
+    passwords = Passwords()
+    hashing = Hashing(passwords)
+    tokens = Tokens(database, clock, core.router, Lifetimes.of(settings))
+    core.life.worker("token expiry", tokens.end_expired_forever)
+    return AccountsRoom(
+        tokens=tokens,
+        permissions=Permissions(database, core.router),
+        users=Users(database, clock, core.router),
+        applications=Applications(database),
+        properties=ApplicationProperties(database),
+        passwords=passwords,
+        authorize=Authorize(database, tokens),
+        grants=Grants(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
+        device_codes=DeviceCodes(database, clock, core.router),
+        sessions=Sessions(database, clock, hashing),
+        sign_up=SignUp(database, clock, hashing, settings),
+        invitations=Invitations(database, clock, hashing),
+        resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
+        external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
+    )

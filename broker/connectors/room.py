@@ -1,0 +1,41 @@
+"""Builds the cloud connectors."""
+
+from broker.connectors.port import ThirdParty
+from broker.connectors.service import Connectors
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
+from broker.messages.room import MessagesRoom
+
+
+async def open_connectors(
+    core: Core,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    limits: LimitsRoom,
+    messages: MessagesRoom,
+    third_party: ThirdParty | None,
+) -> Connectors:
+    """Without a `third_party`, cloud connectors rest: nothing is fetched and no Action is sent."""
+    connectors = Connectors(
+        core.database,
+        core.vault,
+        core.clock,
+        core.router,
+        device_types.catalog,
+        devices.registry,
+        devices.inventory,
+        messages.ingest,
+        limits.meters,
+        limits.charged,
+        third_party,
+        base_url=lambda: f"{core.site.origin}/v1.1",
+        pull_minutes=core.settings.connectors.pull_minutes,
+    )
+    await connectors.catalog.reload()
+    if third_party is None:
+        core.life.observe("connectors", connectors.statistics)
+    else:
+        core.life.worker("connectors", connectors.run_forever, save=connectors.save, statistics=connectors.statistics)
+    return connectors

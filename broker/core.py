@@ -1,0 +1,23 @@
+"""The infrastructure that every capability is built on."""
+
+from dataclasses import dataclass
+
+from broker.clock import Clock
+from broker.facts import Router
+from broker.life import Life
+from broker.secrets import Vault
+from broker.site import Site
+from config.settings import Settings
+from storage.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    settings: Settings
+    database: Database
+    vault: Vault
+    clock: Clock
+    router: Router
+    #: The public addresses of this daemon.
+    site: Site
+    life: Life

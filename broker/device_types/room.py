@@ -1,0 +1,24 @@
+"""Builds the device types and their Manifests."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.device_types.catalog import DeviceTypes
+from broker.device_types.lists import DeviceTypeLists
+from broker.device_types.manifests import Manifests
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTypesRoom:
+    catalog: DeviceTypes
+    lists: DeviceTypeLists
+    manifests: Manifests
+
+
+async def open_device_types(core: Core) -> DeviceTypesRoom:
+    catalog = DeviceTypes(core.database)
+    return DeviceTypesRoom(
+        catalog=catalog,
+        lists=DeviceTypeLists(core.database),
+        manifests=Manifests(core.database, core.clock, catalog),
+    )

@@ -1,0 +1,45 @@
+"""Builds the inventory: devices, their tokens and shares, presence and removal."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.device_tokens import DeviceTokens
+from broker.devices.inventory import Inventory
+from broker.devices.listing import DeviceLists
+from broker.devices.presence import Presence
+from broker.devices.registry import Devices
+from broker.devices.removal import Removal
+from broker.devices.shares import Shares
+from broker.mail import Mails
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesRoom:
+    registry: Devices
+    inventory: Inventory
+    lists: DeviceLists
+    tokens: DeviceTokens
+    shares: Shares
+    presence: Presence
+    removal: Removal
+
+
+async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_types: DeviceTypesRoom) -> DevicesRoom:
+    database, router, clock = core.database, core.router, core.clock
+    registry = Devices(database, router, device_types.catalog, accounts.tokens)
+    presence = Presence(database, router, clock)
+    await presence.resume()
+    core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
+    removal = Removal(database, clock)
+    core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
+    return DevicesRoom(
+        registry=registry,
+        inventory=Inventory(database, router, clock, registry),
+        lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions),
+        tokens=DeviceTokens(database, router, clock, core.vault, registry),
+        shares=Shares(database, router, clock, registry, mails),
+        presence=presence,
+        removal=removal,
+    )

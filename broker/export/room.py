@@ -1,0 +1,25 @@
+"""Builds exports."""
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.export.exports import Exports
+from broker.export.requests import Planner
+from broker.mail import Mails
+from broker.messages.room import MessagesRoom
+
+
+async def open_export(
+    core: Core,
+    mails: Mails,
+    accounts: AccountsRoom,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+) -> Exports:
+    planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions)
+    folder = core.settings.state_dir / "exports"
+    exports = Exports(core.database, devices.registry, messages.mids, mails, core.clock, planner, folder)
+    core.life.worker("exports", exports.work_forever, statistics=exports.statistics)
+    return exports

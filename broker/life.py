@@ -1,0 +1,88 @@
+"""What runs for as long as the services are open: workers, what they save at the end, and their statistics.
+
+A capability registers each of its workers once, together with the function that saves its state and the one that reads
+its statistics, so that none of the three can be forgotten.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+import trio
+
+from storage.sql import StoreError
+
+Save = Callable[[], Awaitable[None]]
+Statistics = Callable[[], object]
+
+_log = structlog.get_logger(__name__)
+
+
+class Run(Protocol):
+    """A worker: reports that it has started, then runs until it is cancelled."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    name: str
+    run: Run
+    save: Save | None
+
+
+class Life:
+    """The workers and statistics of every capability, in the order in which the capabilities are opened."""
+
+    def __init__(self) -> None:
+        self._workers: list[_Worker] = []
+        self._statistics: dict[str, Statistics] = {}
+        #: Set when the daemon begins to stop: every open connection then ends in its protocol's own way.
+        self.stopping = trio.Event()
+
+    def worker(self, name: str, run: Run, *, save: Save | None = None, statistics: Statistics | None = None) -> None:
+        """Register a worker.
+
+        Args:
+            name: names the worker in statistics and in the log.
+            run: started by `running`, after the workers that were registered earlier.
+            save: writes the state that the worker holds in memory; called once, after every worker has ended.
+            statistics: reads the worker's statistics, without waiting.
+        """
+        self._workers.append(_Worker(name, run, save))
+        if statistics is not None:
+            self.observe(name, statistics)
+
+    def observe(self, name: str, statistics: Statistics) -> None:
+        """Register the statistics of a part that has no worker. Raises ValueError when the name is taken."""
+        if name in self._statistics:
+            raise ValueError(f"two parts have statistics called {name!r}")
+        self._statistics[name] = statistics
+
+    def statistics(self) -> Mapping[str, object]:
+        """The statistics of every part, by its name."""
+        return {name: read() for name, read in self._statistics.items()}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the workers while the block lasts, then save what they hold, however the block ends."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for worker in self._workers:
+                    await nursery.start(worker.run)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._save_all()
+
+    async def _save_all(self) -> None:
+        for worker in self._workers:
+            if worker.save is None:
+                continue
+            try:
+                await worker.save()
+            except StoreError as error:  # the next start computes the lost state again from the message log
+                _log.warning("state_not_saved", worker=worker.name, reason=str(error))

@@ -1,0 +1,43 @@
+"""Builds rate limits, quotas and the ledger that keeps their counters over a restart."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.limits.addresses import AddressLimit
+from broker.limits.ledger import Ledger
+from broker.limits.meters import Meters, rates_of
+from broker.limits.quotas import Quotas
+from broker.mail import Mails
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRoom:
+    ledger: Ledger
+    meters: Meters
+    addresses: AddressLimit
+    quotas: Quotas
+    #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
+    charged: Quotas | None
+
+
+async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsRoom:
+    settings, life = core.settings.limits, core.life
+    counts_calls = settings.rate_limits == "on"
+    ledger = Ledger(core.database, core.clock)
+    await ledger.resume()
+    life.worker("counters", ledger.save_forever, save=ledger.flush, statistics=ledger.statistics)
+    meters = Meters(rates_of(settings) if counts_calls else None, ledger, core.clock)
+    life.observe("rate limits", meters.statistics)
+    addresses = AddressLimit(settings.calls_per_address if counts_calls else None, core.clock)
+    life.observe("addresses", addresses.statistics)
+    quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
+    await quotas.reload()
+    life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
+    return LimitsRoom(
+        ledger=ledger,
+        meters=meters,
+        addresses=addresses,
+        quotas=quotas,
+        charged=quotas if settings.quotas == "on" else None,
+    )

@@ -1,0 +1,17 @@
+"""Builds the mail queue."""
+
+from functools import partial
+
+from broker.core import Core
+from broker.mail.queue import Mails
+from broker.mail.transport import MailTransport
+
+
+async def open_mail(core: Core, transport: MailTransport | None) -> Mails:
+    """Without a transport, mails stay in the queue."""
+    mails = Mails(core.database, core.vault, core.clock, core.settings, core.site)
+    if transport is None:
+        core.life.observe("mails", mails.statistics)
+    else:
+        core.life.worker("mails", partial(mails.deliver_forever, transport), statistics=mails.statistics)
+    return mails

@@ -1,0 +1,63 @@
+"""Builds the message log: the way in, what is computed from the log, and the ways to read it."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
+from broker.messages.analytics import Analytics
+from broker.messages.consumers import Folder
+from broker.messages.history import Cursors, History
+from broker.messages.ingest import Ingest
+from broker.messages.mids import Mids
+from broker.messages.retention import Retention
+from broker.messages.rollups import Rollups
+from broker.messages.snapshots import Snapshots
+from broker.messages.status import Statuses
+from storage.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRoom:
+    ingest: Ingest
+    mids: Mids
+    history: History
+    folder: Folder
+    snapshots: Snapshots
+    analytics: Analytics
+    statuses: Statuses
+    retention: Retention
+
+
+async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) -> MessagesRoom:
+    database, router, clock, life = core.database, core.router, core.clock, core.life
+    head, last_cts, mid_key = await database.read(
+        lambda tx: (tx.messages.head(), tx.messages.last_cts(), tx.messages.mid_key())
+    )
+    mids = Mids(mid_key)
+    ingest = Ingest(
+        Journal(database, head=head),
+        mids,
+        router,
+        clock,
+        future_grace_ms=core.settings.limits.future_grace_seconds * 1000,
+        quotas=limits.charged,
+        last_cts=last_cts,
+    )
+    life.observe("ingest", ingest.statistics)
+    snapshots = Snapshots(database)
+    folder = Folder(database, router, (snapshots, Rollups()))
+    await folder.resume()
+    life.worker("folds", folder.fold_forever, save=folder.flush, statistics=folder.statistics)
+    retention = Retention(database, clock, days=core.settings.storage.retention_days)
+    life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
+    return MessagesRoom(
+        ingest=ingest,
+        mids=mids,
+        history=History(database, devices.registry, mids, Cursors(mid_key)),
+        folder=folder,
+        snapshots=snapshots,
+        analytics=Analytics(database, clock),
+        statuses=Statuses(database, devices.presence, snapshots),
+        retention=retention,
+    )

@@ -1,0 +1,42 @@
+"""Builds plans, tiers and payments."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
+from broker.mail import Mails
+from broker.monetization.payments import Payments
+from broker.monetization.plans import Plans
+from broker.monetization.port import ManualProcessor, Processor
+from broker.monetization.tiers import Tiers
+
+
+@dataclass(frozen=True, slots=True)
+class MonetizationRoom:
+    plans: Plans
+    tiers: Tiers
+    payments: Payments
+
+
+async def open_monetization(
+    core: Core,
+    mails: Mails,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    limits: LimitsRoom,
+    processor: Processor | None,
+) -> MonetizationRoom:
+    """Without a `processor`, the operator confirms payments."""
+    database, clock, router = core.database, core.clock, core.router
+    tiers = Tiers(database, clock, router, limits.quotas)
+    await tiers.resume()
+    core.life.worker("tiers", tiers.follow_forever)
+    return MonetizationRoom(
+        plans=Plans(database, clock, router, device_types.catalog, mails),
+        tiers=tiers,
+        payments=Payments(
+            database, clock, devices.registry, tiers, core.site, processor or ManualProcessor(), core.settings.payments
+        ),
+    )

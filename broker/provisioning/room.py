@@ -1,0 +1,38 @@
+"""Builds provisioning."""
+
+from broker.accounts.room import AccountsRoom
+from broker.connectors.service import Connectors
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
+from broker.mail import Mails
+from broker.provisioning.service import Provisioning
+from broker.registration.room import RegistrationRoom
+
+
+async def open_provisioning(
+    core: Core,
+    mails: Mails,
+    accounts: AccountsRoom,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    registration: RegistrationRoom,
+    limits: LimitsRoom,
+    connectors: Connectors,
+) -> Provisioning:
+    return Provisioning(
+        core.database,
+        core.vault,
+        accounts.passwords,
+        core.clock,
+        core.router,
+        accounts.tokens,
+        device_types.catalog,
+        devices.registry,
+        limits.quotas,
+        registration.trust,
+        connectors.catalog,
+        mails,
+        core.site,
+    )
