@@ -1,10 +1,20 @@
-"""The arrows between the packages point the way the design says: pyproject.toml has the contracts."""
+"""The arrows between the packages point the way the design says, and ARCHITECTURE.md names what exists."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
+ARCHITECTURE = ROOT / "broker" / "ARCHITECTURE.md"
+
+#: `path`, or `path: name` with the name of a function, class or method in that file.
+_NAMED = re.compile(r"`([\w.-]*/[\w./-]*|[\w-]+\.(?:py|md|toml))(?:: ([\w.]+))?`")
+#: "Add a capability" uses these for the new capability's number and noun.
+_PLACEHOLDERS = {"NNNN_x.": "[0-9]*_*.", "_x.": "_*.", "/x.": "/*.", "/x/": "/*/"}
 
 
 def test_import_contracts_are_kept() -> None:
@@ -23,3 +33,63 @@ def test_import_contracts_are_kept() -> None:
 def test_systemd_folder_holds_no_python() -> None:
     """It would shadow the binding of that name."""
     assert list((ROOT / "systemd").rglob("*.py")) == []
+
+
+def test_what_the_architecture_names_exists() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    named = _NAMED.findall(text)
+    assert len([name for _, name in named if name]) > 30
+    assert [problem for path, name in named if (problem := missing(path, name))] == []
+
+
+def test_both_walks_and_the_map_are_there() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    for title in ("QoS 1", "QoS 2", "Map of the capabilities", "Add a capability"):
+        assert re.search(rf"(?m)^## .*{title}$", text), title
+    capabilities = {path.name for path in (ROOT / "broker").iterdir() if (path / "__init__.py").exists()}
+    assert set(re.findall(r"\| `broker/(\w+)/` \|", text)) == capabilities
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "is_there"),
+    [
+        ("broker/facts.py", "", True),
+        ("broker/facts.py", "Router.publish", True),
+        ("broker/facts.py", "Router.shout", False),
+        ("broker/facts.py", "publish", False),
+        ("broker/fiction.py", "", False),
+        ("broker/routing", "", False),
+        ("broker/routing/", "", True),
+        ("storage/schema/NNNN_x.sql", "", True),
+        ("protocols/http/rest/x.py", "", True),
+        ("broker/x/fiction.py", "", False),
+    ],
+)
+def test_what_is_missing_is_found(path: str, name: str, is_there: bool) -> None:
+    assert (missing(path, name) == "") is is_there
+
+
+def missing(path: str, name: str) -> str:
+    """What does not exist of a file, or of a function, class or method in it; empty when everything does.
+
+    Args:
+        path: from the root of the repository; a folder ends with a slash.
+        name: dotted, or empty.
+    """
+    pattern = path
+    for placeholder, wildcard in _PLACEHOLDERS.items():
+        pattern = pattern.replace(placeholder, wildcard)
+    files = sorted(ROOT.glob(pattern))
+    if not any(file.is_dir() is path.endswith("/") for file in files):
+        return f"there is no {path}"
+    nodes: list[ast.stmt] = ast.parse(files[0].read_text(encoding="utf-8")).body if name else []
+    for part in filter(None, name.split(".")):
+        inside = [
+            node.body
+            for node in nodes
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+        ]
+        if not inside:
+            return f"there is no {name} in {path}"
+        nodes = inside[0]
+    return ""
