@@ -5,8 +5,13 @@ import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import get_type_hints
 
+import msgspec
 import pytest
+
+from config.settings import Settings
+from tests.protocols.http.test_path_table import ACCOUNTS, REST
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "broker" / "reference"
@@ -22,6 +27,19 @@ _BRACKETS = re.compile(r"\((\d{1,2}(?:\.[1-9]\d?)?(?:(?:,| and) \d{1,2}(?:\.[1-9
 _LAST_COLUMN = re.compile(r"\| ([\d., ]+) \|$", re.MULTILINE)
 _DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b")
 _FOREIGN = re.compile(r"\bspecification,\s+[\w/]|(?<!by )\bdesign[:/]\s*\w|\bcompatibility,?\s+\d", re.IGNORECASE)
+_CALL = re.compile(r"(?:^\||,) ((?:(?:GET|POST|PUT|DELETE)(?:, )?)+) (/[^\s,|]*)", re.MULTILINE)
+#: They need a client certificate, a browser that signs in, or the payment processor's signature.
+TESTED_ELSEWHERE = {
+    "POST /cert/devices/registrations",
+    "GET /cert/devices/registrations/*/status",
+    "PUT /cert/devices/registrations/*",
+    "GET /external",
+    "GET /external/callback",
+    "GET /reset",
+    "POST /reset",
+    "POST /accept/share",
+    "POST /pricing/notifications",
+}
 
 
 def section_numbers(chapters: Mapping[str, str]) -> Counter[str]:
@@ -98,6 +116,29 @@ def test_chapters_name_only_sections_that_exist(chapters: dict[str, str]) -> Non
 
 def test_the_index_names_every_chapter(chapters: dict[str, str]) -> None:
     assert re.findall(r"\]\((\S+?)\)", (REFERENCE / "README.md").read_text(encoding="utf-8")) == list(chapters)
+
+
+def test_the_tables_of_paths_are_those_that_are_tested(chapters: dict[str, str]) -> None:
+    """tests/protocols/http/test_path_table.py sends a request to each of its paths."""
+    tested = {re.sub(r"\{\}|\b1\b", "*", line) for line in (ACCOUNTS + REST).splitlines() if line}
+    written = {
+        f"{method} {re.sub(r'{[^}]*}', '*', path)}"
+        for methods, path in _CALL.findall(chapters["02-paths.md"])
+        for method in methods.split(", ")
+    }
+    assert written - tested == TESTED_ELSEWHERE
+    assert tested - written == set()
+
+
+def test_the_chapter_about_configuration_has_every_key(chapters: dict[str, str]) -> None:
+    columns = re.findall(r"(?m)^\| (`[^|]*`) \|", chapters["25-configuration.md"])
+    keys = set()
+    for name, kind in get_type_hints(Settings).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            keys |= {f"{name}.{inner}" for inner in kind.__struct_fields__}
+        else:
+            keys.add(name)
+    assert set(re.findall(r"`([\w.]+)`", " ".join(columns))) == keys
 
 
 # --- The checker itself --------------------------------------------------------------------------------------------
