@@ -1,4 +1,4 @@
-"""What the interpreter is told, so that what one thread does is not a pause for everybody (broker/ARCHITECTURE.md)."""
+"""What the interpreter is told, so that what one thread does is not a pause for everybody (broker/DECISIONS.md)."""
 
 import gc
 import sys

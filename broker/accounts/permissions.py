@@ -1,4 +1,4 @@
-"""The one place that decides who may do what with a device (reference 4.1 and 6.3).
+"""The one place that decides who may do what with a device (reference 4.7 and 6.3).
 
 A `Reach` stays true for as long as somebody holds it: grants are one shared object for each application, changed in
 place, and who accepted a share stands in the shared `Device` itself.

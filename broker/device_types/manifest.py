@@ -75,7 +75,7 @@ class Field:
         return form
 
 
-Parameter = Field  # section 8.2: parameters have the members of fields
+Parameter = Field  # reference 8.2: parameters have the members of fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Manifest:
         return MappingProxyType({action.name: action for action in self.actions})
 
     def properties(self) -> dict[str, object]:
-        """The member `properties` of the answers of section 8.6."""
+        """The member `properties` of the answers of reference 8.6."""
         return {
             "fields": _properties_by_name(self.fields),
             "actions": {action.name: action.properties() for action in self.actions},

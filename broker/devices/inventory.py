@@ -221,7 +221,7 @@ def put_origin(tx: Transaction, record: DeviceRecord) -> None:
 
 
 def name_findings(name: str) -> list[Finding]:
-    """What is wrong with a device's name (reference 21)."""
+    """What is wrong with a device's name (reference 21.3)."""
     if not name:
         return [Finding("name", ("Minimum length 1",))]
     if len(name) > NAME_MAX_CHARACTERS:

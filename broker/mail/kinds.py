@@ -128,7 +128,7 @@ class StreamRemoved(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMail(Mail):
-    """A rule's e-mail Action. The cause is the user account: reference 21: 5 per minute and 50 per day."""
+    """A rule's e-mail Action. The cause is the user account: reference 21.4: 5 per minute and 50 per day."""
 
     kind = "rule_mail"
     texts = frozenset({"body"})

@@ -251,7 +251,7 @@ _decode_actions = msgspec.json.Decoder(_ActionData).decode
 
 
 def _checked_actions(data: bytes) -> str:
-    """Actions as they are kept: known members only, compact. Names are not checked against the Manifest (9.1)."""
+    """Actions as stored: known members only, compact. Names are not checked against the Manifest (reference 9.1)."""
     try:
         data.decode()  # msgspec does not look inside texts it skips
         parsed = _decode_actions(data)

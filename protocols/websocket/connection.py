@@ -144,7 +144,7 @@ class Connection:
                 self._conversation.pinged()
             elif isinstance(control, Close):
                 self._peer_closed = True
-                self.close(control.code, "")  # any code is a normal end (19.1), and is echoed
+                self.close(control.code, "")  # any code is a normal end (reference 19.1), and is echoed
         return received.messages
 
     async def _receive_some(self) -> bytes | bytearray:

@@ -149,7 +149,7 @@ class DeviceConversation:
 
     @property
     def deadline(self) -> float:
-        """reference 21: a device must register within 30 s."""
+        """reference 21.3: a device must register within 30 s."""
         return self._deadline
 
     def expired(self) -> None:

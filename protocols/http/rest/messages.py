@@ -133,7 +133,7 @@ def _required(post: _Post, id_name: str, device_id: str | None) -> bytes:
 
 
 def _payload(data: bytes, *, anything: bool = False) -> bytes:
-    """The JSON text of an object, which may come as one or as a text that holds one (8.4).
+    """The JSON text of an object, which may come as one or as a text that holds one (reference 8.4).
 
     A device whose Manifest has a transform may send `anything`: a text is its bytes, everything else is JSON. Raises
     ValidationFailed.

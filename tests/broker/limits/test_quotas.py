@@ -105,7 +105,7 @@ async def test_what_enters_the_pipeline_counts(services: Services, kitchen: Devi
 
 
 async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Device) -> None:
-    """A device whose Manifest has a transform may send one (8.5); it is kept as a failed message."""
+    """A device whose Manifest has a transform may send one (reference 8.8); it is kept as a failed message."""
     await allow(services, 100_000)
     services.limits.quotas.charge_message(kitchen, 0, NOW_MS)
     assert used(services, kitchen) == 1

@@ -1,4 +1,4 @@
-"""What /websocket, /live and /events have in common: who is let in, signs of life, and how they end (19.1)."""
+"""What /websocket, /live and /events have in common: who is let in, pings, and how they end (reference 19.1)."""
 
 import json
 
