@@ -1,4 +1,4 @@
-"""Where people and programs outside reach the accounts server: links begin with it, never with a request's Host."""
+"""The public addresses of this service. Links begin with them, never with the Host header of a request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from config.settings import Address, Settings
 
 @dataclass(frozen=True, slots=True)
 class AccountsRoot:
-    """One of the places where the accounts paths are. `path` is what stands before them: `/accounts`, or nothing."""
+    """A root of the accounts paths. `path` is their prefix: `/accounts`, or empty on a listener of their own."""
 
     path: str
     _origin: Callable[[], str]
@@ -28,10 +28,10 @@ class AccountsRoot:
 
 
 class Site:
-    """`public_url`, or else the address that was bound: enough for one machine, and for trying things out.
+    """`public_url`, or else the bound address, which is enough on one machine.
 
-    The accounts paths are under `accounts`; those who have a listener of their own (`accounts.tls_bind`) also find them
-    at the root of `own_accounts`, and each leads only to itself.
+    The accounts paths are at the root `accounts`. With `accounts.tls_bind` they are also at the root `own_accounts` on
+    a listener of their own. Links on the pages of one root lead to the same root.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,7 +43,7 @@ class Site:
         self.own_accounts = AccountsRoot("", lambda: self._accounts_public_url or self._accounts_bound)
 
     def listens_on(self, addresses: Mapping[str, Address]) -> None:
-        """The listeners are open: a port that was 0 has a number now."""
+        """Take the bound addresses, in which a configured port 0 is replaced by the real port."""
         self._bound = _url_of(addresses)
         self._accounts_bound = _url_of({"https": addresses.get("accounts")})
 
@@ -57,7 +57,7 @@ class Site:
 
     @property
     def mailed_accounts_url(self) -> str:
-        """Where links in mails lead: as public as it gets."""
+        """The address in mails: `accounts.public_url` if it is set, else that of the accounts paths."""
         return self._accounts_public_url or self.accounts.url
 
 

@@ -42,21 +42,21 @@ class Application:
         return not set(methods).isdisjoint(self.record.methods)
 
     def redirect_uri(self, wanted: str | None) -> str | None:
-        """The one that is wanted, if it is registered exactly so; the main one when none is wanted."""
+        """`wanted`, if it is registered byte for byte, else None; the first registered one when `wanted` is None."""
         registered = self.record.redirect_uris
         if wanted is None:
             return registered[0] if registered else None
         return wanted if wanted in registered else None
 
     def has_secret(self, vault: Vault, candidates: Collection[str]) -> bool:
-        """One of the candidates is the secret; how long it takes does not say how much of one is right."""
+        """One of the candidates is the secret. The comparison takes the same time however many bytes are right."""
         secret = vault.open(self.record.secret).encode()
         found = [hmac.compare_digest(secret, one.encode(errors="surrogatepass")) for one in candidates]
         return any(found)
 
 
 def find_application(tx: Transaction, application_id: str) -> Application | None:
-    """None also for a text that can be no id, so that it may come from anywhere."""
+    """None if there is no such application, also when the text does not have the form of an id."""
     record = tx.accounts.application_by_id(application_id) if is_id(application_id) else None
     return Application(record) if record is not None else None
 
@@ -69,5 +69,5 @@ class Applications:
         return await self._database.read(lambda tx: find_application(tx, application_id))
 
     async def is_redirect_uri(self, uri: str) -> bool:
-        """Some application registered exactly this address: `/logout` may send a browser there."""
+        """An application registered exactly this address, so `/logout` may redirect to it."""
         return uri in await self._database.read(lambda tx: tx.accounts.redirect_uris())

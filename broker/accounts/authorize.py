@@ -1,36 +1,36 @@
-"""Deciding an /authorize request. The pages (login, consent) stand on this; it knows nothing of sessions or HTML.
+"""Deciding an /authorize request (RFC 6749, 4.1.1 and 4.2.1; reference 3.3). The sign-in and consent pages use this
+module; this module knows neither browser sessions nor HTML.
 
-How a page uses it, with the query string of GET /authorize (or /signin), as it came:
+How a page uses `Authorize`, with the unchanged query string of GET /authorize (or /signin):
 
     match await authorize.read(request.query_string):
-        case Refusal(status, text): show an error page; never send the browser anywhere
-        case Redirect(url): 302 to `url` (an error of the request, told to the application)
+        case ErrorPage(status, text): show an error page; never redirect
+        case Redirect(url): 302 to `url`, which tells the application what is wrong with its request
         case AuthorizationRequest() as asked: go on
 
-    1. Without a session, or with `asked.login_wanted`: show the login form, `continue` = `asked.query`. After it, read
-       `continue` again with `read` and go on as if `prompt` had not been given. `asked.account_type` is the identity
-       provider to offer, if one is configured by that name; else offer all of them.
-    2. `screen = await authorize.consent_needed(asked)`. If it is not None, show it (`continue` = `asked.query`); its
-       form decides between `allow` and `deny`. If it is None, call `allow` at once.
-    3. `await authorize.allow(asked, user.key, agreed=screen)` keeps the grants, issues the code or the tokens and gives
-       a `Redirect` (or, had the application been changed meanwhile, what `read` would say now, or the screen that is to
-       be shown instead). `authorize.deny(asked)` gives the `access_denied` redirect.
+    1. Without a session, or with `asked.login_wanted`: show the sign-in form with the hidden field `continue` =
+       `asked.query`. When the form is posted, give `continue` to `read` again and go on as if `prompt` was not given.
+       `asked.account_type` is the identity provider to offer, if one of that name is configured; else offer all.
+    2. `screen = await authorize.consent_needed(asked)`. If `screen` is not None, show it (`continue` = `asked.query`);
+       its form leads to `allow` or `deny`. If `screen` is None, call `allow` at once.
+    3. `await authorize.allow(asked, user.key, agreed=screen)` stores the grants, issues the code or the tokens and
+       returns a `Redirect`. If the application was changed meanwhile, `allow` returns what `read` would return now, or
+       the screen to show instead. `authorize.deny(asked)` returns the `access_denied` redirect.
 
-    When anything unexpected happens after `read` gave an AuthorizationRequest: 302 to
-    `asked.error("server_error").url`. Before that: status 500 and no redirect.
+    After `read` returned an AuthorizationRequest, an unexpected failure is a 302 to `asked.error("server_error").url`.
+    Before that, an unexpected failure is status 500 without a redirect.
 
-`continue` is untrusted: always give it to `read` again, and never redirect to it.
+`continue` comes from the browser and is untrusted: always give it to `read`, and never redirect to it.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl
 
 from broker.accounts.applications import Application, Method, find_application
 from broker.accounts.consent import ConsentScreen, must_ask, save_consent, screen_of
 from broker.accounts.issuance import Issuance
+from broker.accounts.query_parameters import QueryParameters
 from broker.accounts.redirects import with_parameters
 from broker.accounts.tokens import Tokens
 from broker.ids import new_id
@@ -55,14 +55,14 @@ _CHALLENGE: Final = re.compile(r"[A-Za-z0-9_-]{43}")  # RFC 7636, 4.2: SHA-256 i
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Send the browser there, with 302."""
+    """The answer is status 302 with this Location."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """There is no address that may be trusted with an error: tell the person."""
+class ErrorPage:
+    """The answer is an error page: the request names no redirect URI that may be trusted (RFC 6749, 4.1.2.1)."""
 
     status: int
     text: str
@@ -70,7 +70,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRequest:
-    """A valid request: its application may have what it asks for, if the person agrees."""
+    """A valid request (RFC 6749, 4.1.1 and 4.2.1). The application gets what it asks for if the person agrees."""
 
     application: Application
     implicit: bool
@@ -80,13 +80,13 @@ class AuthorizationRequest:
     login_wanted: bool  # prompt=login
     account_type: str | None
     blank_style: bool  # test_css_blank
-    query: bytes  # the request as it came: what `continue` carries
+    query: bytes  # the query string of the request, unchanged: the value of the form field `continue`
 
     def error(self, error: str) -> Redirect:
         return _error(self.redirect_uri, error, self.state, fragment=self.implicit)
 
 
-Decision = AuthorizationRequest | Redirect | Refusal
+AuthorizationOutcome = AuthorizationRequest | Redirect | ErrorPage
 
 
 class Authorize:
@@ -94,12 +94,12 @@ class Authorize:
         self._database = database
         self._tokens = tokens
 
-    async def read(self, query: bytes) -> Decision:
-        """Every row of the error table that can be told before the person is asked."""
+    async def read(self, query: bytes) -> AuthorizationOutcome:
+        """Check a query string against every row of the error table that does not depend on the person."""
         return await self._database.read(lambda tx: _decide(tx, query))
 
     async def consent_needed(self, request: AuthorizationRequest) -> ConsentScreen | None:
-        """The permission screen, or None when the application asks for nothing that needs one."""
+        """The permission screen; None when the application asks for nothing that needs consent."""
         application = request.application
         return await self._database.read(
             lambda tx: screen_of(tx, application) if must_ask(tx, application) else None,
@@ -107,16 +107,17 @@ class Authorize:
 
     async def allow(
         self, request: AuthorizationRequest, user: int, *, agreed: ConsentScreen | None = None
-    ) -> Redirect | Refusal | ConsentScreen:
-        """The person agreed, or need not be asked.
+    ) -> Redirect | ErrorPage | ConsentScreen:
+        """Store the grants and issue the code or the tokens, after the person agreed or when no consent is needed.
 
         Args:
             user: the key of the person who signed in.
-            agreed: the screen that they agreed to; None when there was nothing to be shown.
+            agreed: the screen that the person agreed to; None when there was no screen to show.
 
         Returns:
-            What `read` would say now, the way back, or the screen that must be shown, because by now the application
-            asks for something else than was agreed to. Then nothing was kept.
+            The redirect to the application. If the request is no longer valid: what `read` returns now. If the
+            application now asks for something else than `agreed`: the screen to show instead. In the last two cases
+            nothing was stored.
         """
         return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed))
 
@@ -126,8 +127,8 @@ class Authorize:
 
 def _complete(
     issuance: Issuance, request: AuthorizationRequest, user: int, agreed: ConsentScreen | None
-) -> Redirect | Refusal | ConsentScreen:
-    """Decided once more, in the transaction that issues: the application may have changed since it was read."""
+) -> Redirect | ErrorPage | ConsentScreen:
+    """Check the request again in the transaction that issues: the application may have changed since `read`."""
     decided = _decide(issuance.tx, request.query)
     if not isinstance(decided, AuthorizationRequest):
         return decided
@@ -154,37 +155,16 @@ def _complete(
     return Redirect(with_parameters(decided.redirect_uri, [("code", code), ("state", decided.state)]))
 
 
-class _Parameters:
-    """The known parameters of the query; empty ones are absent (reference 1.3)."""
-
-    def __init__(self, query: bytes) -> None:
-        self._values: dict[str, list[str]] = {}
-        # `state` goes back unchanged, whatever its bytes are.
-        for name, value in parse_qsl(query.decode("latin-1"), errors="surrogateescape"):
-            self._values.setdefault(name.lstrip("?"), []).append(value)
-
-    def repeated(self, names: Iterable[str]) -> bool:
-        return any(len(self._values.get(name, ())) > 1 for name in names)
-
-    def one(self, name: str) -> str | None:
-        """None also when it is repeated, because then it has no value that counts."""
-        values = self._values.get(name, [])
-        return values[0] if len(values) == 1 else None
-
-    def means_implicit(self) -> bool:
-        return set(self._values.get("response_type", ())) == {"token"}
-
-
-def _decide(tx: Transaction, query: bytes) -> Decision:
-    given = _Parameters(query)
-    # Until the address is known to be the application's own, nothing may be sent to it.
+def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
+    given = QueryParameters(query)
+    # No redirect before the redirect URI is known to be registered: otherwise this is an open redirector.
     application = find_application(tx, given.one("client_id") or "")
     if application is None:
-        return Refusal(400, "Invalid parameter: client_id")
+        return ErrorPage(400, "Invalid parameter: client_id")
     redirect_uri = None if given.repeated(["redirect_uri"]) else application.redirect_uri(given.one("redirect_uri"))
     if redirect_uri is None:
-        return Refusal(400, "Invalid parameter: redirect_uri")
-    implicit, state = given.means_implicit(), given.one("state")
+        return ErrorPage(400, "Invalid parameter: redirect_uri")
+    implicit, state = _is_implicit(given), given.one("state")
     if (error := _error_in(given, application)) is not None:
         return _error(redirect_uri, error, state, fragment=implicit)
     return AuthorizationRequest(
@@ -200,7 +180,12 @@ def _decide(tx: Transaction, query: bytes) -> Decision:
     )
 
 
-def _error_in(given: _Parameters, application: Application) -> str | None:
+def _is_implicit(given: QueryParameters) -> bool:
+    """The implicit flow. Its errors stand in the fragment, also when `response_type=token` is repeated."""
+    return set(given.all("response_type")) == {"token"}
+
+
+def _error_in(given: QueryParameters, application: Application) -> str | None:
     if given.repeated(_KNOWN) or given.one("response_type") not in {"code", "token"}:
         return "invalid_request"
     if given.one("prompt") not in {None, "login"}:
@@ -210,13 +195,14 @@ def _error_in(given: _Parameters, application: Application) -> str | None:
         return "invalid_request"
     if challenge is not None and (method != "S256" or _CHALLENGE.fullmatch(challenge) is None):
         return "invalid_request"
-    return None if _may(application, implicit=given.means_implicit(), challenge=challenge) else "unauthorized_client"
+    is_allowed = _allows_flow(application, implicit=_is_implicit(given), challenge=challenge)
+    return None if is_allowed else "unauthorized_client"
 
 
-def _may(application: Application, *, implicit: bool, challenge: str | None) -> bool:
+def _allows_flow(application: Application, *, implicit: bool, challenge: str | None) -> bool:
     if implicit:
         return application.allows(Method.IMPLICIT)
-    # Also an application that has a secret may send a challenge (RFC 9700, 2.1.1).
+    # An application that has a secret may send a challenge, too (RFC 9700, 2.1.1).
     if challenge is not None:
         return application.allows(Method.AUTHORIZATION_CODE, Method.PKCE)
     return application.allows(Method.AUTHORIZATION_CODE)

@@ -1,8 +1,7 @@
-"""Which application calls a token endpoint, and how it proves that: the one place where this dialect decides it.
+"""Client authentication at the token endpoints (RFC 6749, 2.3; reference 4.3).
 
-An application comes with a Basic header, with `client_id` and perhaps `client_secret` among the parameters, or, to
-refresh an implicit token, with nothing but the old token (reference 4.3). Who offers a secret must have the
-right one, also where none is needed.
+An application sends a Basic header; or `client_id` and optionally `client_secret` among the parameters; or, to refresh
+an implicit token, nothing but the old token. A secret that is sent must be right, also where none is required.
 """
 
 import base64
@@ -31,7 +30,7 @@ _CREDENTIALS: Final = re.compile(r"\s*(basic|bearer)\s+(\S+)\s*", re.IGNORECASE 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The Authorization header, taken apart: at most one of the two."""
+    """The credentials of an Authorization header: at most one of the two is set."""
 
     basic: str | None = None
     bearer: str | None = None
@@ -50,15 +49,18 @@ class Identity:
     proof: str
 
 
-def identify(
+def authenticate_client(
     tx: Transaction, vault: Vault, credentials: Credentials, parameters: Mapping[str, str], *, by_old_token: bool
 ) -> Identity:
-    """The calling application. `by_old_token`: an old token may say who it is, if nothing else does.
+    """The calling application, and how it proved to be that application.
+
+    Args:
+        by_old_token: accept an old access token as identification when the request has neither header nor `client_id`.
 
     Raises:
-        InvalidRequestError: nothing says which application it is, or two things disagree.
-        InvalidClientError: there is no such application, or that is not its secret.
-        InvalidGrantError: it came with an old token that is none.
+        InvalidRequestError: the request names no application, or names two different ones.
+        InvalidClientError: there is no such application, or the secret is wrong.
+        InvalidGrantError: the old access token is unknown.
     """
     client_id, secret = parameters.get("client_id"), parameters.get("client_secret")
     if credentials.basic is not None:
@@ -79,9 +81,10 @@ def identify(
 
 
 def old_tokens(tx: Transaction, credentials: Credentials, parameters: Mapping[str, str]) -> list[TokenRecord]:
-    """The tokens that an implicit refresh came with, as bearer header or parameter. They may be expired.
+    """The access tokens in the bearer header and in `old_access_token` of an implicit refresh. They may be expired.
 
-    Raises InvalidGrantError when one is unknown.
+    Raises:
+        InvalidGrantError: one of them is unknown.
     """
     given = {token for token in (credentials.bearer, parameters.get("old_access_token")) if token is not None}
     found = [tx.accounts.token(token_hash(token)) for token in given]
@@ -91,7 +94,7 @@ def old_tokens(tx: Transaction, credentials: Credentials, parameters: Mapping[st
 
 
 def named_application(tx: Transaction, credentials: Credentials, parameters: Mapping[str, str]) -> Application | None:
-    """Who the caller claims to be, proven or not."""
+    """The application that the request names, whether its secret is right or not; None when there is none."""
     try:
         if credentials.basic is not None:
             return _of_basic(tx, credentials.basic)[0]
@@ -101,7 +104,7 @@ def named_application(tx: Transaction, credentials: Credentials, parameters: Map
 
 
 def _of_basic(tx: Transaction, encoded: str) -> tuple[Application, set[str]]:
-    """The application, and the secrets that the header may mean: its parts are read plain and percent-encoded."""
+    """The application, and the possible secrets: clients send both parts either plain or percent-encoded."""
     try:
         text = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError) as error:
@@ -119,7 +122,7 @@ def _known(tx: Transaction, client_id: str) -> Application:
 
 
 def _proven(vault: Vault, application: Application, secrets: set[str], proof: str) -> Identity:
-    """Without a secret (RFC 6749, 2.3.1: an empty one is none) an application only says who it is."""
+    """Check the secret. Without one, the application is only identified; an empty one is none (RFC 6749, 2.3.1)."""
     if not secrets:
         return Identity(application, BY_ID)
     if not application.has_secret(vault, secrets):

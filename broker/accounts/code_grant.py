@@ -11,7 +11,7 @@ from authlib.oauth2.rfc7636 import CodeChallenge, create_s256_code_challenge
 
 from broker.accounts.applications import Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_POST, WITH_SECRET
-from broker.accounts.grant_base import Client, Grant
+from broker.accounts.grant_base import Client, OAuthGrant
 from broker.secrets import token_hash
 from storage.records import AuthorizationCodeRecord, UserRecord
 
@@ -29,14 +29,14 @@ class _Code:
         return self.record.code_challenge
 
     def get_redirect_uri(self) -> str | None:
-        # This dialect leaves the parameter optional, and compares it when it is sent.
+        # `redirect_uri` is optional at /token (reference 4.3): it is compared only when the request has it.
         return self.record.redirect_uri if self.redirect_uri_sent else None
 
     def get_scope(self) -> str:
         return ""
 
 
-class AuthorizationCode(Grant, AuthorizationCodeGrant):
+class AuthorizationCode(OAuthGrant, AuthorizationCodeGrant):
     TOKEN_ENDPOINT_AUTH_METHODS = [BY_BASIC, BY_POST, BY_ID]  # noqa: RUF012 - Authlib's
 
     def query_authorization_code(self, code: str, _client: Client) -> _Code | None:
@@ -59,14 +59,14 @@ class AuthorizationCode(Grant, AuthorizationCodeGrant):
 
     def generate_token(self, **_about: object) -> dict[str, Any]:
         code: AuthorizationCodeRecord = self.request.authorization_code.record
-        # With the secret for the code, it takes the secret to refresh; without, the application's id will do.
+        # Tokens that were obtained with the client secret need it for a refresh, too; others need only `client_id`.
         method = Method.AUTHORIZATION_CODE if self.request.auth_method in WITH_SECRET else Method.PKCE
         tokens, family = self._issuance.for_user(code.application, code.user, method)
         self._issuance.tx.authorizations.use_code(code.hash, family=family, now_ms=self._issuance.now_ms)
         return tokens.answer()
 
     def delete_authorization_code(self, code: _Code) -> None:
-        """It was marked as used with the family it led to: a replay must still be recognised."""
+        """Keep the code: `use_code` marked it as used, with its token family, so that a replay is recognised."""
 
 
 class S256(CodeChallenge):

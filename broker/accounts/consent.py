@@ -1,8 +1,8 @@
-"""What an application asks of its users, when that needs a screen, and what is kept when they agree.
+"""Consent (reference 4.7): what an application asks for, when a screen must be shown, and which grants are stored.
 
-An application that asks for nothing, or only for device types of its own organization, gets it without a screen
-(reference 4.7). Whoever signs in through it grants it READ and WRITE on its organization's types, present
-and future: the entry that says so names no type and allows nothing else (permissions.py).
+An application that asks for nothing, or only for device types of its own organization, needs no screen. Every user who
+signs in through it grants it READ and WRITE on all types of its organization, present and future. The grant that says
+so has no device type, and neither READ nor WRITE (permissions.py).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _TYPE_ALIASES: Final = {"DEVICE_READ": "READ", "DEVICE_WRITE": "WRITE"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One line of the permission screen: the profile, one device type, or every one."""
+    """One line of the permission screen: the profile, one device type, or all device types."""
 
     name: str
     read: bool
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ConsentScreen:
-    """Who asks, and for what."""
+    """The permission screen: which application of which organization asks for what."""
 
     application: str
     organization: str
@@ -45,7 +45,7 @@ class ConsentScreen:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the application's record asks for, with the type it means. `device_type` None: see `target`."""
+    """One entry of `ApplicationRecord.permissions`. `device_type` is None when `target` is PROFILE or EVERY_TYPE."""
 
     target: str
     device_type: DeviceTypeRecord | None
@@ -61,7 +61,7 @@ class _Request:
 
 
 def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
-    """The screen, whether it must be shown or not."""
+    """The screen of an application, whether `must_ask` or not."""
     organization = tx.accounts.organization(application.record.organization)
     return ConsentScreen(
         application.name,
@@ -71,7 +71,7 @@ def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
 
 
 def must_ask(tx: Transaction, application: Application) -> bool:
-    """Something is asked for that is not given to every application."""
+    """The application asks for something that it does not get without consent."""
     own = application.record.organization
     for request in _requests(tx, application):
         if request.target == PROFILE:
@@ -83,7 +83,11 @@ def must_ask(tx: Transaction, application: Application) -> bool:
 
 
 def save_consent(tx: Transaction, application: Application, user: int) -> GrantsChanged:
-    """The user agreed, or need not be asked. What was granted before stays. Publish the fact when it is durable."""
+    """Add the grants that the application asks for; earlier grants stay.
+
+    Returns:
+        The fact to publish after the commit.
+    """
     tx.accounts.add_grant(GrantRecord(user, application.key, None, read=False, write=False))
     for request in _requests(tx, application):
         if request.target != PROFILE:
@@ -93,7 +97,7 @@ def save_consent(tx: Transaction, application: Application, user: int) -> Grants
 
 
 def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
-    """Without types that are gone, and without protected types of others: those are for their own applications."""
+    """The entries, except for deleted types and for protected types of other organizations."""
     for entry in application.record.permissions:
         target, names = str(entry["device_type"]), entry["permissions"]
         assert isinstance(names, list | tuple)  # noqa: S101 - the store wrote it so

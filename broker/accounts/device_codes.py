@@ -1,8 +1,8 @@
-"""The limited-input flow as the person sees it: a user code is typed, looked at, and approved or refused.
+"""The person's part of the limited-input flow (RFC 8628, 3.3; reference 4.4): typing a user code and deciding about it.
 
-For the page at `/go`. The person is signed in and types the code; `find` says which application it belongs to and what
-that asks for; the page shows it, always, and asks; `approve` or `deny` ends it. The application's next poll at `/token`
-learns the outcome. Every method counts wrong codes by address and by text, so none of them is a way to guess.
+For the page at `/go`. The signed-in person types the code. `find` returns which application the code belongs to and
+what it asks for. The page always shows that and asks; `approve` or `deny` decides. The application's next poll at
+`/token` returns the outcome. Every method counts wrong codes, by IP address and by code, against guessing.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from storage.records import DeviceCodeRecord
 
 @dataclass(eq=False)
 class UserCodeNotFound(NotFound):
-    """Nobody waits for this code: it is wrong, has expired or was decided."""
+    """No device waits for this code: the code is unknown, has expired, or was decided."""
 
     template = "This code is not valid."
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingDevice:
-    """What the page shows before it asks. `user_code` as it was given out, whatever was typed."""
+    """What the page shows before it asks. `user_code` is in the form that the device shows, with the dash."""
 
     user_code: str
     screen: ConsentScreen
@@ -36,7 +36,7 @@ class WaitingDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What a decision led to, or what must be decided about instead."""
+    """The facts to publish after a decision; or, when nothing was decided, what to show `instead`."""
 
     facts: tuple[Fact, ...] = ()
     instead: WaitingDevice | None = None
@@ -50,15 +50,15 @@ class DeviceCodes:
         self._throttle = Throttle(clock, misses=USER_CODE_MISSES, window_seconds=USER_CODE_WINDOW_SECONDS)
 
     async def find(self, user_code: str, *, address: str) -> WaitingDevice:
-        """What waits for this code.
+        """The device that waits for this code.
 
         Args:
             user_code: as typed; the dash is optional.
             address: the person's IP address.
 
         Raises:
-            UserCodeNotFound: nothing does.
-            TooManyAttempts: too many wrong codes came from this address, or this wrong one came too often.
+            UserCodeNotFound: no device waits for this code.
+            TooManyAttempts: too many wrong codes came from this address, or this code was tried too often.
         """
         code = self._typed(user_code, address)
         now_ms = self._clock.now_ms()
@@ -73,15 +73,15 @@ class DeviceCodes:
         return waiting
 
     async def approve(self, waiting: WaitingDevice, user: int, *, address: str) -> WaitingDevice | None:
-        """The person agrees to what `find` showed: keep the grants, let the application have a token. Raises as it.
+        """Store the grants that `find` returned, and let the application's next poll have tokens. Raises as `find`.
 
         Returns:
-            What must be shown instead, because by now the application asks for something else; nothing was kept then.
+            None; or, when the application now asks for something else, what to show instead. Then nothing was stored.
         """
         return await self._decide(waiting.user_code, user, address, agreed=waiting)
 
     async def deny(self, user_code: str, user: int, *, address: str) -> None:
-        """The person refuses. Raises as `find` does."""
+        """Let the application's next poll have `access_denied`. Raises as `find`."""
         await self._decide(user_code, user, address, agreed=None)
 
     async def _decide(

@@ -1,4 +1,4 @@
-"""Limited input: a device shows a user code and polls until somebody has decided (RFC 8628)."""
+"""Limited input: a device shows a user code and polls /token until a person has decided (RFC 8628; reference 4.4)."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE, DeviceAuthorizationEn
 
 from broker.accounts.applications import Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_POST
-from broker.accounts.grant_base import Client, Grant, TokenServerRequest
+from broker.accounts.grant_base import Client, OAuthGrant, TokenServerRequest
 from broker.accounts.issuance import Issuance
 from broker.accounts.user_codes import new_user_code
 from broker.secrets import token_hash
@@ -58,7 +58,7 @@ class _Credential:
         return self.record.state == "used" or self.record.expires_on <= self.now_ms
 
 
-class DeviceCode(Grant, DeviceCodeGrant):
+class DeviceCode(OAuthGrant, DeviceCodeGrant):
     TOKEN_ENDPOINT_AUTH_METHODS = [BY_BASIC, BY_POST, BY_ID]  # noqa: RUF012 - Authlib's
 
     def query_device_credential(self, device_code: str) -> _Credential:

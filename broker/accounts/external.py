@@ -1,13 +1,15 @@
 """Signing in with an external identity provider (reference 4.2; OpenID Connect Core 1.0, 3.1).
 
-A browser leaves with `begin` and comes back with `resume` and `finish`. What must fit in between (`nonce`, PKCE
-verifier, where to go on) is kept sealed under the hash of `state`, for one use, and only for the browser that left.
+`begin` returns where the browser goes; `resume` and `finish` handle the provider's redirect back. The `nonce`, the PKCE
+verifier and the next page are stored in between, sealed, under the hash of `state`. They can be used once, and only by
+the browser that began.
 
-Whose account it is. A provider knows a person by (issuer, subject); once that is attached to an account, nothing else
-counts. The first time, it is the account with the person's e-mail address, if the provider has verified that: as good a
-proof as a reset mail, and it does what a reset does. The account has no password from then on, and what stood on having
-signed in with it ends, because whoever opened that account may only have claimed the address. An account of another
-provider is never touched. Without an account, one is opened where that is allowed, or for an invited address.
+Which account the person gets. A provider identifies a person by (issuer, subject); once that pair is attached to an
+account, only the pair counts. The first time, the person gets the account with the same e-mail address, if the provider
+has verified the address. A verified address proves as much as a password reset by mail, and has the same effect: the
+account has no password from then on, and all its sessions and tokens end, because the person who opened that account
+may have used an address of somebody else. An account of another provider is never changed. If there is no account, one
+is opened where sign-up is open or the address is invited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +33,7 @@ from broker.accounts.hashing import TooBusy
 from broker.accounts.id_tokens import ExternalPerson, IdTokenRefused, UnknownKey, read_id_token, read_userinfo
 from broker.accounts.invitations import use_invitation, waiting_invitation
 from broker.accounts.issuance import Issuance
-from broker.accounts.provider_port import Leaving, ProviderDenied, ProviderError, Providers
+from broker.accounts.provider_port import AuthenticationRequest, ProviderDenied, ProviderError, Providers
 from broker.accounts.sign_up import add_account, is_email
 from broker.accounts.throttle import Throttle, address_key
 from broker.accounts.tokens import Tokens
@@ -55,26 +57,26 @@ _TALKS_AT_ONCE = 32
 _log = structlog.get_logger(__name__)
 
 
-class Journey(msgspec.Struct, frozen=True):
-    """Where a person goes on after having signed in."""
+class NextPage(msgspec.Struct, frozen=True):
+    """The page that a person goes on with after the sign-in, and its query string."""
 
     place: Literal["authorize", "go"]
     query: bytes
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """What is kept of a sign-in that is under way."""
+    """What is stored, sealed, of a sign-in that has begun."""
 
     provider: str
     redirect_uri: str
     nonce: str
     code_verifier: str
-    journey: Journey
+    next_page: NextPage = msgspec.field(name="journey")  # its name in the store
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """What a browser comes back with. `issuer`: RFC 9207."""
+class AuthenticationResponse:
+    """What the provider's redirect has in its query (OpenID Connect Core 1.0, 3.1.2.5). `issuer`: RFC 9207."""
 
     state: str
     code: str | None
@@ -83,11 +85,11 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """A browser that came back with a `state` of its own."""
+class BegunSignIn:
+    """A sign-in that this browser began, found by its `state`."""
 
     provider: IdentityProvider
-    journey: Journey
+    next_page: NextPage
     content: _Content
 
 
@@ -118,29 +120,28 @@ class ExternalSignIn:
         return tuple(self._configured)
 
     async def begin(
-        self, name: str, journey: Journey, *, browser_key: str, redirect_uri: str, address: str, login_wanted: bool
+        self, name: str, next_page: NextPage, *, browser_key: str, redirect_uri: str, address: str, login_wanted: bool
     ) -> str:
-        """The provider's address that the browser is to be sent to.
+        """The provider's authorization URL, to which the browser is redirected.
 
         Raises:
             NotFound: there is no such provider.
-            ProviderUnavailable: it does not answer.
-            TooManyAttempts, TooBusy: too many left, from this address or from all.
+            ProviderUnavailable: the provider does not answer.
+            TooManyAttempts: too many sign-ins were begun from this IP address.
+            TooBusy: too many sign-ins have begun and are not finished, or too many are talking to providers.
         """
         provider = self._configured.get(name)
         if provider is None:
             raise NotFound
-        address = address_key(address)
-        self._throttle.check(address)
-        self._throttle.missed(address)
-        leaving = Leaving(redirect_uri, new_id(), new_id(), new_id() + new_id(), login_wanted)
+        self._throttle.count(address_key(address))
+        authentication = AuthenticationRequest(redirect_uri, new_id(), new_id(), new_id() + new_id(), login_wanted)
         try:
             with self._talk() as providers:
-                url = await providers.authorization_url(provider, leaving)
+                url = await providers.authorization_url(provider, authentication)
         except ProviderError as error:
             _log.warning("provider_unavailable", provider=name, reason=str(error))
             raise ProviderUnavailable(name) from error
-        content = _Content(name, redirect_uri, leaving.nonce, leaving.code_verifier, journey)
+        content = _Content(name, redirect_uri, authentication.nonce, authentication.code_verifier, next_page)
         sealed = self._vault.seal(msgspec.json.encode(content).decode())
         now_ms = self._clock.now_ms()
 
@@ -149,14 +150,18 @@ class ExternalSignIn:
             if tx.codes.count_external_sign_ins() >= EXTERNAL_SIGN_INS:
                 raise TooBusy
             expires_on = now_ms + EXTERNAL_SIGN_IN_SECONDS * 1000
-            hash_, browser = token_hash(leaving.state), token_hash(browser_key)
+            hash_, browser = token_hash(authentication.state), token_hash(browser_key)
             tx.codes.add_external_sign_in(hash_, browser=browser, content=sealed, expires_on=expires_on)
 
         await self._database.write(work)
         return url
 
-    async def resume(self, state: str, *, browser_key: str) -> Returned:
-        """The journey of a browser that comes back; its `state` is used then. Raises NotBegunHere."""
+    async def resume(self, state: str, *, browser_key: str) -> BegunSignIn:
+        """The sign-in that this browser began with this `state`. The `state` cannot be used again.
+
+        Raises:
+            NotBegunHere: the `state` is unknown, was used, has expired, or belongs to another browser.
+        """
         now_ms = self._clock.now_ms()
         hash_, browser = token_hash(state), token_hash(browser_key)
         sealed = await self._database.write(
@@ -169,23 +174,26 @@ class ExternalSignIn:
         provider = self._configured.get(content.provider)
         if provider is None:  # the configuration changed meanwhile
             raise NotBegunHere
-        return Returned(provider, content.journey, content)
+        return BegunSignIn(provider, content.next_page, content)
 
-    async def finish(self, returned: Returned, arrival: Arrival) -> UserRecord:
-        """Who came back; the account is opened or attached if need be.
+    async def finish(self, begun: BegunSignIn, response: AuthenticationResponse) -> UserRecord:
+        """The user who signed in. If necessary, an account is opened, or the person attached to one.
 
         Raises:
-            ProviderRefused: the provider said no, or what it said cannot be believed.
-            ProviderUnavailable, TooBusy: it does not answer, or too many are asking.
-            EmailNotVerified, NoAccountHere, Conflict: the person is known, but has no account that may be used.
+            ProviderRefused: the provider refused, or its tokens are not valid.
+            ProviderUnavailable: the provider does not answer.
+            TooBusy: too many sign-ins are talking to providers.
+            EmailNotVerified: the provider has verified no e-mail address of the person.
+            NoAccountHere: the person has no account, and may not open one.
+            Conflict: the account with the person's e-mail address belongs to another provider or another person.
         """
-        provider = returned.provider
-        if arrival.error is not None or arrival.code is None or arrival.issuer not in {None, provider.issuer}:
-            _log.info("provider_refused", provider=provider.name, reason=_one_line(arrival.error or "no valid answer"))
+        provider = begun.provider
+        if response.error is not None or response.code is None or response.issuer not in {None, provider.issuer}:
+            _log.info("provider_refused", provider=provider.name, reason=_one_line(response.error or "no valid answer"))
             raise ProviderRefused(provider.name)
         try:
             with self._talk() as providers:
-                person = await self._person(providers, returned, arrival)
+                person = await self._person(providers, begun, response)
         except ProviderError as error:
             _log.warning("provider_unavailable", provider=provider.name, reason=_one_line(str(error)))
             raise ProviderUnavailable(provider.name) from error
@@ -194,10 +202,14 @@ class ExternalSignIn:
             raise ProviderRefused(provider.name) from error
         return await self._tokens.change(lambda issuance: self._account(issuance, provider, person))
 
-    async def _person(self, providers: Providers, returned: Returned, arrival: Arrival) -> ExternalPerson:
-        provider, content = returned.provider, returned.content
-        leaving = Leaving(content.redirect_uri, arrival.state, content.nonce, content.code_verifier)
-        tokens = await providers.tokens(provider, leaving, arrival.code or "")
+    async def _person(
+        self, providers: Providers, begun: BegunSignIn, response: AuthenticationResponse
+    ) -> ExternalPerson:
+        provider, content = begun.provider, begun.content
+        authentication = AuthenticationRequest(
+            content.redirect_uri, response.state, content.nonce, content.code_verifier
+        )
+        tokens = await providers.tokens(provider, authentication, response.code or "")
         metadata = await providers.metadata(provider)
         read = partial(
             read_id_token,
@@ -213,7 +225,7 @@ class ExternalSignIn:
             person = read(keys)
         except UnknownKey:
             person = read(await providers.keys(provider, but=keys))
-        if person.is_told_of_email or metadata.userinfo_endpoint is None or await self._is_known(person):
+        if person.has_email_claims or metadata.userinfo_endpoint is None or await self._is_known(person):
             return person
         return read_userinfo(person, await providers.userinfo(provider, tokens.access_token))
 
@@ -231,7 +243,7 @@ class ExternalSignIn:
         user = tx.accounts.user_by_email(person.email)
         if user is None:
             user = self._new_account(issuance, provider, person.email, person.full_name)
-        # Who has the address now need not be who had it: a provider may give it to somebody else.
+        # A provider may give an address that one person gave up to another person.
         elif tx.codes.is_known_to(person.issuer, user.key) or user.account_type not in {LOCAL, provider.name}:
             raise Conflict("The account with your e-mail address is signed in to in another way.")
         else:
@@ -256,9 +268,14 @@ class ExternalSignIn:
 
     @contextmanager
     def _talk(self) -> Iterator[Providers]:
-        """A slow provider holds up those who wait for it, and not too many of them. Raises ProviderError, TooBusy."""
+        """Count one conversation with a provider, so that a slow provider cannot hold up any number of requests.
+
+        Raises:
+            ProviderError: the daemon was built without a client for providers.
+            TooBusy: too many conversations are under way.
+        """
         if self._providers is None:
-            raise ProviderError("there is no way out of here")
+            raise ProviderError("there is no client for identity providers")
         if self._talks >= _TALKS_AT_ONCE:
             raise TooBusy
         self._talks += 1
@@ -269,10 +286,10 @@ class ExternalSignIn:
 
 
 def _name(text: str) -> str:
-    """Somebody else's idea of a name, by our rules."""
+    """A provider's name of a person, shortened to what a full name may be (reference 5.1)."""
     return "".join(character for character in text if character.isprintable()).strip()[:NAME_MAX_CHARACTERS].strip()
 
 
 def _one_line(text: str) -> str:
-    """What somebody else wrote, fit for a log."""
+    """A text from a provider, as one printable line of at most 300 characters for the log."""
     return "".join(character if character.isprintable() else " " for character in text)[:300]

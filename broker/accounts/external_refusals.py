@@ -1,4 +1,4 @@
-"""Why a person who came back from an external identity provider is not signed in."""
+"""Errors of signing in with an external identity provider (external.py)."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ProviderUnavailable(DomainError):
 
 @dataclass(eq=False)
 class ProviderRefused(DomainError):
-    """It said no, or said what cannot be believed. The log has the reason."""
+    """The provider refused, or its tokens are not valid. The log has the reason."""
 
     status = 403
     template = "Signing in with {provider} did not work."
@@ -23,7 +23,7 @@ class ProviderRefused(DomainError):
 
 @dataclass(eq=False)
 class NotBegunHere(DomainError):
-    """The `state` is unknown, was used, has expired, or another browser left with it."""
+    """The `state` is unknown, was used, has expired, or belongs to another browser."""
 
     status = 400
     template = "This sign-in was not begun in this browser, or took too long. Please try again."

@@ -1,4 +1,4 @@
-"""What our grants share beside Authlib's: the request as it sees it, the client, and who is asking."""
+"""What all grants of the token endpoint share: the request and the client in the form that Authlib wants."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,10 +21,10 @@ _METHODS: Final = {
 
 
 class TokenServerRequest(OAuth2Request):
-    """Authlib's view of a request whose parameters were merged and made plain before (grants.py)."""
+    """A request for Authlib. token_endpoints.py has merged its parameters and removed the dialect of this service."""
 
     def __init__(self, parameters: Mapping[str, str], credentials: Credentials, *, implicit_only: bool = False) -> None:
-        # Authlib insists on HTTPS here. Which listeners may be without it is the operator's decision, not made here.
+        # Authlib refuses addresses without https. The operator decides which listeners have TLS, not this module.
         super().__init__("POST", "https://accounts.invalid/token")
         self.payload = BasicOAuth2Payload(dict(parameters))
         self.parameters = parameters
@@ -37,7 +37,7 @@ class TokenServerRequest(OAuth2Request):
 
 
 class Client:
-    """What Authlib asks of an application."""
+    """An application, with the methods that Authlib calls."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -46,12 +46,12 @@ class Client:
         return self.application.id
 
     def check_grant_type(self, grant_type: str) -> bool:
-        # Whether a refresh token may be used depends on how it was obtained: refresh_grant.py decides.
+        # Whether a refresh is allowed depends on how the token was obtained: refresh_grant.py decides.
         return grant_type == "refresh_token" or self.application.allows(*_METHODS[grant_type])
 
 
-class Grant:
-    """What our grants share beside Authlib's."""
+class OAuthGrant:
+    """Base of the grants, beside Authlib's class of the same grant."""
 
     request: Any
     server: Any

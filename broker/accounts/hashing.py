@@ -1,4 +1,4 @@
-"""Passwords beside the loop: a few are hashed at once, a few more wait, and whoever comes then is told so."""
+"""Hashing passwords in worker threads, with a limit on how many are hashed and how many wait."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,13 +10,13 @@ from broker.ids import new_id
 from broker.secrets import Passwords
 from config.limits import PASSWORD_MAX_CHARACTERS
 
-HASHED_AT_ONCE: Final = 4  # each takes 64 MiB for as long as it is computed
+HASHED_AT_ONCE: Final = 4  # each takes 64 MiB while it is computed
 WAITING_AT_MOST: Final = 32
 
 
 @dataclass(eq=False)
 class TooBusy(TryLater):
-    """Everything that this takes is in use; nothing was looked at."""
+    """All places are taken: the password was not looked at."""
 
     status = 503
     template = "Too many people are signing in at this moment. Try again in {retry_seconds} seconds"
@@ -28,10 +28,10 @@ class Hashing:
         self._passwords = passwords
         self._limiter = trio.CapacityLimiter(HASHED_AT_ONCE)
         self._asked = 0
-        self._nobodys_hash = ""
+        self._dummy_hash = ""
 
     def require_room(self) -> None:
-        """Raises TooBusy. Whoever goes on without waiting for anything has the place."""
+        """Raises TooBusy. A caller that then calls `hash` or `matches` without awaiting in between has a place."""
         if self._asked >= HASHED_AT_ONCE + WAITING_AT_MOST:
             raise TooBusy
 
@@ -45,7 +45,7 @@ class Hashing:
             self._asked -= 1
 
     async def matches(self, hashed: str | None, password: str) -> bool:
-        """It takes as long for an account that has no password, or does not exist. Raises TooBusy."""
+        """Compare. This takes the same time when `hashed` is None (no password, no account). Raises TooBusy."""
         self.require_room()
         self._asked += 1
         try:
@@ -54,8 +54,8 @@ class Hashing:
             self._asked -= 1
 
     def _matches(self, hashed: str | None, password: str) -> bool:
-        if not self._nobodys_hash:
-            self._nobodys_hash = self._passwords.hash(new_id())
+        if not self._dummy_hash:
+            self._dummy_hash = self._passwords.hash(new_id())
         is_possible = hashed is not None and len(password) <= PASSWORD_MAX_CHARACTERS
-        matches = self._passwords.matches(hashed or self._nobodys_hash, password[:PASSWORD_MAX_CHARACTERS])
+        matches = self._passwords.matches(hashed or self._dummy_hash, password[:PASSWORD_MAX_CHARACTERS])
         return matches and is_possible

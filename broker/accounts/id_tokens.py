@@ -1,7 +1,7 @@
-"""Who a provider says a person is, if it may be believed.
+"""Verifying ID tokens (OpenID Connect Core 1.0, 3.1.3.7) and reading who the person is.
 
-The ID token says it (OpenID Connect Core 1.0, 3.1.3.7). What a strict provider leaves out of that, because there is
-userinfo to ask, is read from there (5.3.2 and 5.4).
+A provider may leave the e-mail address and the name out of the ID token when it has a userinfo endpoint (5.4); then
+they are read from the userinfo response (5.3.2).
 """
 
 import hmac
@@ -14,8 +14,7 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
-# Signatures with a private key. A provider that offers "none", or one that is made with our own secret, offers them to
-# others.
+# Only signatures with a private key: never "none", and never an HMAC with the client secret.
 _ALGORITHMS: Final = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 )
@@ -24,25 +23,27 @@ _SUBJECT_CHARACTERS: Final = 255  # OpenID Connect Core 1.0, 2
 
 
 class IdTokenRefused(Exception):
-    """The text is one line for the log."""
+    """The ID token or the userinfo response is not valid. The text is one line for the log."""
 
 
 class UnknownKey(IdTokenRefused):
-    """It is signed with a key that is not among these: the provider may have a new one."""
+    """The token names a signing key that is not among the given ones: the provider may have a new key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalPerson:
-    """`email` is None unless the provider has verified that it is the person's own.
+    """A person as a provider identifies them.
 
-    `is_told_of_email`: whether the provider has said anything of that.
+    Attributes:
+        email: None unless the provider has verified that the address is the person's own.
+        has_email_claims: the claims `email` and `email_verified` were present, whatever they said.
     """
 
     issuer: str
     subject: str
     email: str | None
     full_name: str
-    is_told_of_email: bool
+    has_email_claims: bool
 
 
 def read_id_token(
@@ -58,12 +59,12 @@ def read_id_token(
     """Verify signature, issuer, audience, times and nonce.
 
     Raises:
-        UnknownKey: none of the keys is the one that it names.
-        IdTokenRefused: anything else is not as it must be.
+        UnknownKey: none of `keys` has the key id that the token names.
+        IdTokenRefused: the token fails any other check.
     """
     try:
         allowed = sorted(_ALGORITHMS & set(algorithms))
-        # joserfc would refuse header members that it does not know; they say nothing here.
+        # joserfc would refuse unknown header members; RFC 7515, 4 says to ignore them.
         registry = JWSRegistry(algorithms=allowed, strict_check_header=False)
         claims = jwt.decode(token, KeySet.import_key_set(dict(keys)), registry=registry).claims  # type: ignore[arg-type]
         jwt.JWTClaimsRegistry(
@@ -90,7 +91,7 @@ def read_id_token(
 
 
 def read_userinfo(person: ExternalPerson, claims: Mapping[str, Any]) -> ExternalPerson:
-    """What userinfo says of who the ID token is about. Raises IdTokenRefused: it is about somebody else."""
+    """Complete a person with the userinfo claims. Raises IdTokenRefused: the claims have another subject."""
     if claims.get("sub") != person.subject:
         raise IdTokenRefused("userinfo is about somebody else")
     told = _person(person.issuer, person.subject, claims)
@@ -98,12 +99,12 @@ def read_userinfo(person: ExternalPerson, claims: Mapping[str, Any]) -> External
 
 
 def _person(issuer: str, subject: str, claims: Mapping[str, Any]) -> ExternalPerson:
-    is_told_of_email = claims.keys() >= {"email", "email_verified"}
-    return ExternalPerson(issuer, subject, _verified_email(claims), _name(claims), is_told_of_email)
+    has_email_claims = claims.keys() >= {"email", "email_verified"}
+    return ExternalPerson(issuer, subject, _verified_email(claims), _name(claims), has_email_claims)
 
 
 def _check_party(claims: Mapping[str, Any], client_id: str) -> None:
-    """A token for several parties says which of them it was given to."""
+    """A token for several audiences must name this client as its authorized party, `azp`."""
     several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
     party = claims.get("azp")
     if party != client_id and (party is not None or several):
@@ -111,7 +112,7 @@ def _check_party(claims: Mapping[str, Any], client_id: str) -> None:
 
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
-    """Some providers write the truth as a text."""
+    """The address, if it is verified. Some providers send the text "true" instead of the JSON value."""
     email, verified = claims.get("email"), claims.get("email_verified")
     return email if isinstance(email, str) and (verified is True or verified == "true") else None
 

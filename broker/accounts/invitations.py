@@ -1,7 +1,8 @@
-"""Accounts for people whom the operator invited, whether others may open one or not.
+"""Invitations to open an account (reference 4.2), which also work where sign-up is closed.
 
-An invitation is for one e-mail address: who has its code has read that mailbox. It is used once, and says to which
-organization its owner belongs, if to any. Operators make them through the provision file (broker/provisioning).
+An invitation is for one e-mail address. Its code is sent there by mail, so the code proves that the person reads that
+mailbox. An invitation can be used once, and may make its user a member of an organization. Operators create invitations
+through the provision file (broker/provisioning).
 """
 
 from broker.accounts.hashing import Hashing
@@ -29,10 +30,10 @@ class Invitations:
         """A new user, with the address that was invited.
 
         Raises:
-            LinkOver: the code is not, or no longer, good for it.
+            LinkOver: the code is unknown, was used or has expired.
             ValidationFailed: with every finding, by form field.
-            EmailTaken: there is an account for this address meanwhile.
-            TooBusy: too many passwords are hashed in this moment.
+            EmailTaken: an account with this address was opened after the invitation.
+            TooBusy: too many passwords are being hashed.
         """
         email, full_name = (await self.find(code)).email, full_name.strip()
         check_account(email=email, password=password, full_name=full_name)
@@ -48,13 +49,13 @@ class Invitations:
 
 
 def waiting_invitation(tx: Transaction, email: str, *, now_ms: int) -> InvitationRecord | None:
-    """The invitation of an address. To be used by nobody who has not proven that it is theirs."""
+    """The unexpired invitation of an address. Only for a person who has proven that the address is their own."""
     found = tx.codes.invitation_of(email)
     return found if found is not None and found.expires_on > now_ms else None
 
 
 def use_invitation(tx: Transaction, invitation: InvitationRecord, user: UserRecord) -> None:
-    """The new user is what the invitation says. It is used then."""
+    """Make the new user a member as the invitation says, and remove the invitation."""
     if invitation.organization is not None:
         tx.accounts.set_role(invitation.organization, user.key, invitation.role or "developer")
     tx.codes.remove_invitation(invitation.email)

@@ -1,7 +1,7 @@
 """Issuing and ending tokens within one transaction (reference 4.3).
 
-Everything that one authorization leads to is a family: its first tokens and all that they are refreshed to. A refresh
-issues a new pair in the family; a replayed code or refresh token ends the family.
+The first tokens of an authorization and all tokens that a refresh issued for them form a token family. A refresh issues
+a new pair in the same family. A replayed code or refresh token ends the family (RFC 6749, 4.1.2; RFC 9700, 4.14.2).
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens in the clear: they are shown once, and only their hashes are kept."""
+    """New tokens in the clear: they are sent once, and only their hashes are stored."""
 
     access_token: str
     expires_in: int
     refresh_token: str | None
 
     def answer(self) -> dict[str, Any]:
-        """The members of the token object."""
+        """The members of the token response (RFC 6749, 5.1)."""
         members: dict[str, Any] = {
             "access_token": self.access_token,
             "token_type": "bearer",
@@ -53,14 +53,14 @@ class NewTokens:
 
 
 class Issuance:
-    """What one transaction does to tokens; `Tokens.change` runs it and tells everyone."""
+    """Changes tokens in one transaction, and collects what `Tokens.change` publishes after the commit."""
 
     def __init__(self, tx: Transaction, lifetimes: Lifetimes, now_ms: int) -> None:
         self.tx = tx
         self.now_ms = now_ms
         self.revoked: list[bytes] = []
         self.shortened: list[bytes] = []
-        self.facts: list[Fact] = []  # what else is to be told
+        self.facts: list[Fact] = []  # other facts to publish
         self._lifetimes = lifetimes
 
     def for_application(self, application: int) -> NewTokens:
@@ -77,7 +77,7 @@ class Issuance:
         return self._in_family(application, user, family), family
 
     def refreshed(self, old: RefreshTokenRecord) -> NewTokens:
-        """The next tokens of a family. The old refresh token ends at once, old access tokens soon."""
+        """The next tokens of a family. The old refresh token ends at once, old access tokens after a short time."""
         tokens = self._in_family(old.application, old.user, old.family)
         self.tx.authorizations.use_refresh_token(old.hash, now_ms=self.now_ms)
         self.shortened += self.tx.authorizations.shorten_tokens(
@@ -89,9 +89,9 @@ class Issuance:
         self.revoked += self.tx.authorizations.end_family(family)
 
     def end_everything_of(self, user: int) -> None:
-        """All that stands on the user having signed in: browser sessions, families, codes on their way.
+        """End what the user's sign-ins led to: browser sessions, token families, unused codes and password resets.
 
-        Tokens that an operator provisioned stay, and so do the tokens of devices.
+        Provisioned tokens and device tokens stay.
         """
         for family in self.tx.authorizations.families_of(user):
             self.end_family(family)
@@ -100,7 +100,7 @@ class Issuance:
         self.tx.codes.remove_resets(user)
 
     def end_token(self, token: TokenRecord) -> None:
-        """A user token takes its refresh token, and so its family, with it."""
+        """End an access token, and with a user token its whole family."""
         if token.family is not None:
             return self.end_family(token.family)
         self.tx.accounts.remove_token(token.hash)

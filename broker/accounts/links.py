@@ -1,4 +1,4 @@
-"""What a link from one of our mails says when it is too late."""
+"""The error of a one-time link in a mail that can no longer be used."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,6 @@ from broker.errors import Gone
 
 @dataclass(eq=False)
 class LinkOver(Gone):
-    """It has expired, was used, or never was one: nobody learns here which."""
+    """The code is unknown, was used or has expired. The answer does not say which."""
 
     template = "This link has expired or was used already."

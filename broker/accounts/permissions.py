@@ -1,7 +1,7 @@
-"""The one place that decides who may do what with a device (reference 4.7 and 6.3).
+"""Decides who may do what with a device. No other module decides that (reference 4.7 and 6.3).
 
-A `Reach` stays true for as long as somebody holds it: grants are one shared object for each application, changed in
-place, and who accepted a share stands in the shared `Device` itself.
+A `Reach` stays up to date for as long as it is held: the grants of an application are one shared object that is changed
+in place, and the users who accepted a share are in the shared `Device`.
 """
 
 from collections import OrderedDict
@@ -20,8 +20,11 @@ _APPLICATIONS_REMEMBERED: Final = 100
 
 
 class Permission(Enum):
-    """READ and WRITE are granted and shared. MANAGE is the owner's, and that of applications the owner granted WRITE:
-    renaming, switching off, deletion, tokens, sharing, properties, third-party credentials, money.
+    """What a caller may do with a device.
+
+    A user grants READ and WRITE to applications, and shares a device with both. MANAGE is for the owner and for
+    applications that the owner granted WRITE: renaming, disabling, deleting, tokens, sharing, properties, third-party
+    credentials, paid tiers.
     """
 
     READ = "READ"
@@ -34,7 +37,7 @@ READ_AND_WRITE: Final = (Permission.READ, Permission.WRITE)
 
 
 class Guarded(Protocol):
-    """What a decision needs to know of a device."""
+    """What `Reach` reads of a device."""
 
     @property
     def key(self) -> int: ...
@@ -54,7 +57,7 @@ class Guarded(Protocol):
 
 
 class GuardedType(Protocol):
-    """What a decision needs to know of a device type."""
+    """What `Reach` and `Permissions.require_type` read of a device type."""
 
     @property
     def key(self) -> int: ...
@@ -69,7 +72,7 @@ class GuardedType(Protocol):
 
 
 class Role(StrEnum):
-    """What a member may do for an organization (reference 5.3)."""
+    """The role of a user in an organization (reference 5.3)."""
 
     ADMINISTRATOR = "administrator"
     DEVELOPER = "developer"
@@ -81,7 +84,7 @@ DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 
 
 class Grants:
-    """What an application was granted, by user."""
+    """The permissions that users granted to one application, by user."""
 
     def __init__(self, grants: Iterable[GrantRecord] = ()) -> None:
         self._of: dict[int, tuple[GrantRecord, ...]] = {}
@@ -92,7 +95,7 @@ class Grants:
         return self._of.get(user, ())
 
     def put(self, user: int, grants: tuple[GrantRecord, ...]) -> None:
-        """All that this user grants now."""
+        """Replace everything that this user granted."""
         if grants:
             self._of[user] = grants
         else:
@@ -100,13 +103,13 @@ class Grants:
 
 
 class Reach:
-    """What one caller may do, decided without waiting, and as things stand when it is asked.
+    """What one caller may do. Every method answers at once, from the current grants and shares.
 
-    - A device token reaches its own device. Which calls take one is the path table's business.
-    - A user token reaches the devices that user owns; and for READ and WRITE those shared with that user.
-    - An application token reaches what its users reach, of the types that they granted it, or every type; any grant to
-      an application covers all types of the application's own organization (reference 4.7). Protected
-      types of other organizations it never reaches.
+    - A device token reaches its own device. Which REST calls accept a device token is declared with each call.
+    - A user token reaches the devices that the user owns, and for READ and WRITE the devices shared with the user.
+    - An application token reaches what its users reach, for the device types that they granted it. Any grant covers all
+      types of the application's own organization (reference 4.7). An application never reaches devices of protected
+      types of other organizations.
     """
 
     def __init__(self, caller: Caller, grants: Grants) -> None:
@@ -124,7 +127,7 @@ class Reach:
         return self._granted(device.owner, *granted) or any(self._granted(user, *granted) for user in shared_with)
 
     def allows_type(self, user: int, type_: GuardedType, permission: Permission) -> bool:
-        """The caller may do this for the user with whatever devices of this type that user may do it with."""
+        """The caller has `permission` for every device of this type for which `user` has it."""
         if self.caller.kind is TokenKind.APPLICATION:
             return self._granted(user, type_.key, type_.organization, type_.protected, permission)
         return self.covers_user(user)
@@ -141,7 +144,7 @@ class Reach:
         )
 
     def covers_user(self, user: int) -> bool:
-        """The caller acts for this user: it is their token, or they granted the application something."""
+        """The caller acts for this user: with the user's token, or as an application that the user granted anything."""
         if self.caller.kind is TokenKind.USER:
             return self.caller.user == user
         return self.caller.kind is TokenKind.APPLICATION and bool(self._grants.of(user))
@@ -151,7 +154,7 @@ _NO_GRANTS: Final = Grants()
 
 
 class Permissions:
-    """Grants are read once for each application, and follow `GrantsChanged` from then on."""
+    """Reads the grants of an application once, and then changes them with every `GrantsChanged`."""
 
     def __init__(self, database: Database, router: Router) -> None:
         self._database = database
@@ -161,7 +164,7 @@ class Permissions:
         router.subscribe(GrantsChanged, self._grants_changed)
 
     async def reach(self, caller: Caller) -> Reach:
-        """Everything `caller` may reach, now and later."""
+        """The reach of `caller`, which stays up to date."""
         if caller.kind is not TokenKind.APPLICATION or caller.application is None:
             return Reach(caller, _NO_GRANTS)
         return Reach(caller, self._live.get(caller.application) or await self._load(caller.application))
@@ -170,9 +173,9 @@ class Permissions:
         while True:
             changes = self._changes
             loaded = await self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
-            if changes == self._changes:  # otherwise they may be of before the change
+            if changes == self._changes:  # else a grant may have changed after the read: read again
                 break
-        grants = self._live.setdefault(application, loaded)  # somebody else may have loaded them while we waited
+        grants = self._live.setdefault(application, loaded)  # another task may have loaded them meanwhile
         self._recent[application] = grants
         if len(self._recent) > _APPLICATIONS_REMEMBERED:
             self._recent.popitem(last=False)
@@ -194,9 +197,10 @@ class Permissions:
             raise PermissionDenied("access to this user")
 
     async def require_organization(self, caller: Caller, organization: int, roles: Collection[Role]) -> None:
-        """The path table's O: a member in one of these roles, or an application of the organization.
+        """The caller is a member in one of these roles, or an application of the organization (reference 5.3).
 
-        Raises PermissionDenied.
+        Raises:
+            PermissionDenied: the caller is neither.
         """
         if caller.kind is TokenKind.APPLICATION and caller.application_organization == organization:
             return
@@ -208,9 +212,14 @@ class Permissions:
         raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
 
     async def require_type(self, caller: Caller, type_: GuardedType, *, user: int | None = None) -> None:
-        """Unpublished and protected types are for the organization's members and for users of its applications.
+        """Check that the caller may use a device type. Unpublished and protected types are for the members of their
+        organization and for callers with a token of one of its applications.
 
-        `user` is whom the caller acts for, when that is not the user of its token. Raises PermissionDenied.
+        Args:
+            user: the user for whom the caller acts, if that is not the user of the caller's token.
+
+        Raises:
+            PermissionDenied: the type is unpublished or protected, and the caller may not use it.
         """
         if (type_.published and not type_.protected) or caller.application_organization == type_.organization:
             return

@@ -1,4 +1,4 @@
-"""What an application keeps about a user: one text (reference 5.2)."""
+"""Application properties: one text that an application stores for each user (reference 5.2)."""
 
 from broker.accounts.tokens import Caller
 from broker.errors import NotFound, PermissionDenied
@@ -6,7 +6,7 @@ from storage.database import Database
 
 
 class ApplicationProperties:
-    """Of the caller's own application only. Who may do it for which user, `Permissions.require_user` decides."""
+    """Properties of the caller's own application. Callers check `Permissions.require_user` first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""The port: talking to an external identity provider. Implemented in protocols/outbound/identity_providers.py."""
+"""The port to external identity providers. Implemented in protocols/outbound/identity_providers.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from config.settings import IdentityProvider
 
 @dataclass(frozen=True, slots=True)
 class ProviderMetadata:
-    """What a provider says of itself (OpenID Connect Discovery 1.0, 3). The issuer is the configured one."""
+    """A provider's metadata (OpenID Connect Discovery 1.0, 3). `issuer` is the configured one."""
 
     issuer: str
     authorization_endpoint: str
@@ -20,8 +20,8 @@ class ProviderMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """One sign-in that begins here and goes on at the provider; what comes back must fit it."""
+class AuthenticationRequest:
+    """One authentication request to a provider (OpenID Connect Core 1.0, 3.1.2.1; RFC 7636)."""
 
     redirect_uri: str
     state: str = field(repr=False)
@@ -32,38 +32,40 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class ProviderTokens:
-    """What a code is redeemed for. The ID token is unverified; the access token is for the provider's userinfo."""
+    """The token response to a code. The ID token is not verified yet; the access token is for the userinfo endpoint."""
 
     id_token: str = field(repr=False)
     access_token: str = field(repr=False)
 
 
 class ProviderError(Exception):
-    """The provider was not reached, was too slow, or said what it must not. The text is one line for the log."""
+    """The provider was not reached, was too slow, or broke the protocol. The text is one line for the log."""
 
 
 class ProviderDenied(Exception):
-    """The provider does not give what it is asked for. The text is one line for the log."""
+    """The provider answered with an error of the protocol. The text is one line for the log."""
 
 
 class Providers(Protocol):
-    """Every call is bounded in time and in what it reads.
+    """Conversations with providers. Every call is limited in time and in the size of the response.
 
     Raises:
-        ProviderError: it did not work.
-        ProviderDenied: see there.
+        ProviderError: the call failed.
+        ProviderDenied: the provider answered with an error.
     """
 
-    async def authorization_url(self, provider: IdentityProvider, leaving: Leaving) -> str:
-        """Where the browser goes: with PKCE (S256), `state` and `nonce`."""
+    async def authorization_url(self, provider: IdentityProvider, authentication: AuthenticationRequest) -> str:
+        """The URL that the browser is redirected to, with PKCE (S256), `state` and `nonce`."""
 
-    async def tokens(self, provider: IdentityProvider, leaving: Leaving, code: str) -> ProviderTokens:
-        """Redeem a code, with the client's secret and the verifier."""
+    async def tokens(
+        self, provider: IdentityProvider, authentication: AuthenticationRequest, code: str
+    ) -> ProviderTokens:
+        """Exchange a code for tokens, with the client secret and the code verifier."""
 
     async def userinfo(self, provider: IdentityProvider, access_token: str) -> Mapping[str, Any]:
-        """The claims that its userinfo endpoint has (OpenID Connect Core 1.0, 5.3). There must be one."""
+        """The claims of the userinfo endpoint (OpenID Connect Core 1.0, 5.3). The provider must have one."""
 
     async def metadata(self, provider: IdentityProvider) -> ProviderMetadata: ...
 
     async def keys(self, provider: IdentityProvider, *, but: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """The provider's JWK Set; asked for anew where the remembered one is `but`, which did not fit."""
+        """The provider's JWK Set, possibly a cached one; fetched again when the cached one is `but`."""

@@ -1,4 +1,4 @@
-"""Refreshing, each token in the way it was obtained (RFC 6749, 6; reference 4.3)."""
+"""Refreshing a token, with the client authentication of the flow that issued it (RFC 6749, 6; reference 4.3)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from authlib.oauth2.rfc6749.grants import RefreshTokenGrant
 
 from broker.accounts.applications import Method
 from broker.accounts.clients import BY_BASIC, BY_ID, BY_OLD_TOKEN, BY_POST, WITH_SECRET, old_tokens
-from broker.accounts.grant_base import Client, Grant
+from broker.accounts.grant_base import Client, OAuthGrant
 from broker.secrets import token_hash
 from storage.records import RefreshTokenRecord, UserRecord
 
@@ -29,7 +29,7 @@ class _Refreshable:
         return ""
 
 
-class RefreshToken(Grant, RefreshTokenGrant):
+class RefreshToken(OAuthGrant, RefreshTokenGrant):
     TOKEN_ENDPOINT_AUTH_METHODS = [BY_BASIC, BY_POST, BY_ID, BY_OLD_TOKEN]  # noqa: RUF012 - Authlib's
 
     def authenticate_refresh_token(self, refresh_token: str) -> _Refreshable | None:
@@ -45,7 +45,7 @@ class RefreshToken(Grant, RefreshTokenGrant):
         return _Refreshable(found) if found.usable_until > self._issuance.now_ms else None
 
     def _require_proof(self, token: RefreshTokenRecord) -> None:
-        """The rows of the grant table: each way to get tokens has its own way to refresh them."""
+        """Check what the flow that issued the token requires of a refresh (the rows of the grant table)."""
         method = Method(token.method)
         if self.request.implicit_only and method is not Method.IMPLICIT:
             raise InvalidRequestError("This API works only with implicit apps.")
@@ -69,4 +69,4 @@ class RefreshToken(Grant, RefreshTokenGrant):
         return self._issuance.refreshed(token.record).answer()
 
     def revoke_old_credential(self, token: _Refreshable) -> None:
-        """`Issuance.refreshed` has done it."""
+        """Do nothing: `Issuance.refreshed` has marked the refresh token as used."""

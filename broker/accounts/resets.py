@@ -1,9 +1,9 @@
-"""A new password for those who forgot theirs, by way of their mail.
+"""Password reset by mail (reference 4.2).
 
-Who asks learns nothing about who has an account: the answer is the same, and so is the work. The mail has a one-time
-code, of which the store has the hash. Setting a password ends whatever stood on the old one: browser sessions and every
-token that came of signing in. Who resets a password because somebody else knew it must be rid of what that person
-authorized, and nothing tells the two apart. Devices keep their own tokens.
+A request does not reveal whether an account exists: the answer is the same, and so is the work. The mail contains a
+one-time code; the store has the code's hash. Setting a new password ends all browser sessions and all tokens that
+sign-ins led to: a person who resets the password because somebody else knew it must get rid of what that somebody
+authorized, and the daemon cannot tell those tokens from the person's own. Device tokens stay.
 """
 
 import structlog
@@ -43,14 +43,13 @@ class PasswordResets:
         self._throttle = Throttle(clock, misses=PASSWORD_RESETS, window_seconds=PASSWORD_RESET_WINDOW_SECONDS)
 
     async def ask(self, name: str, *, address: str) -> None:
-        """Send a mail to the account of this e-mail address or user name, if there is one and it had not too many.
+        """Send a mail to the account with this e-mail address or user name, if there is one and its rate allows a mail.
 
         Raises:
-            TooManyAttempts: too many were asked for from this IP address.
+            TooManyAttempts: too many resets were asked for from this IP address.
         """
         name, address = name.strip(), address_key(address)
-        self._throttle.check(address)
-        self._throttle.missed(address)
+        self._throttle.count(address)
         user = await self._database.read(lambda tx: user_called(tx, name))
         code, now_ms = new_id(), self._clock.now_ms()
         expires_on = now_ms + PASSWORD_RESET_SECONDS * 1000
@@ -59,16 +58,16 @@ class PasswordResets:
         def work(tx: Transaction) -> None:
             tx.codes.purge_resets(now_ms=now_ms)
             is_sent = user is not None and letter is not None and self._mails.add(tx, letter)
-            receiver = user.key if user is not None and is_sent and not self._is_elsewhere(user) else None
-            # A row for nobody, too: how long it takes must not tell who has an account.
+            receiver = user.key if user is not None and is_sent and not self._uses_provider(user) else None
+            # Without an account a row is written, too: the time of an answer must not reveal who has an account.
             tx.codes.add_reset(PasswordResetRecord(token_hash(code), receiver, password_mark(user), expires_on))
 
         await self._database.write(work)
 
     def _letter(self, user: UserRecord | None, code: str, expires_on: int, *, cause: str) -> Letter | None:
-        """Composed for nobody, too; only somebody's is sent."""
+        """Compose a letter also without an account, for the same work; that letter is not sent."""
         mail: Mail = PasswordReset(code=code, expires_on=expires_on)
-        if user is not None and self._is_elsewhere(user):
+        if user is not None and self._uses_provider(user):
             mail = NoPasswordHere(provider=user.account_type)
         try:
             return self._mails.compose(user.email if user is not None else _NOBODY, mail, cause=cause)
@@ -77,19 +76,19 @@ class PasswordResets:
             return None
 
     async def find(self, code: str) -> UserRecord:
-        """Whose password a code is for. Raises LinkOver."""
+        """The user whose password a code may set. Raises LinkOver."""
         now_ms = self._clock.now_ms()
         return await self._database.read(lambda tx: self._user_of(tx, code, now_ms))
 
     async def set_password(self, code: str, password: str) -> UserRecord:
-        """Set a new password, and end what stood on the old one. The code is used then, and others are, too.
+        """Set a new password, and end the user's sessions, tokens and all reset codes.
 
         Raises:
-            LinkOver: the code is not, or no longer, good for it.
+            LinkOver: the code is unknown, was used or has expired.
             ValidationFailed: the password is too short or too long.
-            TooBusy: too many passwords are hashed in this moment.
+            TooBusy: too many passwords are being hashed.
         """
-        await self.find(code)  # nobody's password is hashed for nothing
+        await self.find(code)  # hashing is expensive: only for a valid code
         if not is_password(password):
             raise ValidationFailed((WRONG_LENGTH,))
         hashed = await self._hashing.hash(password)
@@ -106,10 +105,10 @@ class PasswordResets:
     def _user_of(self, tx: Transaction, code: str, now_ms: int) -> UserRecord:
         reset = tx.codes.reset(token_hash(code), now_ms=now_ms) if is_id(code) else None
         user = tx.accounts.user(reset.user) if reset is not None and reset.user is not None else None
-        if user is None or reset is None or reset.password != password_mark(user) or self._is_elsewhere(user):
+        if user is None or reset is None or reset.password != password_mark(user) or self._uses_provider(user):
             raise LinkOver
         return user
 
-    def _is_elsewhere(self, user: UserRecord) -> bool:
-        """The user signs in with a provider that is configured, and has no password here."""
+    def _uses_provider(self, user: UserRecord) -> bool:
+        """The user signs in with a configured identity provider, and has no password here."""
         return user.account_type in self._providers and user.password_hash is None

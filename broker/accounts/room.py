@@ -1,4 +1,4 @@
-"""Builds the accounts server: who may do what."""
+"""Builds the accounts capability: tokens, permissions, users, sign-in and the OAuth2 endpoints."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,6 @@ from broker.accounts.authorize import Authorize
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.external import ExternalSignIn
-from broker.accounts.grants import Grants
 from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
@@ -17,6 +16,7 @@ from broker.accounts.provider_port import Providers
 from broker.accounts.resets import PasswordResets
 from broker.accounts.sessions import Sessions
 from broker.accounts.sign_up import SignUp
+from broker.accounts.token_endpoints import TokenEndpoints
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import Users
 from broker.core import Core
@@ -33,7 +33,7 @@ class AccountsRoom:
     properties: ApplicationProperties
     passwords: Passwords
     authorize: Authorize
-    grants: Grants
+    grants: TokenEndpoints
     device_codes: DeviceCodes
     sessions: Sessions
     sign_up: SignUp
@@ -43,7 +43,7 @@ class AccountsRoom:
 
 
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
-    """Without `providers`, nobody signs in with an external identity provider."""
+    """Without `providers`, signing in with an external identity provider is not possible."""
     database, clock, vault, settings = core.database, core.clock, core.vault, core.settings.accounts
     passwords = Passwords()
     hashing = Hashing(passwords)
@@ -57,7 +57,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         properties=ApplicationProperties(database),
         passwords=passwords,
         authorize=Authorize(database, tokens),
-        grants=Grants(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
+        grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock, core.router),
         sessions=Sessions(database, clock, hashing),
         sign_up=SignUp(database, clock, hashing, settings),

@@ -1,7 +1,7 @@
-"""Signing in with a password, and the browser session that comes of it (reference 4.2).
+"""Signing in with a password, and browser sessions (reference 4.2).
 
-The session id is a secret of the browser and of nobody else: the store has its hash. What forms must carry to prove
-that a page of this very session was shown is derived from it, so nothing more needs to be kept.
+Only the browser has the session id; the store has its hash. The token that protects a form against cross-site request
+forgery is derived from the session id, so it is not stored.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from storage.records import UserRecord
 
 @dataclass(eq=False)
 class WrongPassword(DomainError):
-    """It does not say which of the two is wrong: nobody learns here who has an account."""
+    """The e-mail address or the password is wrong. The answer does not say which, so it reveals no accounts."""
 
     status = 403
     template = "The e-mail address or the password is wrong."
@@ -30,13 +30,13 @@ class WrongPassword(DomainError):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A person who is signed in."""
+    """The session of a person who is signed in."""
 
     id: str = field(repr=False)
     user: UserRecord
 
     def proof(self, *about: bytes) -> str:
-        """What a form carries when it was shown to this session, and was about this."""
+        """The CSRF token of a form that was shown in this session and concerns `about`."""
         return _keyed(self.id.encode(), *about)
 
     def proves(self, proof: str, *about: bytes) -> bool:
@@ -44,10 +44,10 @@ class Session:
 
 
 class FormKeys:
-    """The same for people who are not signed in: the browser holds a key of its own, and the server signs it."""
+    """CSRF tokens for people without a session: the browser has a random key in a cookie, and the server signs it."""
 
     def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)  # a form that was open over a restart is simply shown again
+        self._secret = secrets.token_bytes(32)  # not stored: after a restart the form is shown once more
 
     def proof(self, browser_key: str) -> str:
         return _keyed(self._secret, browser_key.encode())
@@ -62,7 +62,8 @@ class Sessions:
         self._clock = clock
         self._hashing = hashing
         self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
-        # One address may try one password on many accounts; but a household or a proxy has one address, too.
+        # Against one address that tries one password on many accounts. Higher than the other throttle, because the
+        # people of a household or behind a proxy share one address.
         self._by_address = Throttle(clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
 
     async def sign_in(self, name: str, password: str, *, address: str, instead_of: str | None = None) -> Session:
@@ -71,22 +72,22 @@ class Sessions:
         Args:
             name: the e-mail address or the user name.
             address: the person's IP address.
-            instead_of: the id of a session that the browser had until now; it ends.
+            instead_of: the id of the browser's former session; it ends.
 
         Raises:
             WrongPassword: there is no such account, or it has another password.
-            TooManyAttempts: this account or this address saw too many wrong passwords, whatever this one is.
-            TooBusy: too many passwords are looked at in this moment; this one was not.
+            TooManyAttempts: too many wrong passwords for this account or from this address. This password was not
+                looked at.
+            TooBusy: too many passwords are being checked. This password was not looked at.
         """
         name, address = name.strip(), address_key(address)
         self._by_address.check(address)
         user = await self._database.read(lambda tx: user_called(tx, name))
         self._hashing.require_room()
-        # Counted before it is known to be wrong, so that many guesses at once are no way around it. Names without an
-        # account are counted like the others: the answers must not differ.
+        # Counted before the password is checked, so that concurrent guesses are counted, too. Names without an account
+        # are counted like the others: the answers must not differ.
         key = f"user {user.key}" if user is not None else f"name {_digest(name.casefold())}"
-        self._throttle.check(key)
-        self._throttle.missed(key)
+        self._throttle.count(key)
         matches = await self._hashing.matches(user.password_hash if user is not None else None, password)
         if user is None or not matches:
             self._by_address.missed(address)
@@ -95,7 +96,7 @@ class Sessions:
         return await self.begin(user, instead_of=instead_of)
 
     async def find(self, session_id: str) -> Session | None:
-        """None also for a text that can be no id, so that it may come from anywhere."""
+        """None if there is no such session, also when the text does not have the form of an id."""
         if not is_id(session_id):
             return None
         hash_, now_ms = token_hash(session_id), self._clock.now_ms()
@@ -111,11 +112,11 @@ class Sessions:
         return Session(session_id, user) if user is not None else None
 
     async def end(self, session_id: str) -> None:
-        """It may be one that never was."""
+        """End a session, if there is one with this id."""
         await self._database.write(lambda tx: tx.sessions.remove(token_hash(session_id)))
 
     async def begin(self, user: UserRecord, *, instead_of: str | None = None) -> Session:
-        """A new session for a person who is known already: `sign_in` without a password."""
+        """A new session for a person whose identity is proven: `sign_in` without a password."""
         session, now_ms = Session(new_id(), user), self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
@@ -131,22 +132,22 @@ class Sessions:
 
 
 def user_called(tx: Transaction, name: str) -> UserRecord | None:
-    """By e-mail address or user name."""
+    """The user with this e-mail address or user name."""
     return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
 
 
 def password_mark(user: UserRecord | None) -> bytes:
-    """Of the password. Whoever changes it ends the sessions that stood on the old one."""
+    """A hash of the password hash, stored with sessions and reset codes: another password makes them invalid."""
     return token_hash((user.password_hash if user is not None else None) or "")
 
 
 def _digest(text: str) -> str:
-    """As long as any other, however long the text is."""
+    """A key of bounded length for the throttle."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _keyed(key: bytes, *about: bytes) -> str:
-    """Each part is hashed by itself, so that none can reach into the next."""
+    """Each part is hashed by itself, so that (`a`, `bc`) and (`ab`, `c`) have different results."""
     parts = b"".join(hashlib.sha256(part).digest() for part in about)
     return hmac.new(key, parts, hashlib.sha256).hexdigest()
 

@@ -1,4 +1,4 @@
-"""People who open an account for themselves, where the operator lets them (reference 4.2)."""
+"""Opening an account, where the operator allows sign-up (reference 4.2), and the rules for new accounts."""
 
 import re
 from typing import Final
@@ -40,20 +40,18 @@ class SignUp:
         """A new user.
 
         Raises:
-            NotFound: people do not sign up here.
+            NotFound: sign-up is closed.
             ValidationFailed: with every finding, by form field.
-            EmailTaken: someone has this address already.
-            TooManyAttempts: too many tries came from this IP address.
-            TooBusy: too many passwords are hashed in this moment.
+            EmailTaken: there is an account with this address.
+            TooManyAttempts: too many attempts came from this IP address.
+            TooBusy: too many passwords are being hashed.
         """
         if not self.is_open:
             raise NotFound
         email, full_name = email.strip(), full_name.strip()
         check_account(email=email, password=password, full_name=full_name)
         self._hashing.require_room()
-        key = address_key(address)
-        self._throttle.check(key)
-        self._throttle.missed(key)
+        self._throttle.count(address_key(address))
         hashed = await self._hashing.hash(password)
         now_ms = self._clock.now_ms()
         return await self._database.write(
@@ -70,15 +68,16 @@ def add_account(
     full_name: str,
     password_hash: str | None,
     now_ms: int,
+    id_: str | None = None,
     account_type: str = LOCAL,
     email_verified: bool = True,
 ) -> UserRecord:
-    """A new user, with a user name of their own. Raises EmailTaken."""
+    """A new user with a user name that nobody else has. Raises EmailTaken."""
     if tx.accounts.user_by_email(email) is not None:
         raise EmailTaken
     name = free_user_name(tx, email)
     return tx.accounts.add_user(
-        new_id(),
+        id_ or new_id(),
         email=email,
         name=name,
         full_name=full_name or name,
@@ -103,7 +102,12 @@ def check_account(*, email: str, password: str, full_name: str) -> None:
 
 
 def is_email(text: str) -> bool:
-    return len(text) <= EMAIL_MAX_CHARACTERS and text.isprintable() and _EMAIL.fullmatch(text) is not None
+    """The text is an e-mail address that a person may open an account with."""
+    return has_email_form(text) and text.isprintable()
+
+
+def has_email_form(text: str) -> bool:
+    return len(text) <= EMAIL_MAX_CHARACTERS and _EMAIL.fullmatch(text) is not None
 
 
 def is_password(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""Authlib's grants over one transaction: it decides what a grant needs, this says where things are kept.
+"""Authlib's authorization server over one transaction: Authlib checks a grant, this module reads and writes the store.
 
-Authlib is synchronous, and so is a transaction: one server is built for each request and runs on the writer's thread
-(`Grants` in grants.py), so that a code is consumed and its token issued in one commit. Refusals are answers, not
-exceptions: what a refused request did, such as ending a family because of a replay, is committed, too.
+Authlib is synchronous, and so is a transaction. token_endpoints.py builds one server for each request and runs it on
+the writer's thread, so that a code is used and its token issued in one commit. An error is a response, not an
+exception: what a refused request changed, such as ending a token family because of a replay, is committed, too.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from authlib.oauth2.rfc6749 import AuthorizationServer, InvalidClientError
 from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE
 
 from broker.accounts.client_credentials_grant import ClientCredentials
-from broker.accounts.clients import BY_OLD_TOKEN, identify, named_application
+from broker.accounts.clients import BY_OLD_TOKEN, authenticate_client, named_application
 from broker.accounts.code_grant import S256, AuthorizationCode
 from broker.accounts.device_grant import DeviceAuthorization, DeviceCode, DeviceCodeTerms
 from broker.accounts.grant_base import Client, TokenServerRequest
@@ -36,8 +36,8 @@ _DESCRIPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a token endpoint says: a flat JSON object. Nobody may store it."""
+class TokenResponse:
+    """A response of a token endpoint, successful or not (RFC 6749, 5): a flat JSON object that nobody may cache."""
 
     status: int
     body: Mapping[str, Any]
@@ -58,7 +58,7 @@ class TokenServer(AuthorizationServer):
         self.register_endpoint(DeviceAuthorization)
 
     def authenticate_client(self, request: TokenServerRequest, methods: list[str], _endpoint: str = "token") -> Client:
-        identity = identify(
+        identity = authenticate_client(
             self.issuance.tx,
             self._vault,
             request.credentials,
@@ -72,26 +72,26 @@ class TokenServer(AuthorizationServer):
         return client
 
     def save_token(self, token: dict[str, Any], request: TokenServerRequest) -> None:
-        """The grants below keep what they issue, because each has a place of its own to keep it."""
+        """Store nothing: each grant has stored its tokens in `generate_token`."""
 
     def send_signal(self, name: str, *args: object, **kwargs: object) -> None:
-        """Nobody listens to Authlib's signals: facts tell what happened."""
+        """Send nothing: the broker publishes facts instead of Authlib's signals."""
 
     def create_oauth2_request(self, request: TokenServerRequest) -> TokenServerRequest:
         return request
 
-    def handle_response(self, status: int, body: Mapping[str, Any], _headers: object) -> Answer:
-        return Answer(status, body)
+    def handle_response(self, status: int, body: Mapping[str, Any], _headers: object) -> TokenResponse:
+        return TokenResponse(status, body)
 
-    def handle_error_response(self, request: TokenServerRequest, error: OAuth2Error) -> Answer:
+    def handle_error_response(self, request: TokenServerRequest, error: OAuth2Error) -> TokenResponse:
         body = {"error": error.error}
         if description := error.description or _DESCRIPTIONS.get(error.error):
             body["error_description"] = description
         if error.error == "invalid_client":
-            return Answer(401, body, {"WWW-Authenticate": 'Basic realm="accounts"'})
+            return TokenResponse(401, body, {"WWW-Authenticate": 'Basic realm="accounts"'})
         if error.error == "unsupported_grant_type":
-            return Answer(302, body, self._location_of(request, error.error))
-        return Answer(400, body)
+            return TokenResponse(302, body, self._location_of(request, error.error))
+        return TokenResponse(400, body)
 
     def _location_of(self, request: TokenServerRequest, error: str) -> dict[str, str]:
         application = named_application(self.issuance.tx, request.credentials, request.parameters)

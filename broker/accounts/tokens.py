@@ -1,4 +1,4 @@
-"""Who is calling: bearer tokens of users, applications and devices (reference 4.6)."""
+"""Bearer tokens of users, applications and devices, and the callers that they authenticate (reference 4.6)."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of a valid token. Keys are the short integers of the store; absent ones are None."""
+    """The holder of a valid token. Keys are the integers of the store; a key that the token does not have is None."""
 
     kind: TokenKind
     token: bytes  # SHA-256 of the token
@@ -53,7 +53,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TokenInformation:
-    """What `tokenInfo` tells. `expires_in` is in seconds; -1 stands for never."""
+    """The answer of `tokenInfo` (reference 4.5). `expires_in` is in seconds; -1 means never."""
 
     device_id: str | None
     user_id: str | None
@@ -62,7 +62,7 @@ class TokenInformation:
 
 
 class Tokens:
-    """Resolves tokens to callers, and ends tokens; what was resolved is remembered until it changes."""
+    """Resolves tokens to callers, and ends tokens. A resolved caller is cached until its token or device changes."""
 
     def __init__(self, database: Database, clock: Clock, router: Router, lifetimes: Lifetimes) -> None:
         self._database = database
@@ -84,7 +84,7 @@ class Tokens:
         return caller
 
     def caller_nowait(self, token: str) -> Caller | None:
-        """The caller, if its token is remembered and valid."""
+        """The caller, if its token is cached and valid."""
         caller = self._known.get(token_hash(token))
         if caller is None or (caller.expires_on is not None and caller.expires_on <= self._clock.now_ms()):
             return None
@@ -94,7 +94,7 @@ class Tokens:
         while True:
             changes = self._changes
             caller = await self._database.read(lambda tx: _resolve(tx, hashed))
-            if changes == self._changes:  # otherwise it may have been revoked while we read
+            if changes == self._changes:  # else the token may have been revoked after the read: read again
                 break
         if caller is None:
             raise Unauthorized
@@ -117,11 +117,11 @@ class Tokens:
 
         Args:
             token: in the clear.
-            on_behalf_of: who asks, when that is not simply the holder; its application must be the token's.
+            on_behalf_of: the caller, if it is not the holder of the token; the token must be of its application.
 
         Raises:
-            Unauthorized: the token is not valid any more, or never was.
-            PermissionDenied: it is a device's, or another application's.
+            Unauthorized: the token is unknown, expired or revoked.
+            PermissionDenied: the token is a device token or a token of another application.
         """
         hashed = token_hash(token)
 
@@ -145,9 +145,10 @@ class Tokens:
         await self.change(work)
 
     async def change(self, work: Callable[[Issuance], T]) -> T:
-        """Issue and end tokens in one transaction, and tell everyone as soon as it is durable.
+        """Issue and end tokens in one transaction, and publish the facts after the commit.
 
-        Whoever asked may be gone by then: the writer tells (`Database.write`), or a revoked token would live on here.
+        The writer publishes them (`Database.write`), also when the task that asked was cancelled: otherwise a revoked
+        token would stay valid in the cache.
         """
         now_ms = self._clock.now_ms()
 
@@ -167,7 +168,7 @@ class Tokens:
             self._router.publish(fact)
 
     async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """A token that expires ends connections, just as one that is revoked. Now and then, what is over is removed."""
+        """Announce expired tokens, so that their connections end, and remove old rows every ten minutes."""
         task_status.started()
         while True:
             for _ in range(_SWEEPS_PER_PURGE):
@@ -178,11 +179,11 @@ class Tokens:
     async def _tolerate(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
             await step()
-        except StoreError as error:  # it is made up for by the next one that works
+        except StoreError as error:  # the next step that works catches up
             _log.warning("token_sweep_failed", reason=str(error))
 
     async def end_expired(self) -> None:
-        """Announce the tokens that expired since the last time."""
+        """Publish TokenRevoked for the tokens that expired since the last call."""
         after, now_ms = self._swept_until, self._clock.now_ms()
         if now_ms > after:
             expired = await self._database.read(
@@ -193,15 +194,15 @@ class Tokens:
         self._swept_until = now_ms
 
     async def purge(self) -> None:
-        """Remove tokens and codes that nothing can be done with any more."""
+        """Remove the rows of tokens and codes that can no longer be used."""
         now_ms, window_ms = self._clock.now_ms(), self._lifetimes.refresh_window_ms
         while await self._database.write(
             lambda tx: tx.authorizations.purge(now_ms=now_ms, refresh_window_ms=window_ms, limit=_PURGED_AT_ONCE)
         ):
-            pass  # in small steps, between which others write
+            pass  # in small steps, so that other writes get their turn
 
     def forget_all(self) -> None:
-        """Ask the store again for every token: many may have changed at once."""
+        """Empty the cache, because many tokens may have changed at once."""
         self._changes += 1
         self._known.clear()
 
@@ -219,7 +220,7 @@ class Tokens:
 
 
 def _application_of_device(tx: Transaction, caller: Caller) -> str | None:
-    """The application that the device's token was made by, if it was one."""
+    """The id of the application that created the device token, if an application did."""
     token = tx.devices.token_by_hash(caller.token)
     application = tx.accounts.application(token.application) if token and token.application is not None else None
     return application.id if application is not None else None

@@ -1,4 +1,4 @@
-"""The code that a person types: `XXXX-XXXX`, without characters that look alike (reference 1.1)."""
+"""User codes of the limited-input flow: `XXXX-XXXX`, without characters that look alike (reference 1.1)."""
 
 import re
 import secrets
@@ -13,7 +13,7 @@ def new_user_code() -> str:
 
 
 def typed_user_code(text: str) -> str | None:
-    """What a person typed, as it would be shown; None when it cannot be a code. Only the dash is optional."""
+    """The code that a person typed, in the form that devices show; None for other texts. Only the dash is optional."""
     match = _TYPED.fullmatch(text)
     if match is None or not set(match[1] + match[2]) <= set(ALPHABET):
         return None

@@ -1,4 +1,4 @@
-"""User names of people who did not choose one (reference 5.1)."""
+"""Generated user names (reference 5.1)."""
 
 import re
 from typing import Final
@@ -10,7 +10,7 @@ _LONGEST: Final = 36
 
 
 def free_user_name(tx: Transaction, email: str) -> str:
-    """The e-mail's local part, made unique, and long enough, with a number."""
+    """The local part of the e-mail address, with a number if it is too short or taken."""
     stem = re.sub(r"[^a-z0-9_.-]", "_", email.partition("@")[0].lower())
     name, number = stem[:_LONGEST], 0
     while len(name) < _SHORTEST or tx.accounts.user_named(name) is not None:

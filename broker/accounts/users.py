@@ -10,7 +10,7 @@ from broker.facts import Router, UserProfileUpdated
 from storage.database import Database, Transaction
 from storage.records import UserRecord
 
-LOCAL: Final = "LOCAL"  # the account type of users who have a password here; else it is a provider's name
+LOCAL: Final = "LOCAL"  # the account type of users with a password here; else it is the provider's name
 
 
 class Users:
@@ -30,7 +30,7 @@ class Users:
         return user
 
     async def find(self, user_id: str, caller: Caller | None = None) -> UserRecord:
-        """A user by id; `self` stands for the caller's own (reference 1.1). Raises UserNotFound."""
+        """A user by id; `self` stands for the caller's user (reference 1.1). Raises UserNotFound."""
         if user_id == "self" and caller is not None and caller.kind is TokenKind.USER:
             return await self.self_of(caller)
         user = await self._database.read(lambda tx: tx.accounts.user_by_id(user_id))
@@ -39,7 +39,7 @@ class Users:
         return user
 
     async def change_profile(self, user: int, *, email: str | None = None, full_name: str | None = None) -> UserRecord:
-        """Change what is given. Raises UserNotFound, EmailTaken."""
+        """Change the members that are not None. Raises UserNotFound, EmailTaken."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> tuple[UserRecord, bool]:

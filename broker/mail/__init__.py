@@ -1,4 +1,4 @@
-"""Outgoing mails: queued in the transaction of their cause, delivered later, at least once, for 24 hours."""
+"""Outgoing mails: queued in the transaction of their cause, delivered at least once, or given up after 24 hours."""
 
 from broker.mail.kinds import (
     AccountInvitation,

@@ -1,8 +1,9 @@
-"""Every mail we send, typed, and its text (reference 22).
+"""The kinds of mail that the daemon sends, and their texts (reference 22).
 
-A mail is a dataclass and a file in templates/: the subject line, an empty line, the text, with `$name` where a field
-goes. Nothing in a value is ever expanded. A line whose fields are all empty is left out. Fields named `…_on` are times;
-a field `code` is a one-time code and becomes `$link`, which leads to `path` under the accounts pages.
+A kind is a dataclass and a file in templates/: the subject line, an empty line, the text, with `$name` for each field.
+Values are inserted as they are; `$` in a value is not expanded. A line whose fields are all empty is left out. Fields
+named `…_on` are times in milliseconds. A field `code` is a one-time code: the template has `$link`, the address of the
+accounts page `path` with the code.
 """
 
 import unicodedata
@@ -21,8 +22,8 @@ VALUE_CHARACTERS = 2000
 _LINE_ENDERS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
-class Links(Protocol):
-    """Where links in mails begin; broker/accounts/site.py knows. Neither has a slash at its end."""
+class LinkOrigins(Protocol):
+    """The addresses that links in mails begin with (broker/site.py), without a slash at the end."""
 
     @property
     def origin(self) -> str: ...
@@ -33,13 +34,13 @@ class Links(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    kind: ClassVar[str]  # the template's name, and what rates are counted by
+    kind: ClassVar[str]  # the template's name; rates are counted for each kind
     path: ClassVar[str] = ""
-    texts: ClassVar[frozenset[str]] = frozenset()  # the fields that may have several lines
+    texts: ClassVar[frozenset[str]] = frozenset()  # the fields whose values may have several lines
     per_recipient: ClassVar[Rate] = Rate(10, 100)
     per_cause: ClassVar[Rate] = Rate(20, 200)
 
-    def render(self, links: Links) -> tuple[str, str]:
+    def render(self, links: LinkOrigins) -> tuple[str, str]:
         """Subject and text."""
         values = {"site": links.origin} | dict(self._values(links.mailed_accounts_url))
         subject, lines = _template(self.kind)
@@ -55,7 +56,7 @@ class Mail:
             elif field.name in self.texts:
                 yield field.name, _text(value)
             elif field.name == "subject":
-                yield field.name, value  # what is no subject is refused, not mended
+                yield field.name, value  # unchanged: `Letters.compose` refuses a subject with line breaks
             else:
                 yield field.name, _line(str(value))
 
@@ -88,9 +89,11 @@ class DeviceShareInvitation(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceQuotaUsedUp(Mail):
-    """The cause is the device, so that it goes out once a day whatever the caller does.
+    """The cause is the device, so that each device causes at most one of these mails a day.
 
-    The quotas of all of somebody's devices may be used up in one minute, and that of one before and after midnight.
+    `per_recipient` is high because the quotas of all devices of one owner may be used up in the same minute.
+    `per_cause` allows two in a minute because the quota of one device may be used up just before and just after
+    midnight.
     """
 
     kind = "device_quota_used_up"
@@ -128,7 +131,7 @@ class StreamRemoved(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMail(Mail):
-    """A rule's e-mail Action. The cause is the user account: reference 21.4: 5 per minute and 50 per day."""
+    """The e-mail Action of a rule. The cause is the user: 5 per minute and 50 per day (reference 21.4)."""
 
     kind = "rule_mail"
     texts = frozenset({"body"})
@@ -139,7 +142,7 @@ class RuleMail(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PasswordReset(Mail):
-    """The cause is the address of whoever asks."""
+    """The cause is the IP address that asked for the reset."""
 
     kind = "password_reset"
     path = "reset"
@@ -151,7 +154,7 @@ class PasswordReset(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPasswordHere(Mail):
-    """The answer to a reset for someone who signs in elsewhere. The cause is the address of whoever asks."""
+    """The mail to a user who signs in with an identity provider. The cause is the IP address that asked for a reset."""
 
     kind = "no_password_here"
     per_recipient = Rate(2, 10)
@@ -169,12 +172,12 @@ class AccountInvitation(Mail):
 
 
 def ends_a_line(text: str) -> bool:
-    """Control characters, line and paragraph separators, and halves of characters have no place in a header."""
+    """The text has control characters, line or paragraph separators or surrogates, which a header must not have."""
     return any(unicodedata.category(character) in _LINE_ENDERS for character in text)
 
 
 def _line(text: str) -> str:
-    """A value that stands inside a line stays inside it, so that no name can write paragraphs of our text."""
+    """A value without line breaks and shortened, so that the name of a device cannot add paragraphs to a mail."""
     words = "".join(" " if ends_a_line(character) else character for character in text[: VALUE_CHARACTERS + 1]).split()
     line = " ".join(words)
     return line if len(line) <= VALUE_CHARACTERS else line[:VALUE_CHARACTERS] + "…"

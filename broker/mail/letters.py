@@ -1,4 +1,4 @@
-"""One mail, checked, rendered and sealed; and the message that it becomes when it goes out."""
+"""Composing mails (checked, rendered, sealed), and building the message that is sent."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from cryptography.fernet import InvalidToken
 from broker.clock import Clock
 from broker.errors import ValidationFailed
 from broker.ids import new_id
-from broker.mail.kinds import Links, Mail, ends_a_line
+from broker.mail.kinds import LinkOrigins, Mail, ends_a_line
 from broker.mail.transport import MailRejected, OutgoingMail
 from broker.secrets import Vault
 from config.mail import Sender, mail_address
@@ -23,7 +23,7 @@ from storage.records import MailRecord
 SUBJECT_CHARACTERS: Final = 500
 TEXT_CHARACTERS: Final = 65_536
 
-# Seven bits on the wire, so that a server without 8BITMIME does not mangle it.
+# Seven bits, because a server without 8BITMIME may change other bytes.
 _POLICY = SMTP.clone(cte_type="7bit")
 _decode_content = msgspec.json.Decoder(tuple[str, str]).decode
 
@@ -38,7 +38,7 @@ class Letter:
 
 
 class Letters:
-    def __init__(self, vault: Vault, clock: Clock, sender: Sender, links: Links) -> None:
+    def __init__(self, vault: Vault, clock: Clock, sender: Sender, links: LinkOrigins) -> None:
         self._vault = vault
         self._clock = clock
         self._sender = sender
@@ -48,12 +48,12 @@ class Letters:
         """Check, render and seal a mail.
 
         Args:
-            to: one plain address.
-            mail: what it says.
-            cause: who or what makes us send it (a user's id, a device's id, a caller's address), for the rates.
+            to: one plain e-mail address.
+            mail: the content.
+            cause: who or what causes the mail (a user's id, a device's id, an IP address); rates are counted for it.
 
         Raises:
-            ValidationFailed: `to` is no address, or subject or text do not fit into a mail.
+            ValidationFailed: `to` is no address, the subject has line breaks, or the subject or the text is too long.
         """
         try:
             recipient = mail_address(to)
@@ -91,6 +91,6 @@ class Letters:
         message["Subject"] = subject
         message["Date"] = datetime.fromtimestamp(mail.created_on / 1000, UTC)
         message["Message-ID"] = f"<{mail.message_id}>"
-        message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no holiday notes, please
+        message["Auto-Submitted"] = "auto-generated"  # RFC 3834: prevents automatic replies
         message.set_content(text)
         return OutgoingMail(mail.message_id, mail.created_on, self._sender.address, mail.recipient, message)

@@ -1,12 +1,12 @@
-"""The queue of outgoing mails: durable with its cause, delivered at least once, given up after 24 hours.
+"""The queue of outgoing mails: stored with their cause, delivered at least once, given up after 24 hours.
 
-A mail is composed (checked, rendered, sealed) beside the transaction and added inside it, so it exists if and only if
-its cause does. The worker takes the mail that is due first, hands it to the transport and writes what became of it. A
-crash in between repeats it, with the same Message-ID. A mail that is being sent when we stop has `grace_seconds`; then
-it stays queued.
+A mail is composed (checked, rendered, sealed) before the transaction of its cause and added within it, so the mail
+exists if and only if its cause does. The worker takes the mail that is due first, hands it to the transport and stores
+the outcome. After a crash in between, the mail is sent again with the same Message-ID. A mail that is being sent when
+the daemon stops has `grace_seconds` to finish; otherwise it stays queued.
 
-When the server itself is out of reach, nobody's mail is tried until a pause is over; the mail that found out goes to
-the end of the line, and how often a mail was tried counts only what its server said about it.
+While the mail server cannot be reached, no mail is tried until a pause is over. The mail whose attempt failed goes to
+the end of the queue. Such failures do not count as attempts of a mail; only answers of the server do.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import trio
 
 from broker.clock import Clock
 from broker.errors import DomainError
-from broker.mail.kinds import Links, Mail
+from broker.mail.kinds import LinkOrigins, Mail
 from broker.mail.letters import Letter, Letters
 from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport
 from broker.secrets import Vault
@@ -29,14 +29,14 @@ from storage.database import Database, Transaction
 from storage.records import MailRecord
 from storage.sql import StoreError
 
-#: After each attempt that the server put off; the last one repeats.
+#: The delays after attempts that the server deferred; the last delay repeats.
 RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)
-#: How long nobody tries after the server was out of reach.
+#: The pauses after the server was not reached; the last pause repeats.
 OUTAGE_SECONDS: Final = (10, 30, 60, 120, 300)
 GIVE_UP_MS: Final = 24 * 3600 * 1000  # reference 22
 WAITING_MAX: Final = 10_000
 _DAY_MS: Final = 86_400_000
-_LOOK_SECONDS: Final = 60  # the wall clock may be set while we wait
+_LOOK_SECONDS: Final = 60  # the longest wait between two reads of the queue: the wall clock may be set meanwhile
 _STORE_SECONDS: Final = 5
 
 _log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class TooManyMails(DomainError):
-    """For callers that refuse a request because `Mails.add` refused its mail."""
+    """The error of a request that is refused because `Mails.add` refused its mail."""
 
     status = 429
     template = "Too many e-mails"
@@ -52,7 +52,7 @@ class TooManyMails(DomainError):
 
 @dataclass(frozen=True, slots=True)
 class MailStatistics:
-    """`waiting` is what the worker last saw; the others count since the start."""
+    """`waiting` is the length of the queue when the worker last read it; the others count since the start."""
 
     waiting: int
     queued: int
@@ -64,7 +64,7 @@ class MailStatistics:
 
 
 class Mails:
-    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings, links: Links) -> None:
+    def __init__(self, database: Database, vault: Vault, clock: Clock, settings: Settings, links: LinkOrigins) -> None:
         self._database = database
         self._clock = clock
         sender = Sender.of(settings.outbound.mail_from, settings.public_url)
@@ -77,24 +77,25 @@ class Mails:
         self._waiting = self._queued = self._refused = self._sent = self._deferred = self._given_up = 0
 
     async def send(self, to: str, mail: Mail, *, cause: str) -> bool:
-        """Queue a mail in a transaction of its own; for one beside other writes see `compose` and `add`.
+        """Queue a mail in a transaction of its own. With other writes in one transaction: `compose`, then `add`.
 
         Raises:
-            ValidationFailed: as `compose` does.
-            StoreError: it was not queued.
+            ValidationFailed: see `Letters.compose`.
+            StoreError: the mail was not queued.
         """
         letter = self.compose(to, mail, cause=cause)
         return await self._database.write(lambda tx: self.add(tx, letter))
 
     def compose(self, to: str, mail: Mail, *, cause: str) -> Letter:
-        """Check and render a mail for `add`; arguments and refusals are those of `Letters.compose`."""
+        """Check and render a mail for `add`; arguments and errors are those of `Letters.compose`."""
         return self._letters.compose(to, mail, cause=cause)
 
     def add(self, tx: Transaction, letter: Letter) -> bool:
-        """Queue a composed mail in the transaction of its cause, in whatever thread that runs.
+        """Queue a composed mail in the transaction of its cause, on any thread.
 
-        False: its recipient or its cause has had enough of this kind, or far too many mails wait; it is not queued, and
-        the transaction goes on. A request that must not succeed without its mail raises TooManyMails then.
+        Returns:
+            False if the mail was not queued, because the rate of its recipient or its cause is exceeded or the queue is
+            full. The transaction goes on. A request that must not succeed without its mail raises TooManyMails then.
         """
         record = letter.record
         if not _has_room(tx, letter):
@@ -104,7 +105,7 @@ class Mails:
         tx.mails.add(record)
         self._queued += 1
         if self._token is not None:
-            # The worker looks in a write of its own: that comes after the commit which holds this mail.
+            # The worker reads the queue in a write transaction, which comes after the commit of this mail.
             self._token.run_sync_soon(self._wake, idempotent=True)
         return True
 
@@ -117,7 +118,7 @@ class Mails:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """The one worker. Cancelled, it gives a mail that is being sent the settings' `grace_seconds` to finish."""
+        """The worker. When it is cancelled, a mail that is being sent has `grace_seconds` to finish."""
         self._token = trio.lowlevel.current_trio_token()
         task_status.started()
         while True:
@@ -131,7 +132,7 @@ class Mails:
                 continue
             due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
             if mail is not None and due_ms <= 0:
-                await self._attempt_in_peace(transport, mail)
+                await self._attempt_shielded(transport, mail)
                 continue
             with trio.move_on_after(min(due_ms / 1000, _LOOK_SECONDS)):
                 await self._woken.wait()
@@ -141,7 +142,7 @@ class Mails:
         self._waiting = tx.mails.count_waiting()
         return tx.mails.next()
 
-    async def _attempt_in_peace(self, transport: MailTransport, mail: MailRecord) -> None:
+    async def _attempt_shielded(self, transport: MailTransport, mail: MailRecord) -> None:
         sending = trio.CancelScope(shield=True)
 
         async def send() -> None:
@@ -168,7 +169,7 @@ class Mails:
         except MailDeferred as error:
             log.info("mail_deferred", attempts=mail.attempts + 1, reason=str(error))
             await self._defer(mail, str(error))
-        except Exception as error:  # one mail that finds a bug of ours must not hold up the others
+        except Exception as error:  # a bug that one mail triggers must not stop the delivery of other mails
             log.exception("mail_attempt_failed")
             await self._defer(mail, type(error).__name__)
         else:
@@ -200,7 +201,7 @@ class Mails:
 
     async def _defer(self, mail: MailRecord, reason: str) -> None:
         now_ms, last_ms = self._clock.now_ms(), mail.created_on + GIVE_UP_MS
-        if now_ms >= last_ms:  # asked only here: after a long stop every mail is tried once more
+        if now_ms >= last_ms:  # checked only after an attempt: after a long stop every mail is tried once more
             await self._give_up(mail, reason)
             return
         next_on = min(now_ms + _step(RETRY_SECONDS, mail.attempts) * 1000, last_ms)
@@ -226,7 +227,7 @@ class Mails:
         )
 
     async def _save(self, work: Callable[[Transaction], None]) -> None:
-        """Write what became of a mail, however long it takes: going on without would send it again and again."""
+        """Store the outcome of a mail, however long that takes: without the outcome the mail would be sent again."""
         while True:
             try:
                 await self._database.write(work)

@@ -1,4 +1,4 @@
-"""The port: what delivers a mail, and how it says that it could not. Implemented in protocols/outbound/mail.py."""
+"""The port to the mail server. Implemented in protocols/outbound/mail.py."""
 
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMail:
-    """One mail, ready to go. A repeated attempt has the same Message-ID, date and text."""
+    """One mail, ready to send. A repeated attempt has the same Message-ID, date and text."""
 
     message_id: str  # without angle brackets
     created_on: int
@@ -21,23 +21,23 @@ class MailError(Exception):
 
 
 class MailDeferred(MailError):
-    """Not now: try this mail again later."""
+    """The server does not take this mail now: try it again later."""
 
 
 class MailRejected(MailError):
-    """Never: this mail cannot be delivered."""
+    """This mail can never be delivered."""
 
 
 class MailServerUnavailable(MailError):
-    """No mail can be delivered now: the server is not reached, not trusted, or does not know us."""
+    """No mail can be delivered now: the server cannot be reached, is not trusted, or refuses the login."""
 
 
 class MailTransport(Protocol):
     async def deliver(self, mail: OutgoingMail) -> None:
-        """Return when someone else has taken responsibility for the mail.
+        """Return when the server has accepted the mail.
 
-        Cancelled, it returns at once; the mail may then have been delivered or not.
+        When it is cancelled, it returns at once, and the mail may have been delivered or not.
 
         Raises:
-            MailDeferred, MailRejected, MailServerUnavailable: it was not delivered.
+            MailDeferred, MailRejected, MailServerUnavailable: the mail was not delivered.
         """

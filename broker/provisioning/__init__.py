@@ -1,4 +1,4 @@
-"""What an operator writes down becomes what there is: `trunkline provision` (reference 26)."""
+"""`trunkline provision`: creating and updating what a provision file describes (reference 26)."""
 
 from broker.provisioning.report import Generated, ProvisionReport
 from broker.provisioning.service import Provisioning

@@ -1,16 +1,24 @@
-"""The tables of the provision file that accounts keep: organizations, users, applications, tokens and grants."""
+"""The tables `organizations`, `users`, `invitations`, `applications`, `tokens` and `grants` of the provision file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.user_names import free_user_name
+from broker.accounts.consent import EVERY_TYPE
+from broker.accounts.sign_up import add_account
 from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id
 from broker.mail import AccountInvitation, Mails, TooManyMails
-from broker.provisioning.document import EVERY_TYPE, Application, Grant, Invitation, Organization, Token, User
-from broker.provisioning.run import Place, Run, given, identify
+from broker.provisioning.document import (
+    ApplicationEntry,
+    GrantEntry,
+    InvitationEntry,
+    OrganizationEntry,
+    TokenEntry,
+    UserEntry,
+)
+from broker.provisioning.run import EntryLocation, Run, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
@@ -19,14 +27,14 @@ from storage.records import ApplicationRecord, GrantRecord, InvitationRecord, To
 
 @dataclass(frozen=True, slots=True)
 class PreparedPassword:
-    """Hashed before the transaction, because that takes long. `generated` is set when the file gave none."""
+    """A password, hashed before the transaction because hashing takes long. `generated`: in the clear, if not given."""
 
     hashed: str
     generated: str | None = None
 
 
 class AccountTables:
-    """`passwords` are by index of the user's entry; a password that the user has already is not among them."""
+    """`passwords` are the new passwords, by the index of the user's entry."""
 
     def __init__(self, run: Run, passwords: Mapping[int, PreparedPassword], mails: Mails, site: Site) -> None:
         self._run = run
@@ -34,9 +42,9 @@ class AccountTables:
         self._mails = mails
         self._site = site
 
-    def put_organization(self, at: Place, entry: Organization) -> None:
+    def put_organization(self, at: EntryLocation, entry: OrganizationEntry) -> None:
         accounts = self._run.tx.accounts
-        known = identify(
+        known = find_existing(
             at, entry.id, accounts.organization_by_id, "name", entry.name, accounts.organization_named(entry.name)
         )
         if known is None:
@@ -49,18 +57,20 @@ class AccountTables:
             accounts.change_organization(known.key, name=wanted.name, monthly_messages=wanted.monthly_messages)
         return self._run.found(at, known.key, changed=wanted != known)
 
-    def put_user(self, at: Place, entry: User) -> None:
+    def put_user(self, at: EntryLocation, entry: UserEntry) -> None:
         accounts = self._run.tx.accounts
         if entry.role is not None and entry.organization is None:
             raise at.refusal("organization", "required with a role")
-        known = identify(at, entry.id, accounts.user_by_id, "email", entry.email, accounts.user_by_email(entry.email))
+        known = find_existing(
+            at, entry.id, accounts.user_by_id, "email", entry.email, accounts.user_by_email(entry.email)
+        )
         password = self._passwords.get(at.index)
         if known is None:
             key = self._new_user(at, entry, password)
             self._join(at, entry, key)
             return self._run.created(at, key)
         wanted = replace(known, **given(entry, "full_name"))
-        if entry.email.lower() != known.email.lower():  # case alone makes no other address
+        if entry.email.lower() != known.email.lower():  # addresses that differ in case only are the same
             wanted = replace(wanted, email=entry.email)
         if password is not None and password.generated is None:
             wanted = replace(wanted, password_hash=password.hashed)
@@ -77,21 +87,20 @@ class AccountTables:
         joined = self._join(at, entry, known.key)
         return self._run.found(at, known.key, changed=joined or wanted != known)
 
-    def _new_user(self, at: Place, entry: User, password: PreparedPassword | None) -> int:
+    def _new_user(self, at: EntryLocation, entry: UserEntry, password: PreparedPassword | None) -> int:
         id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
         if password is not None and password.generated is not None:
             self._run.generate(at, entry.email, "password", password.generated)
-        name = free_user_name(self._run.tx, entry.email)
-        return self._run.tx.accounts.add_user(
-            id_,
-            email=entry.email,
-            name=name,
-            full_name=entry.full_name or name,
+        return add_account(
+            self._run.tx,
+            entry.email,
+            id_=id_,
+            full_name=entry.full_name or "",
             password_hash=None if password is None else password.hashed,
             now_ms=self._run.now_ms,
         ).key
 
-    def _join(self, at: Place, entry: User, user: int) -> bool:
+    def _join(self, at: EntryLocation, entry: UserEntry, user: int) -> bool:
         if entry.organization is None:
             return False
         organization = self._run.organization_named(at, entry.organization).key
@@ -101,8 +110,8 @@ class AccountTables:
             self._run.tx.accounts.set_role(organization, user, wanted)
         return wanted != known
 
-    def put_invitation(self, at: Place, entry: Invitation) -> None:
-        """A code and a mail, unless the address has an account, or an invitation that is still good."""
+    def put_invitation(self, at: EntryLocation, entry: InvitationEntry) -> None:
+        """Invite an address by mail, unless it has an account or an unexpired invitation."""
         codes = self._run.tx.codes
         if entry.role is not None and entry.organization is None:
             raise at.refusal("organization", "required with a role")
@@ -123,8 +132,8 @@ class AccountTables:
             return self._run.created(at, identity)
         return self._run.found(at, identity, changed=wanted != known)
 
-    def _invite(self, at: Place, wanted: InvitationRecord) -> InvitationRecord:
-        """With a new code, for which a mail is queued. The report has its link, for where no mail gets through."""
+    def _invite(self, at: EntryLocation, wanted: InvitationRecord) -> InvitationRecord:
+        """Set a new code, queue its mail, and report the link, because a mail may not arrive."""
         code, expires_on = new_id(), self._run.now_ms + INVITATION_SECONDS * 1000
         place = None if wanted.organization is None else self._run.tx.accounts.organization(wanted.organization)
         mail = AccountInvitation(organization=place.name if place else "", code=code, expires_on=expires_on)
@@ -136,7 +145,7 @@ class AccountTables:
         self._run.generate(at, wanted.email, "link", link)
         return replace(wanted, hash=token_hash(code), expires_on=expires_on)
 
-    def put_application(self, at: Place, entry: Application) -> None:
+    def put_application(self, at: EntryLocation, entry: ApplicationEntry) -> None:
         accounts = self._run.tx.accounts
         organization = self._run.organization_named(at, entry.organization)
         if entry.id is not None:
@@ -176,8 +185,8 @@ class AccountTables:
             return self._run.created(at, key)
         return self._run.found(at, key, changed=wanted != known)
 
-    def _requests(self, at: Place, entry: Application) -> tuple[Mapping[str, object], ...]:
-        """What the application asks for, by the types' ids, because their unique names may change."""
+    def _requests(self, at: EntryLocation, entry: ApplicationEntry) -> tuple[Mapping[str, object], ...]:
+        """What the application asks for, with the ids of the device types, because unique names may change."""
         return tuple(
             {
                 "device_type": EVERY_TYPE
@@ -188,13 +197,13 @@ class AccountTables:
             for index, request in enumerate(entry.permissions or ())
         )
 
-    def _opened(self, at: Place, sealed: bytes) -> str:
+    def _opened(self, at: EntryLocation, sealed: bytes) -> str:
         try:
             return self._run.vault.open(sealed)
         except InvalidToken as error:
             raise at.refusal("secret", "the stored secret was sealed with another key than this daemon has") from error
 
-    def put_token(self, at: Place, entry: Token) -> None:
+    def put_token(self, at: EntryLocation, entry: TokenEntry) -> None:
         accounts = self._run.tx.accounts
         application = self._run.application_of(at, entry.application)
         user = None if entry.user is None else self._run.user_of(at, "user", entry.user)
@@ -222,7 +231,7 @@ class AccountTables:
             self._run.revoked.append(hashed)
         return self._run.found(at, hashed, changed=wanted != known)
 
-    def put_grant(self, at: Place, entry: Grant) -> None:
+    def put_grant(self, at: EntryLocation, entry: GrantEntry) -> None:
         accounts = self._run.tx.accounts
         wanted = GrantRecord(
             user=self._run.user_of(at, "user", entry.user).key,

@@ -1,4 +1,4 @@
-"""The table of the provision file that binds cloud connectors to device types."""
+"""The table `connectors` of the provision file, which binds cloud connectors to device types."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from broker.connectors.hooks import PluginFailedError
 from broker.connectors.oauth import oauth_client
 from broker.connectors.plugin import Setting
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms, OAuth1Terms, OAuth2Terms
-from broker.provisioning.run import Place, Run
+from broker.provisioning.run import EntryLocation, Run
 from config.limits import CONNECTOR_HOOK_SECONDS
 from config.rates import MOST_PER_MINUTE
 from storage.records import ConnectorRecord
@@ -26,12 +26,13 @@ _NUMBERS: dict[str, int] = {
 
 
 async def check_connectors(entries: Sequence[ConnectorEntry]) -> None:
-    """What entries say by themselves, and whether their plug-ins like it. Nothing is written yet.
+    """Check each entry by itself, and make its plug-in once with these parameters. Before the transaction.
 
-    Raises ValidationFailed.
+    Raises:
+        ValidationFailed: an entry is wrong, or its plug-in refuses the parameters.
     """
     for index, entry in enumerate(entries):
-        at = Place("connectors", index)
+        at = EntryLocation("connectors", index)
         _check_numbers(at, entry)
         try:
             oauth_client(entry)
@@ -42,14 +43,14 @@ async def check_connectors(entries: Sequence[ConnectorEntry]) -> None:
         await _check_plugin(at, entry)
 
 
-def _check_numbers(at: Place, entry: ConnectorEntry) -> None:
+def _check_numbers(at: EntryLocation, entry: ConnectorEntry) -> None:
     for key, most in _NUMBERS.items():
         number = getattr(entry, key)
         if number is not None and not 1 <= number <= most:
             raise at.refusal(key, f"must be 1 to {most}")
 
 
-def _check_addresses(at: Place, name: str, terms: OAuth2Terms | OAuth1Terms | None) -> None:
+def _check_addresses(at: EntryLocation, name: str, terms: OAuth2Terms | OAuth1Terms | None) -> None:
     for key in () if terms is None else terms.__struct_fields__:
         value = getattr(terms, key)
         if key.endswith("_url") and value is not None and not _is_address(value):
@@ -61,11 +62,11 @@ def _is_address(text: str) -> bool:
         parts = urlsplit(text)
     except ValueError:
         return False
-    # Plain http is for test clouds: it is sent only where outbound.allow_private_addresses permits it.
+    # http is for test clouds: such a request is sent only if outbound.allow_private_addresses permits it.
     return parts.scheme in {"https", "http"} and bool(parts.hostname) and text.isprintable() and " " not in text
 
 
-async def _check_plugin(at: Place, entry: ConnectorEntry) -> None:
+async def _check_plugin(at: EntryLocation, entry: ConnectorEntry) -> None:
     setting = Setting(entry.device_type, entry.parameters, str)
     with trio.move_on_after(CONNECTOR_HOOK_SECONDS):
         try:
@@ -80,8 +81,8 @@ class ConnectorTables:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def put_connector(self, at: Place, entry: ConnectorEntry) -> None:
-        """The entries were checked before."""
+    def put_connector(self, at: EntryLocation, entry: ConnectorEntry) -> None:
+        """`check_connectors` must have checked the entry."""
         type_ = self._run.type_of(at, "device_type", entry.device_type)
         connectors, terms = self._run.tx.connectors, entry.terms
         known = connectors.connector(type_.key)

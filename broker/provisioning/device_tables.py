@@ -1,4 +1,4 @@
-"""The tables of the provision file that devices and their types keep."""
+"""The tables `device_types`, `devices` and `shares` of the provision file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +10,8 @@ from broker.errors import Conflict, Finding, ValidationFailed
 from broker.facts import DeviceCreated, DeviceDisabled, DeviceEnabled, DeviceFact, DeviceUpdated, SharesChanged
 from broker.ids import new_device_type_id, new_id
 from broker.messages.retention import LONGEST_DAYS
-from broker.provisioning.document import Device, DeviceType, Share
-from broker.provisioning.run import Place, Run, given, identify
+from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntry
+from broker.provisioning.run import EntryLocation, Run, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
 from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
@@ -21,10 +21,10 @@ class DeviceTables:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def put_device_type(self, at: Place, entry: DeviceType) -> None:
+    def put_device_type(self, at: EntryLocation, entry: DeviceTypeEntry) -> None:
         types = self._run.tx.device_types
         organization = self._run.organization_named(at, entry.organization)
-        known = identify(
+        known = find_existing(
             at, entry.id, types.by_id, "unique_name", entry.unique_name, types.by_unique_name(entry.unique_name)
         )
         base = known or DeviceTypeRecord(
@@ -75,8 +75,8 @@ class DeviceTables:
             return self._run.created(at, key)
         return self._run.found(at, key, changed=versioned or retained or secured or wanted != known)
 
-    def _authorities(self, at: Place, device_type: int, pem: str | None, *, rsp: bool) -> bool:
-        """Who vouches for its devices: nobody, unless they register securely."""
+    def _authorities(self, at: EntryLocation, device_type: int, pem: str | None, *, rsp: bool) -> bool:
+        """Store the certificate authorities of a type, which only types with secure registration have."""
         store = self._run.tx.registrations
         known = store.authorities(device_type)
         if pem is None and rsp and not known:
@@ -92,7 +92,7 @@ class DeviceTables:
         store.put_authorities(device_type, wanted, issuer_dn=issuer_dn(wanted[0]) if wanted else None)
         return True
 
-    def _retention(self, at: Place, device_type: int, days: int) -> bool:
+    def _retention(self, at: EntryLocation, device_type: int, days: int) -> bool:
         if not 0 <= days <= LONGEST_DAYS:
             raise at.refusal("retention_days", f"0 (for ever) to {LONGEST_DAYS}")
         retention = self._run.tx.retention
@@ -101,9 +101,9 @@ class DeviceTables:
         retention.set_days(device_type, days)
         return True
 
-    def _manifest(self, at: Place, device_type: int, document: Mapping[str, Any]) -> bool:
+    def _manifest(self, at: EntryLocation, device_type: int, document: Mapping[str, Any]) -> bool:
         try:
-            # Whoever provisions is the operator, who approves.
+            # Provisioning is done by the operator, so the Manifest is approved.
             _, is_new = put_manifest(self._run.tx, device_type, document, approve=True, now_ms=self._run.now_ms)
         except ValidationFailed as error:
             raise ValidationFailed(
@@ -111,7 +111,7 @@ class DeviceTables:
             ) from error
         return is_new
 
-    def put_device(self, at: Place, entry: Device) -> None:
+    def put_device(self, at: EntryLocation, entry: DeviceEntry) -> None:
         devices = self._run.tx.devices
         owner, type_ = self._run.user_of(at, "owner", entry.owner), self._run.type_of(at, "type", entry.type)
         name = entry.name or type_.id  # reference 6.1
@@ -157,11 +157,11 @@ class DeviceTables:
         return self._run.found(at, known.key, changed=restored or renamed or exchanged)
 
     def _device(self, id_: str) -> DeviceRecord | None:
-        """Also one that was deleted: naming its id is how an operator restores it (reference 6.1)."""
+        """The device with this id, also a deleted one: an entry with its id restores it (reference 6.1)."""
         return self._run.tx.devices.by_id(id_) or self._run.tx.devices.deleted(id_)
 
-    def _restore(self, at: Place, entry: Device, known: DeviceRecord) -> bool:
-        """A deleted device comes back with its messages, and without its former token."""
+    def _restore(self, at: EntryLocation, entry: DeviceEntry, known: DeviceRecord) -> bool:
+        """Restore a device if it was deleted: its messages are there again, its former token is not."""
         devices = self._run.tx.devices
         if devices.device(known.key) is not None:
             return False
@@ -180,7 +180,7 @@ class DeviceTables:
         if record is not None and type_ is not None:
             self._run.facts += [device_fact(kind, record, type_, None, self._run.now_ms) for kind in kinds]
 
-    def put_share(self, at: Place, entry: Share) -> None:
+    def put_share(self, at: EntryLocation, entry: ShareEntry) -> None:
         shares = self._run.tx.shares
         device = self._run.tx.devices.by_id(entry.device)
         if device is None:
@@ -203,7 +203,7 @@ class DeviceTables:
             return self._run.created(at, identity)
         return self._run.found(at, identity, changed=wanted != known)
 
-    def _device_token(self, at: Place, device: int, token: str) -> bool:
+    def _device_token(self, at: EntryLocation, device: int, token: str) -> bool:
         devices, hashed = self._run.tx.devices, token_hash(token)
         known = devices.token_of(device)
         if known is not None and known.hash == hashed:

@@ -1,7 +1,7 @@
-"""The provision file of reference 26, decoded: one entry for each table, and what may stand in it.
+"""Decoding the provision file (reference 26): one class for the entries of each table, and the rules for their keys.
 
-What an entry leaves out is `None`: a new object gets its default or a generated value, an existing one keeps what it
-has.
+A key that an entry leaves out is `None`: a new object gets the default or a generated value, an existing object keeps
+its value.
 """
 
 import re
@@ -10,71 +10,74 @@ from typing import Any, Literal
 
 import msgspec
 
+from broker.accounts.applications import Method
+from broker.accounts.permissions import Role
+from broker.accounts.sign_up import has_email_form, is_password
 from broker.connectors.terms import ConnectorEntry
 from broker.errors import ValidationFailed
 from broker.ids import is_device_type_id, is_id, is_unique_name
 from broker.monetization.plans import is_price
-from config.limits import DESCRIPTION_MAX_CHARACTERS, FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
+from config.limits import (
+    DESCRIPTION_MAX_CHARACTERS,
+    FORBIDDEN_IN_NAMES,
+    NAME_MAX_CHARACTERS,
+    PASSWORD_MAX_CHARACTERS,
+    PASSWORD_MIN_CHARACTERS,
+)
 from config.mail import mail_address
 
-Access = Literal["READ", "WRITE"]
-Method = Literal["authorization_code", "pkce", "implicit", "client_credentials", "limited_input"]
+_Access = Literal["READ", "WRITE"]
 
-EVERY_TYPE = "*"
-_MIN_PASSWORD = 8
-_MAX_PASSWORD = 1024
-_MAX_EMAIL = 254
-_MAX_MONTHLY = 10**15  # what a JSON number holds exactly
+_MAX_MONTHLY = 10**15  # a JSON number holds it exactly
 _MAX_SECONDS = 10**10
-_EMAIL = re.compile(r"[^\s@<>]+@[^\s@<>]+\Z")
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Organization(_Entry, frozen=True, kw_only=True):
+class OrganizationEntry(_Entry, frozen=True, kw_only=True):
     id: str | None = None
     name: str
     monthly_messages: int | None = None
 
 
-class User(_Entry, frozen=True, kw_only=True):
+class UserEntry(_Entry, frozen=True, kw_only=True):
     id: str | None = None
     email: str
     full_name: str | None = None
     password: str | None = None
     organization: str | None = None
-    role: Literal["administrator", "developer", "viewer"] | None = None
+    role: Role | None = None
 
 
-class Invitation(_Entry, frozen=True, kw_only=True):
-    """`again`: a new code and a new mail, although an invitation waits already."""
+class InvitationEntry(_Entry, frozen=True, kw_only=True):
+    """`again`: send a new code, also when the address has an unexpired invitation."""
 
     email: str
     organization: str | None = None
-    role: Literal["administrator", "developer", "viewer"] | None = None
+    role: Role | None = None
     again: bool = False
 
 
-class Request(_Entry, frozen=True, kw_only=True):
-    """What an application asks for on one device type, or on every one."""
+class PermissionRequest(_Entry, frozen=True, kw_only=True):
+    """What an application asks for on one device type, or on all (`EVERY_TYPE`)."""
 
     device_type: str
-    permissions: tuple[Access, ...]
+    permissions: tuple[_Access, ...]
 
 
-class Application(_Entry, frozen=True, kw_only=True):
+class ApplicationEntry(_Entry, frozen=True, kw_only=True):
     id: str | None = None
     name: str
     organization: str
     secret: str | None = None
     redirect_uri: str | None = None
     methods: tuple[Method, ...] | None = None
-    permissions: tuple[Request, ...] | None = None
+    permissions: tuple[PermissionRequest, ...] | None = None
 
 
-class DeviceType(_Entry, frozen=True, kw_only=True):
+class DeviceTypeEntry(_Entry, frozen=True, kw_only=True):
     id: str | None = None
     unique_name: str
     name: str | None = None
@@ -92,7 +95,7 @@ class DeviceType(_Entry, frozen=True, kw_only=True):
     manifest: dict[str, Any] | None = None
 
 
-class Device(_Entry, frozen=True, kw_only=True):
+class DeviceEntry(_Entry, frozen=True, kw_only=True):
     id: str | None = None
     owner: str
     type: str
@@ -100,29 +103,29 @@ class Device(_Entry, frozen=True, kw_only=True):
     token: str | None = None
 
 
-class Token(_Entry, frozen=True, kw_only=True):
+class TokenEntry(_Entry, frozen=True, kw_only=True):
     value: str | None = None
     application: str
     user: str | None = None
     expires_in: int | None = None
 
 
-class Grant(_Entry, frozen=True, kw_only=True):
+class GrantEntry(_Entry, frozen=True, kw_only=True):
     user: str
     application: str
     device_type: str
-    permissions: tuple[Access, ...]
+    permissions: tuple[_Access, ...]
 
 
-class Share(_Entry, frozen=True, kw_only=True):
-    """A device, and a user who shares it without being asked."""
+class ShareEntry(_Entry, frozen=True, kw_only=True):
+    """A device, and a user with whom it is shared, without an invitation."""
 
     device: str
     with_: str = msgspec.field(name="with")
 
 
-class Plan(_Entry, frozen=True, kw_only=True):
-    """What the devices of a type may send for free and for money."""
+class PlanEntry(_Entry, frozen=True, kw_only=True):
+    """How many messages the devices of a type may send for free, and what unlimited messages cost."""
 
     device_type: str
     free_messages_per_day: int
@@ -130,18 +133,18 @@ class Plan(_Entry, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    organizations: tuple[Organization, ...] = ()
-    users: tuple[User, ...] = ()
-    invitations: tuple[Invitation, ...] = ()
-    applications: tuple[Application, ...] = ()
-    device_types: tuple[DeviceType, ...] = ()
-    devices: tuple[Device, ...] = ()
-    tokens: tuple[Token, ...] = ()
+    organizations: tuple[OrganizationEntry, ...] = ()
+    users: tuple[UserEntry, ...] = ()
+    invitations: tuple[InvitationEntry, ...] = ()
+    applications: tuple[ApplicationEntry, ...] = ()
+    device_types: tuple[DeviceTypeEntry, ...] = ()
+    devices: tuple[DeviceEntry, ...] = ()
+    tokens: tuple[TokenEntry, ...] = ()
     connectors: tuple[ConnectorEntry, ...] = ()
-    grants: tuple[Grant, ...] = ()
-    shares: tuple[Share, ...] = ()
-    plans: tuple[Plan, ...] = ()
-    # Tables of the design that later versions bring; refused by name rather than as unknown.
+    grants: tuple[GrantEntry, ...] = ()
+    shares: tuple[ShareEntry, ...] = ()
+    plans: tuple[PlanEntry, ...] = ()
+    # Tables of later versions: refused with a message of their own, not as unknown.
     firmware: tuple[Any, ...] = ()
 
 
@@ -149,10 +152,10 @@ _NOT_YET = ("firmware",)
 
 
 def read_document(document: Mapping[str, Any]) -> Document:
-    """Decode a parsed provision file and check what each entry says by itself.
+    """Decode a parsed provision file and check each entry by itself.
 
     Raises:
-        ValidationFailed: its finding's field is table, index and key: `users[0].password`.
+        ValidationFailed: the field of its finding is table, index and key: `users[0].password`.
     """
     try:
         decoded = msgspec.convert(document, Document)
@@ -171,7 +174,7 @@ def read_document(document: Mapping[str, Any]) -> Document:
 
 
 def _located(text: str) -> ValidationFailed:
-    """Turn msgspec's ``Expected `str`, got `int` - at `$.users[0].email` `` round: the place first."""
+    """Split msgspec's ``Expected `str`, got `int` - at `$.users[0].email` `` into field and problem."""
     problem, _, place = text.partition(" - at `$")
     field = place.rstrip("`").lstrip(".")
     if (missing := re.match(r"Object (contains unknown|missing required) field `(.*)`", problem)) is not None:
@@ -187,7 +190,7 @@ def _name(text: str) -> str | None:
 
 
 def _full_name(text: str) -> str | None:
-    """People have apostrophes in their names."""
+    """Unlike `_name`, with apostrophes, which names of people have."""
     if not 1 <= len(text) <= NAME_MAX_CHARACTERS:
         return f"must have 1 to {NAME_MAX_CHARACTERS} characters"
     return None if text.isprintable() else "must not contain control characters"
@@ -198,17 +201,15 @@ def _must(fits: Callable[[str], bool], form: str) -> Callable[[str], str | None]
 
 
 def _password(text: str) -> str | None:
-    if _MIN_PASSWORD <= len(text) <= _MAX_PASSWORD:
-        return None
-    return f"must have {_MIN_PASSWORD} to {_MAX_PASSWORD} characters"
+    return None if is_password(text) else f"must have {PASSWORD_MIN_CHARACTERS} to {PASSWORD_MAX_CHARACTERS} characters"
 
 
 def _email(text: str) -> str | None:
-    return None if len(text) <= _MAX_EMAIL and _EMAIL.match(text) else "must be an e-mail address"
+    return None if has_email_form(text) else "must be an e-mail address"
 
 
 def _mail_address(text: str) -> str | None:
-    """More than `_email` asks for: a mail must be able to get there."""
+    """Stricter than `_email`: the address must be one that a mail can be sent to."""
     try:
         mail_address(text)
     except ValueError as error:
@@ -233,7 +234,7 @@ def _seconds(count: int) -> str | None:
 
 
 def _tags(entries: tuple[str, ...]) -> str | None:
-    """A comma separates tags in queries, so no tag has one."""
+    """Tags without commas, because commas separate tags in queries."""
     return next((problem for tag in entries if (problem := _tag(tag)) is not None), None)
 
 
@@ -245,7 +246,7 @@ def _some(entries: tuple[str, ...]) -> str | None:
     return None if entries else "must have READ, WRITE or both"
 
 
-def _requests(entries: tuple[Request, ...]) -> str | None:
+def _requests(entries: tuple[PermissionRequest, ...]) -> str | None:
     return next((_some(entry.permissions) for entry in entries if not entry.permissions), None)
 
 

@@ -1,12 +1,12 @@
-"""The table of the provision file that puts device types on monetization plans, approved by whoever provisions."""
+"""The table `plans` of the provision file: monetization plans of device types, approved by the operator."""
 
 from decimal import Decimal
 
 from broker.facts import PlanApproved
 from broker.ids import new_id
 from broker.monetization.plans import REVENUE_SHARE_PERCENT, UNLIMITED
-from broker.provisioning.document import Plan
-from broker.provisioning.run import Place, Run
+from broker.provisioning.document import PlanEntry
+from broker.provisioning.run import EntryLocation, Run
 from storage.database import Transaction
 from storage.records import PlanRecord, TierRecord
 
@@ -15,8 +15,8 @@ class PlanTables:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def put_plan(self, at: Place, entry: Plan) -> None:
-        """A plan that says something else than the latest approved one is its next version."""
+    def put_plan(self, at: EntryLocation, entry: PlanEntry) -> None:
+        """Add the plan as the next version, if its terms differ from those of the latest approved one."""
         run = self._run
         type_ = run.type_of(at, "device_type", entry.device_type)
         wanted = [_tier("Free", "free", "0.00", entry.free_messages_per_day, run.now_ms)]
@@ -34,7 +34,7 @@ class PlanTables:
 
 
 def _approved(tx: Transaction, device_type: int) -> list[TierRecord]:
-    """The tiers of the plan that counts now."""
+    """The tiers of the latest approved plan."""
     plans = [plan for plan in tx.monetization.plans(device_type) if plan.status == "APPROVED"]
     return tx.monetization.tiers(plans[0].key) if plans else []
 

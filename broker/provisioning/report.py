@@ -1,4 +1,4 @@
-"""What a provisioning run did: counts for each table, and what was generated on the way."""
+"""The report of a provisioning run: counts for each table, and the values that were generated."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A value that the file did not give. It can be shown now and, if it is secret, never again.
+    """A value that the file did not give. A generated secret cannot be shown again later.
 
     `value` is None in a dry run: the real run generates another one.
     """

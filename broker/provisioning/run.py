@@ -1,8 +1,8 @@
-"""One provisioning run inside one transaction: what its tables share, and the report that grows on the way.
+"""One provisioning run inside one transaction: what the tables share, and the report.
 
-An entry is the existing object with its id; without an id, the one with its natural key (an organization's name, a
-user's e-mail address, an application's name within its organization, a device type's unique name, a device's name and
-owner, a token's application and user). Otherwise it is a new object.
+An entry stands for the existing object with its id; without an id, for the object with its natural key (an
+organization's name, a user's e-mail address, an application's name within its organization, a device type's unique
+name, a device's name and owner, a token's application and user). Otherwise it is a new object.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from storage.database import Transaction
 from storage.records import ApplicationRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
 
 
-class Kept(Protocol):
-    """Anything with a key and an id in the store."""
+class _Stored(Protocol):
+    """A record with a key and an id."""
 
     @property
     def key(self) -> int: ...
@@ -28,12 +28,12 @@ class Kept(Protocol):
     def id(self) -> str: ...
 
 
-R = TypeVar("R", bound=Kept)
+R = TypeVar("R", bound=_Stored)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the file an entry stands."""
+class EntryLocation:
+    """Table and index of an entry in the file."""
 
     table: str
     index: int
@@ -46,7 +46,7 @@ class Place:
 
 
 class Run:
-    """`report` says what happened, `revoked` which token hashes are no longer what they were."""
+    """Collects the `report`, the hashes of `revoked` tokens, and the `facts` to publish after the commit."""
 
     def __init__(self, tx: Transaction, vault: Vault, now_ms: int, *, dry_run: bool) -> None:
         self.tx = tx
@@ -54,30 +54,30 @@ class Run:
         self.now_ms = now_ms
         self.report = ProvisionReport(dry_run=dry_run)
         self.revoked: list[bytes] = []
-        self.facts: list[Fact] = []  # what else is to be told
-        self._seen: dict[object, Place] = {}
+        self.facts: list[Fact] = []
+        self._seen: dict[object, EntryLocation] = {}
 
-    # What entries refer to
+    # Objects that entries refer to
 
-    def organization_named(self, at: Place, name: str) -> OrganizationRecord:
+    def organization_named(self, at: EntryLocation, name: str) -> OrganizationRecord:
         found = self.tx.accounts.organization_named(name)
         if found is None:
             raise at.refusal("organization", f"there is no organization {name!r}")
         return found
 
-    def user_of(self, at: Place, key: str, text: str) -> UserRecord:
+    def user_of(self, at: EntryLocation, key: str, text: str) -> UserRecord:
         found = self.tx.accounts.user_by_email(text) or self.tx.accounts.user_by_id(text)
         if found is None:
             raise at.refusal(key, f"there is no user {text!r}")
         return found
 
-    def type_of(self, at: Place, key: str, text: str) -> DeviceTypeRecord:
+    def type_of(self, at: EntryLocation, key: str, text: str) -> DeviceTypeRecord:
         found = self.tx.device_types.by_id_or_name(text)
         if found is None:
             raise at.refusal(key, f"there is no device type {text!r}")
         return found
 
-    def application_of(self, at: Place, text: str) -> ApplicationRecord:
+    def application_of(self, at: EntryLocation, text: str) -> ApplicationRecord:
         if (found := self.tx.accounts.application_by_id(text)) is not None:
             return found
         homonyms = self.tx.accounts.applications_named(text)
@@ -86,23 +86,23 @@ class Run:
             raise at.refusal("application", f"{many} {text!r}")
         return homonyms[0]
 
-    # Book-keeping
+    # The report
 
-    def only(self, at: Place, found: Sequence[R]) -> R | None:
+    def only(self, at: EntryLocation, found: Sequence[R]) -> R | None:
         if len(found) > 1:
             raise at.refusal("id", f"required: {len(found)} {at.table} fit this entry")
         return found[0] if found else None
 
-    def generate(self, at: Place, name: str, key: str, value: str) -> str:
+    def generate(self, at: EntryLocation, name: str, key: str, value: str) -> str:
         shown = None if self.report.dry_run else value
         self.report.generated.append(Generated(at.table, name, key, shown))
         return value
 
-    def created(self, at: Place, identity: object) -> None:
+    def created(self, at: EntryLocation, identity: object) -> None:
         self._see(at, identity)
         self.report.tables[at.table].created += 1
 
-    def found(self, at: Place, identity: object, *, changed: bool) -> None:
+    def found(self, at: EntryLocation, identity: object, *, changed: bool) -> None:
         self._see(at, identity)
         counts = self.report.tables[at.table]
         if changed:
@@ -110,17 +110,26 @@ class Run:
         else:
             counts.unchanged += 1
 
-    def _see(self, at: Place, identity: object) -> None:
-        """Two entries for one object would undo each other on every run."""
+    def _see(self, at: EntryLocation, identity: object) -> None:
+        """Refuse a second entry for one object: each of the two would change it on every run."""
         first = self._seen.setdefault((at.table, identity), at)
         if first is not at:
             raise ValidationFailed.of(str(at), f"the same as {first}")
 
 
-def identify(
-    at: Place, id_: str | None, by_id: Callable[[str], R | None], natural_key: str, text: str, namesake: R | None
+def find_existing(
+    at: EntryLocation,
+    id_: str | None,
+    by_id: Callable[[str], R | None],
+    natural_key: str,
+    text: str,
+    namesake: R | None,
 ) -> R | None:
-    """The existing object of an entry whose natural key no two objects may share."""
+    """The existing object of an entry whose natural key is unique.
+
+    Raises:
+        ValidationFailed: another object has the natural key.
+    """
     if id_ is None:
         return namesake
     known = by_id(id_)
@@ -130,5 +139,5 @@ def identify(
 
 
 def given(entry: msgspec.Struct, *keys: str) -> dict[str, Any]:
-    """What the file says about these keys; what it leaves out stays as it is."""
+    """The values of these keys, without the keys that the entry leaves out."""
     return {key: value for key in keys if (value := getattr(entry, key)) is not None}

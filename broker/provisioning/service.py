@@ -1,4 +1,4 @@
-"""Applies provision files to the store, all or nothing, and tells the rest of the broker (reference 26)."""
+"""Applies a provision file to the store in one transaction, and publishes what changed (reference 26)."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from broker.mail import Mails
 from broker.provisioning.account_tables import AccountTables, PreparedPassword
 from broker.provisioning.connector_tables import ConnectorTables, check_connectors
 from broker.provisioning.device_tables import DeviceTables
-from broker.provisioning.document import Document, User, read_document
+from broker.provisioning.document import Document, UserEntry, read_document
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
-from broker.provisioning.run import Place, Run
+from broker.provisioning.run import EntryLocation, Run
 from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
 from broker.site import Site
@@ -29,7 +29,7 @@ from storage.records import UserRecord
 
 
 class _DryRunDoneError(Exception):
-    """Undoes the transaction of a dry run; carries what it would have done."""
+    """Rolls back the transaction of a dry run; has its report."""
 
     def __init__(self, report: ProvisionReport) -> None:
         self.report = report
@@ -67,10 +67,10 @@ class Provisioning:
         self._site = site
 
     async def apply(self, document: Mapping[str, Any], *, dry_run: bool = False) -> ProvisionReport:
-        """Create or update what a parsed provision file describes. Manifests stand in it as tables.
+        """Create or update what a parsed provision file describes. Manifests and certificates are inline.
 
         Raises:
-            ValidationFailed: the finding's field is table, index and key; nothing was changed.
+            ValidationFailed: the field of its finding is table, index and key; nothing was changed.
         """
         wanted = read_document(document)
         passwords = await self._prepare_passwords(wanted)
@@ -84,7 +84,8 @@ class Provisioning:
                 raise _DryRunDoneError(run.report)
             return run
 
-        # Whoever asked may be gone by then: what is durable is told, or a revoked token would live on in memory.
+        # Shielded: after the commit, caches must be reloaded and facts published also when the caller was cancelled,
+        # otherwise a revoked token would stay valid in the cache.
         with trio.CancelScope(shield=True):
             try:
                 run = await self._database.write(work)
@@ -102,7 +103,7 @@ class Provisioning:
         return run.report
 
     async def _prepare_passwords(self, document: Document) -> dict[int, PreparedPassword]:
-        """By index of the user: hashes of the passwords that are new. One that still fits is not hashed again."""
+        """The new passwords, hashed, by the index of the user. A password that the user has already is left out."""
         known = await self._database.read(lambda tx: [_known(tx, entry) for entry in document.users])
         prepared = {}
         for index, (entry, user) in enumerate(zip(document.users, known, strict=True)):
@@ -111,7 +112,7 @@ class Provisioning:
                 prepared[index] = password
         return prepared
 
-    def _prepare(self, entry: User, known: UserRecord | None) -> PreparedPassword | None:
+    def _prepare(self, entry: UserEntry, known: UserRecord | None) -> PreparedPassword | None:
         if entry.password is None:
             if known is not None:
                 return None
@@ -123,14 +124,14 @@ class Provisioning:
         return PreparedPassword(self._passwords.hash(entry.password))
 
 
-def _known(tx: Transaction, entry: User) -> UserRecord | None:
+def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
 def _put_all(run: Run, document: Document, accounts: AccountTables) -> None:
     devices = DeviceTables(run)
-    # Each table refers only to those before it.
-    tables: Sequence[tuple[str, Sequence[Any], Callable[[Place, Any], None]]] = (
+    # Entries refer only to entries of earlier tables.
+    tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
         ("organizations", document.organizations, accounts.put_organization),
         ("users", document.users, accounts.put_user),
         ("invitations", document.invitations, accounts.put_invitation),
@@ -147,5 +148,5 @@ def _put_all(run: Run, document: Document, accounts: AccountTables) -> None:
         if entries:
             run.report.tables[table] = Counts()
         for index, entry in enumerate(entries):
-            put(Place(table, index), entry)
+            put(EntryLocation(table, index), entry)
     run.tx.connectors.demand_authorization()

@@ -4,7 +4,8 @@ from quart_trio import QuartTrio
 
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES
-from protocols.http import accounts, answers, errors
+from protocols.http import answers, errors
+from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances
 from protocols.http.docs.pages import docs_blueprint
 from protocols.http.guard import Guard
@@ -65,7 +66,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
         app.register_blueprint(blueprint, url_prefix=answers.REST_ROOT)
     if is_secure:
         app.register_blueprint(device_registrations_blueprint(services), url_prefix=answers.REST_ROOT)
-    accounts.install(app, services, services.core.site.accounts)
+    install_accounts(app, services, services.core.site.accounts)
     app.register_blueprint(docs_blueprint(services.core.site))
     return app
 
@@ -73,7 +74,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
 def build_accounts_app(services: Services) -> QuartTrio:
     """The accounts paths alone, at the root."""
     app = _new_app(services)
-    accounts.install(app, services, services.core.site.own_accounts)
+    install_accounts(app, services, services.core.site.own_accounts)
     return app
 
 

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from broker.accounts.provider_port import (
-    Leaving,
+    AuthenticationRequest,
     ProviderDenied,
     ProviderError,
     ProviderMetadata,
@@ -89,28 +89,30 @@ class HttpProviders:
         self._http = http
         self._known: dict[str, _Known] = {}
 
-    async def authorization_url(self, provider: IdentityProvider, leaving: Leaving) -> str:
+    async def authorization_url(self, provider: IdentityProvider, authentication: AuthenticationRequest) -> str:
         about = (await self._about(provider)).metadata
-        more = {"prompt": "login"} if leaving.login_wanted else {}
-        async with self._client(provider, about, leaving) as client:
+        more = {"prompt": "login"} if authentication.login_wanted else {}
+        async with self._client(provider, about, authentication) as client:
             url, _state = client.create_authorization_url(
                 about.authorization_endpoint,
-                state=leaving.state,
-                code_verifier=leaving.code_verifier,
-                nonce=leaving.nonce,
+                state=authentication.state,
+                code_verifier=authentication.code_verifier,
+                nonce=authentication.nonce,
                 **more,
             )
         return str(url)
 
-    async def tokens(self, provider: IdentityProvider, leaving: Leaving, code: str) -> ProviderTokens:
+    async def tokens(
+        self, provider: IdentityProvider, authentication: AuthenticationRequest, code: str
+    ) -> ProviderTokens:
         about = (await self._about(provider)).metadata
-        async with self._client(provider, about, leaving) as client:
+        async with self._client(provider, about, authentication) as client:
             try:
                 token = await client.fetch_token(
                     about.token_endpoint,
                     grant_type="authorization_code",
                     code=code,
-                    code_verifier=leaving.code_verifier,
+                    code_verifier=authentication.code_verifier,
                 )
             except AuthlibBaseError as error:
                 raise ProviderDenied(str(error)) from error
@@ -173,7 +175,7 @@ class HttpProviders:
     async def _fetch(self, url: str, kind: type[T]) -> T:
         return _read(url, await _send(self._http, "GET", url), kind)
 
-    def _client(self, provider: IdentityProvider, about: _Metadata, leaving: Leaving) -> Any:
+    def _client(self, provider: IdentityProvider, about: _Metadata, authentication: AuthenticationRequest) -> Any:
         secret = self._secrets[provider.name]
         offered = about.token_endpoint_auth_methods_supported
         method = "client_secret_post" if "client_secret_basic" not in offered else "client_secret_basic"
@@ -182,7 +184,7 @@ class HttpProviders:
             client_secret=secret or None,
             token_endpoint_auth_method=method if secret else "none",
             scope=" ".join(provider.scopes),
-            redirect_uri=leaving.redirect_uri,
+            redirect_uri=authentication.redirect_uri,
             code_challenge_method="S256",
             transport=_Transport(self._http),
         )

@@ -1,63 +1,55 @@
-"""The accounts server, under /accounts or on a listener of its own.
+"""The accounts server, under /accounts or on a listener of its own: token endpoints, discovery, and the pages.
 
-Tokens, what is known of them, how clients find all that, and the pages.
-
-What `/authorize` and the pages stand on is broker/accounts/authorize.py, sessions.py and device_codes.py.
+`/authorize` and the pages call broker/accounts/authorize.py, sessions.py and device_codes.py.
 """
 
 from quart import Quart
 
 from broker.services import Services
 from broker.site import AccountsRoot
-from protocols.http.accounts import strays
 from protocols.http.accounts.accept_share import accept_share_blueprint
+from protocols.http.accounts.accept_trial import accept_trial_blueprint
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.caching import ROOT_SETTING, forbid_storing
-from protocols.http.accounts.departures import Departures
 from protocols.http.accounts.discovery import discovery_blueprint
 from protocols.http.accounts.external import external_blueprint
 from protocols.http.accounts.go import go_blueprint
 from protocols.http.accounts.information import information_blueprint
-from protocols.http.accounts.not_yet import not_yet_blueprint
 from protocols.http.accounts.pages import style_blueprint
+from protocols.http.accounts.provider_redirects import ProviderRedirects
 from protocols.http.accounts.reset import reset_blueprint
-from protocols.http.accounts.sign_in import Steps, sign_in_blueprint
+from protocols.http.accounts.sign_in import AuthorizationFlow, sign_in_blueprint
 from protocols.http.accounts.sign_out import check_session_blueprint, sign_out_blueprint
 from protocols.http.accounts.sign_up import sign_up_blueprint
 from protocols.http.accounts.token import token_blueprint
+from protocols.http.accounts.unknown_paths import answer_unknown_paths
 from protocols.http.accounts.upgrade import upgrade_blueprint
 from protocols.http.guard import Guard
 
 
-def install(app: Quart, services: Services, root: AccountsRoot) -> None:
-    """The accounts paths at `root`. What they lead to is there, too, whoever else has them elsewhere."""
+def install_accounts(app: Quart, services: Services, root: AccountsRoot) -> None:
+    """Register the accounts paths at `root`. Their links and redirects lead to the same root."""
     app.config[ROOT_SETTING] = root.path
     app.after_request(forbid_storing)
-    strays.install(app)
+    answer_unknown_paths(app)
+    accounts = services.accounts
     browsers = Browsers(
-        services.accounts.sessions,
-        root,
-        signup_open=services.accounts.sign_up.is_open,
-        providers=services.accounts.external.names,
+        accounts.sessions, root, signup_open=accounts.sign_up.is_open, providers=accounts.external.names
     )
-    departures = Departures(services.accounts.external, browsers, root)
-    steps = Steps(services.accounts.authorize, browsers, departures)
+    provider_redirects = ProviderRedirects(accounts.external, browsers, root)
+    flow = AuthorizationFlow(accounts.authorize, browsers, provider_redirects)
     for blueprint in (
-        token_blueprint(services.accounts.grants.at(root)),
-        information_blueprint(
-            services.accounts.tokens, Guard(services.accounts.tokens, services.registration.admission)
-        ),
-        sign_in_blueprint(steps, services.accounts.sessions, browsers),
-        go_blueprint(services.accounts.device_codes, browsers),
-        sign_up_blueprint(
-            steps, services.accounts.sign_up, services.accounts.invitations, services.accounts.sessions, browsers
-        ),
-        reset_blueprint(services.accounts.resets, browsers),
+        token_blueprint(accounts.grants.at(root)),
+        information_blueprint(accounts.tokens, Guard(accounts.tokens, services.registration.admission)),
+        sign_in_blueprint(flow, accounts.sessions, browsers),
+        go_blueprint(accounts.device_codes, browsers),
+        sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.sessions, browsers),
+        reset_blueprint(accounts.resets, browsers),
         accept_share_blueprint(services.devices.shares, browsers),
         upgrade_blueprint(services.monetization.payments),
-        not_yet_blueprint(),
-        external_blueprint(steps, departures, services.accounts.external, services.accounts.sessions, browsers),
-        sign_out_blueprint(services.accounts.applications, services.accounts.sessions, browsers),
+        accept_trial_blueprint(),
+        external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),
+        sign_out_blueprint(accounts.applications, accounts.sessions, browsers),
         check_session_blueprint(browsers),
         style_blueprint(),
     ):

@@ -1,4 +1,4 @@
-"""/accept/share, where the link of an invitation to share a device leads (reference 6.3)."""
+"""/accept/share, the page that the link of a device share invitation leads to (reference 6.3)."""
 
 from urllib.parse import urlencode
 
@@ -7,9 +7,9 @@ from quart import Blueprint, Response
 from broker.accounts.sessions import Session
 from broker.devices.shares import Invitation, Shares, ShareStatus
 from broker.errors import PermissionDenied
-from protocols.http.accounts.browsers import SHARE, Browsers
-from protocols.http.accounts.forms import Form
-from protocols.http.accounts.pages import notice, page, pages_blueprint
+from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers
+from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.pages import notice, pages_blueprint, render_page
 from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.body import Query
 
@@ -21,25 +21,25 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
 
     @routes.get("/accept/share")
     async def show() -> Response:
-        """A link that somebody's mail program looks at must change nothing: the page asks, its form answers."""
+        """Show the invitation. GET changes nothing, because mail programs open links; the page's form answers."""
         code = Query.of_request().text("code") or ""
         invitation = await shares.invitation(code)
         session = await browsers.session()
         if session is None:
-            return browsers.sign_in_page("go", _query(code))
+            return browsers.sign_in_page(_query(code))
         if not await shares.is_for(session.user.key, invitation.share, code=code):
-            return browsers.sign_in_page("go", _query(code), status=403, problem=_OTHER_ACCOUNT)
+            return browsers.sign_in_page(_query(code), status=403, problem=_OTHER_ACCOUNT)
         return _page(session, code, invitation)
 
     @routes.post("/accept/share")
     async def answer() -> Response:
-        form = await Form.of_request()
+        form = await FormData.of_request()
         code = form.text("code")
         invitation = await shares.invitation(code)
         session = await browsers.session()
         if session is None:
-            return browsers.sign_in_page("go", _query(code))
-        if not session.proves(form.text("csrf"), *_about(invitation)):
+            return browsers.sign_in_page(_query(code))
+        if not session.proves(form.text("csrf"), *shown("share", invitation)):
             return _page(session, code, invitation, status=403, problem=OLD_FORM)
         status = {"accept": ShareStatus.ACCEPTED, "decline": ShareStatus.REJECTED}.get(form.text("decision"))
         if status is None:
@@ -47,7 +47,7 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
         try:
             await shares.answer(invitation.share.id, session.user.key, status, code=code)
         except PermissionDenied:
-            return browsers.sign_in_page("go", _query(code), status=403, problem=_OTHER_ACCOUNT)
+            return browsers.sign_in_page(_query(code), status=403, problem=_OTHER_ACCOUNT)
         if status is ShareStatus.REJECTED:
             return notice("Invitation declined", "Nothing has changed. You may close this page.")
         return notice(
@@ -60,21 +60,16 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
 
 
 def _page(session: Session, code: str, invitation: Invitation, *, status: int = 200, problem: str = "") -> Response:
-    return page(
+    return render_page(
         "accept_share.html",
         status,
         problem=problem,
         user=session.user,
         invitation=invitation,
         code=code,
-        csrf=session.proof(*_about(invitation)),
+        csrf=session.proof(*shown("share", invitation)),
     )
 
 
-def _about(invitation: Invitation) -> tuple[bytes, ...]:
-    """Whoever agrees, agrees to what was on the screen."""
-    return b"share", repr(invitation).encode()
-
-
 def _query(code: str) -> bytes:
-    return urlencode({SHARE: code}).encode()
+    return urlencode({SHARE_PARAMETER: code}).encode()

@@ -1,7 +1,7 @@
-"""Who sits at the browser: the session cookie, and the key that guards the sign-in form before there is a session."""
+"""The browser's cookies: the session, and the key that protects the sign-in form before there is a session."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from quart import Response, request
@@ -13,15 +13,14 @@ from broker.ids import is_id, new_id
 from broker.site import AccountsRoot
 from config.limits import SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
-from protocols.http.accounts.pages import only_looks, page
+from protocols.http.accounts.pages import is_head, render_page
 from protocols.http.body import Query
 
 _SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"
 
-Place = Literal["authorize", "go"]
-#: What /accept/share carries along on its way over "go".
-SHARE: Final = "share"
+#: The parameter of /go with the code of a device share: after the sign-in, the browser goes on to /accept/share.
+SHARE_PARAMETER: Final = "share"
 
 
 class Browsers:
@@ -36,7 +35,7 @@ class Browsers:
 
     @property
     def session_id(self) -> str:
-        """What the cookie says, whatever it is worth."""
+        """The value of the session cookie, which need not be valid."""
         return request.cookies.get(_SESSION, "")
 
     async def session(self) -> Session | None:
@@ -50,12 +49,12 @@ class Browsers:
         self._set(answer, _SESSION, "", max_age=0)
 
     def showed_form(self, csrf: str) -> bool:
-        """This browser was shown the form that it sends."""
+        """The CSRF token proves that the form was shown to this browser."""
         return self._form_keys.proves(csrf, request.cookies.get(_FORM_KEY, ""))
 
     @property
     def key(self) -> str:
-        """What tells this browser from others before there is a session; empty when it was shown nothing yet."""
+        """The random key that identifies this browser before there is a session; empty before its first page."""
         key = request.cookies.get(_FORM_KEY, "")
         return key if is_id(key) else ""
 
@@ -64,7 +63,6 @@ class Browsers:
 
     def sign_in_page(
         self,
-        place: Place,
         query: bytes,
         *,
         status: int = 200,
@@ -74,14 +72,15 @@ class Browsers:
         refused: DomainError | None = None,
         login_wanted: bool = False,
     ) -> Response:
-        """The form. Whoever fills it in goes on at `place`, with `query`.
+        """The sign-in form. After it, the person goes on with the request `asked`, or at /go when `asked` is None.
 
-        `login_wanted`: an identity provider is to ask for a password, too, even if it knows the person already.
+        Args:
+            query: the query string of /authorize or /go.
+            login_wanted: an identity provider shall ask for the password, also if the person is signed in there.
         """
-        common = {"page": place, "continue": as_field(query), **({"login": "1"} if login_wanted else {})}
+        common = {"page": _page_of(asked), "continue": as_field(query), **({"login": "1"} if login_wanted else {})}
         return self.form_page(
             "sign_in.html",
-            place,
             query,
             status=status,
             asked=asked,
@@ -95,28 +94,28 @@ class Browsers:
     def form_page(
         self,
         template: str,
-        place: Place,
-        query: bytes,
+        query: bytes = b"",
         *,
         status: int,
-        asked: AuthorizationRequest | None,
+        asked: AuthorizationRequest | None = None,
         **values: Any,
     ) -> Response:
         """A form for people without a session."""
-        # A browser with two forms open has one key for both.
+        # Keep an existing key: another form may be open in the same browser.
         key = self.key or new_id()
-        answer = page(
+        place = _page_of(asked)
+        answer = render_page(
             template,
             status,
             asked=asked,
             place=place,
-            shares=place == "go" and Query(query).text(SHARE) is not None,
+            shares=place == "go" and Query(query).text(SHARE_PARAMETER) is not None,
             query=as_field(query),
             application=asked.application.name if asked is not None else "",
             csrf=self._form_keys.proof(key),
             **values,
         )
-        if not only_looks():
+        if not is_head():
             self.keep_key(answer, key)
         return answer
 
@@ -128,6 +127,16 @@ class Browsers:
             path=self._root.path or "/",
             httponly=True,
             samesite="Lax",
-            # Not where everything is plain http, on loopback: not every browser would keep it.
+            # With plain http on loopback without `Secure`: some browsers would not store the cookie.
             secure=self._root.is_secure or request.is_secure,
         )
+
+
+def _page_of(asked: AuthorizationRequest | None) -> str:
+    """The form field `page`: which page the person goes on with."""
+    return "go" if asked is None else "authorize"
+
+
+def remote_address() -> str:
+    """The IP address of the person; empty if it is unknown."""
+    return request.remote_addr or ""

@@ -1,4 +1,4 @@
-"""Where the accounts paths are, and the headers of every answer there, also of refusals (reference 1.4)."""
+"""The prefix of the accounts paths, and the headers of all their answers, also of errors (reference 1.4)."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ from quart import Response, current_app, request
 
 from protocols.http.answers import REST_ROOT
 
-#: In the application's configuration: what stands before every accounts path, `/accounts` or nothing.
+#: The key in the application's configuration: the prefix of every accounts path, `/accounts` or empty.
 ROOT_SETTING: Final = "ACCOUNTS_PATH"
 _REST_ACCOUNTS: Final = f"{REST_ROOT}/accounts"
 _CORS: Final = "Access-Control-"
 
 
 def accounts_path() -> str:
-    """What stands before every accounts path on the listener that this request came to."""
+    """The prefix of the accounts paths on the listener of this request."""
     path: str = current_app.config[ROOT_SETTING]
     return path
 
@@ -24,7 +24,7 @@ def is_accounts_path() -> bool:
 
 
 async def forbid_storing(answer: Response) -> Response:
-    """Nobody may store them. Those on the REST root go to no other origin; those of the accounts server to every."""
+    """Forbid caching. Answers of the accounts server are for every origin, those on the REST root for no other one."""
     on_accounts, on_rest = is_accounts_path(), _is_under(_REST_ACCOUNTS)
     if not (on_accounts or on_rest):
         return answer

@@ -1,4 +1,4 @@
-"""How standard clients configure themselves: authorization server metadata (RFC 8414)."""
+"""Authorization server metadata, with which standard clients configure themselves (RFC 8414)."""
 
 from quart import Blueprint, Response
 
@@ -46,7 +46,7 @@ def discovery_blueprint(root: AccountsRoot) -> Blueprint:
 
         @routes.get(f"{_PATH}{root.path}")
         async def of_the_accounts() -> Response:
-            """RFC 8414, 3.1: the well-known part of an issuer with a path stands in front of the path."""
+            """RFC 8414, 3.1: for an issuer with a path, the well-known part stands before the path."""
             return about(root.url)
 
     return routes

@@ -1,4 +1,4 @@
-"""What a browser posts."""
+"""The forms of the pages: reading what a browser posts, and the fields that forms carry."""
 
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_plus
@@ -9,13 +9,15 @@ _FORM_BYTES: Final = 64 * 1024
 _STANDS_IN_A_QUERY: Final = "%&=+?/:@!$'()*,;"
 
 
-class Form:
+class FormData:
+    """URL-encoded fields, of a body or of a query string. Of a repeated field, the last value counts."""
+
     def __init__(self, body: bytes) -> None:
         given = parse_qsl(body.decode("latin-1"), keep_blank_values=True, errors="replace")
         self._values = dict(given)
 
     @classmethod
-    async def of_request(cls) -> "Form":
+    async def of_request(cls) -> "FormData":
         """Raises BodyTooLarge."""
         return cls(await read_body(limit=_FORM_BYTES))
 
@@ -23,17 +25,22 @@ class Form:
         return self._values.get(name, "")
 
     def query(self, name: str) -> bytes:
-        """A query string that a page carried along. It may be anything."""
+        """The query string in a hidden field, as `as_field` wrote it. It is untrusted."""
         return self.text(name).encode("latin-1", errors="replace")
 
 
 def as_field(query: bytes) -> str:
-    """A query string as `Form.query` reads it."""
+    """A query string as the value of a hidden field; `FormData.query` reads it."""
     return query.decode("latin-1")
 
 
 def in_address(query: bytes, *, but: str) -> str:
-    """A query string as it stands in an address, meaning what it meant, without the parameter `but`."""
+    """A query string for an address, with the same meaning, without the parameter `but`."""
     given = query.decode("latin-1").split("&")
     kept = [one for one in given if unquote_plus(one.partition("=")[0]).lstrip("?") != but]
     return quote("&".join(kept), safe=_STANDS_IN_A_QUERY)
+
+
+def shown(kind: str, content: object) -> tuple[bytes, bytes]:
+    """What the CSRF token of a form is about: the content on the screen, so that a person agrees to nothing else."""
+    return kind.encode(), repr(content).encode()

@@ -1,4 +1,4 @@
-"""/go, where a person types the code that a device shows (reference 4.4)."""
+"""/go, the page where a person types the user code that a device shows (reference 4.4)."""
 
 from typing import Literal
 from urllib.parse import urlencode
@@ -8,10 +8,10 @@ from quart import Blueprint, Response, request
 from broker.accounts.device_codes import DeviceCodes, UserCodeNotFound, WaitingDevice
 from broker.accounts.sessions import Session
 from broker.errors import DomainError, TooManyAttempts
-from protocols.http.accounts.browsers import SHARE, Browsers
+from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers, remote_address
 from protocols.http.accounts.caching import accounts_path
-from protocols.http.accounts.forms import Form
-from protocols.http.accounts.pages import page, pages_blueprint, redirect_to
+from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
 from protocols.http.body import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
@@ -23,26 +23,26 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
     @routes.get("/go")
     async def show() -> Response:
-        """With `prompt=login`, also somebody who is signed in may be somebody else."""
+        """With `prompt=login`, a person who is signed in may sign in with another account."""
         session, query = await browsers.session(), Query.of_request()
         login_wanted = query.text("prompt") == "login"
         if session is None or login_wanted:
-            return browsers.sign_in_page("go", request.query_string, login_wanted=login_wanted)
+            return browsers.sign_in_page(request.query_string, login_wanted=login_wanted)
         return _code_page(session, query.text("user_code") or "")
 
     @routes.post("/go")
     async def enter() -> Response:
-        form = await Form.of_request()
+        form = await FormData.of_request()
         code, csrf = form.text("user_code").strip(), form.text("csrf")
         session = await browsers.session()
         if session is None:
-            return browsers.sign_in_page("go", urlencode({"user_code": code}).encode())
+            return browsers.sign_in_page(urlencode({"user_code": code}).encode())
         try:
             match form.text("decision"):
                 case "allow" | "deny" as decision:
                     return await _decide(device_codes, session, code, csrf, decision)
                 case _ if session.proves(csrf, b"go"):
-                    return _confirm_page(session, await device_codes.find(code, address=_address()))
+                    return _confirm_page(session, await device_codes.find(code, address=remote_address()))
                 case _:
                     return _code_page(session, code, status=403, problem=_OLD_FORM)
         except (UserCodeNotFound, TooManyAttempts) as refused:
@@ -51,53 +51,44 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
     return routes
 
 
-def go_page(query: bytes) -> Response:
-    """Where whoever signed in goes on; nothing but the code is taken over."""
-    if (share := Query(query).text(SHARE)) is not None:
-        return redirect_to(f"{accounts_path()}/accept/share?{urlencode({'code': share})}")
+def redirect_to_go(query: bytes) -> Response:
+    """The redirect after the sign-in. Only the code is taken from the query."""
+    if (share := Query(query).text(SHARE_PARAMETER)) is not None:
+        return redirect(f"{accounts_path()}/accept/share?{urlencode({'code': share})}")
     code = Query(query).text("user_code")
-    return redirect_to(f"{accounts_path()}/go" + (f"?{urlencode({'user_code': code})}" if code else ""))
+    return redirect(f"{accounts_path()}/go" + (f"?{urlencode({'user_code': code})}" if code else ""))
 
 
 async def _decide(
     device_codes: DeviceCodes, session: Session, code: str, csrf: str, decision: Literal["allow", "deny"]
 ) -> Response:
-    waiting = await device_codes.find(code, address=_address())
-    if not session.proves(csrf, *_about(waiting)):
+    waiting = await device_codes.find(code, address=remote_address())
+    if not session.proves(csrf, *shown("device", waiting)):
         return _code_page(session, code, status=403, problem=_OLD_FORM)
     if decision == "allow":
-        instead = await device_codes.approve(waiting, session.user.key, address=_address())
+        instead = await device_codes.approve(waiting, session.user.key, address=remote_address())
         if instead is not None:
             return _confirm_page(session, instead, problem=CHANGED)
     else:
-        await device_codes.deny(waiting.user_code, session.user.key, address=_address())
-    return page("done.html", application=waiting.screen.application, allowed=decision == "allow")
+        await device_codes.deny(waiting.user_code, session.user.key, address=remote_address())
+    return render_page("done.html", application=waiting.screen.application, allowed=decision == "allow")
 
 
 def _code_page(
     session: Session, code: str, *, status: int = 200, problem: str = "", refused: DomainError | None = None
 ) -> Response:
-    return page(
+    return render_page(
         "go.html", status, refused=refused, problem=problem, user=session.user, code=code, csrf=session.proof(b"go")
     )
 
 
 def _confirm_page(session: Session, waiting: WaitingDevice, *, problem: str = "") -> Response:
-    return page(
+    return render_page(
         "confirm.html",
         409 if problem else 200,
         problem=problem,
         user=session.user,
         code=waiting.user_code,
         screen=waiting.screen,
-        csrf=session.proof(*_about(waiting)),
+        csrf=session.proof(*shown("device", waiting)),
     )
-
-
-def _about(waiting: WaitingDevice) -> tuple[bytes, ...]:
-    """Whoever agrees, agrees to what was on the screen."""
-    return b"device", repr(waiting).encode()
-
-
-def _address() -> str:
-    return request.remote_addr or ""

@@ -1,4 +1,4 @@
-"""What is known of a token, whether it is valid, and its end (reference 4.5)."""
+"""Token information, validity and revocation (reference 4.5)."""
 
 from urllib.parse import parse_qs
 
@@ -30,7 +30,7 @@ def information_blueprint(tokens: Tokens, guard: Guard) -> Blueprint:
 
     @routes.put("/revokeAccessToken")
     async def revoke_access_token() -> Response:
-        """Deprecated: on behalf of an application, which shows a token of its own."""
+        """Deprecated: an application, authenticated by a token of its own, revokes a token."""
         query = Query.of_request()
         given = query.text("client_credentials")
         caller = await tokens.caller(given) if given is not None else await guard.caller(TokenKind.APPLICATION)
@@ -67,7 +67,7 @@ class _TokenBody(msgspec.Struct):
 
 
 async def _token_in_body() -> str | None:
-    """`{token}` as JSON, or the same as a form."""
+    """The member `token` of a JSON body, or the field `token` of a form."""
     body = await read_body()
     if body.lstrip().startswith(b"{"):
         return members(body, _TokenBody).token

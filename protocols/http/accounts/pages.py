@@ -1,4 +1,4 @@
-"""What every page of the accounts server has: its template, its headers, and how a refusal looks to a person."""
+"""Rendering the pages of the accounts server: templates, headers, redirects and error pages."""
 
 import re
 from collections.abc import Collection
@@ -11,7 +11,7 @@ import structlog
 from quart import Blueprint, Response, g, request
 from werkzeug.exceptions import HTTPException
 
-from broker.accounts.authorize import AuthorizationRequest, Redirect, Refusal
+from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
 from protocols.http.accounts.caching import accounts_path
@@ -37,7 +37,7 @@ _templates: Final = jinja2.Environment(
 
 
 def pages_blueprint(name: str) -> Blueprint:
-    """One whose answers are for people: refusals and failures are pages, too."""
+    """A blueprint whose answers are pages, also for errors."""
     routes = Blueprint(name, __name__)
     routes.after_request(protect)
     routes.register_error_handler(DomainError, _refused)
@@ -60,7 +60,7 @@ def style_blueprint() -> Blueprint:
     return routes
 
 
-def page(
+def render_page(
     template: str,
     status: int = 200,
     *,
@@ -73,10 +73,10 @@ def page(
     """Render a template.
 
     Args:
-        asked: what the page is about; its forms may lead to that application.
-        refused: why the page is shown once more; it decides the status.
-        problem: the same, when nothing was raised.
-        ways_out: other addresses, or just schemes, that its forms may lead to.
+        asked: the authorization request; the forms of the page may lead to its redirect URI.
+        refused: the error because of which the page is shown once more; it decides the status.
+        problem: the text of an error that was not raised.
+        ways_out: other addresses, or only their schemes, that the forms may lead to.
     """
     blank = asked is not None and asked.blank_style
     text = _templates.get_template(template).render(
@@ -95,8 +95,8 @@ def page(
 
 
 def notice(title: str, *paragraphs: str, status: int = 200, way_on: tuple[str, str] | None = None) -> Response:
-    """A page that says how something ended. `way_on`: a path of ours, and what the link to it says."""
-    return page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on)
+    """A page with a title and paragraphs. `way_on`: an accounts path, and the text of a link to it."""
+    return render_page("notice.html", status, title=title, paragraphs=paragraphs, way_on=way_on)
 
 
 def _words_of(refused: DomainError) -> str:
@@ -105,32 +105,32 @@ def _words_of(refused: DomainError) -> str:
     return " ".join(message for finding in refused.findings for message in finding.messages)
 
 
-def only_looks() -> bool:
-    """A HEAD request: it is answered like GET, but nothing may come of it."""
+def is_head() -> bool:
+    """A HEAD request is answered like GET, but must not change anything."""
     return request.method == "HEAD"
 
 
-def redirect_to(url: str, status: int = 302) -> Response:
+def redirect(url: str, status: int = 302) -> Response:
     return Response(b"", status, headers={"Location": url}, content_type=_HTML)
 
 
-def told(outcome: Redirect | Refusal) -> Response:
-    """What /authorize decided without asking the person, or after that."""
+def outcome_response(outcome: Redirect | ErrorPage) -> Response:
+    """The answer of /authorize when there is nothing to ask the person."""
     if isinstance(outcome, Redirect):
-        return redirect_to(outcome.url)
+        return redirect(outcome.url)
     return error_page(outcome.status, outcome.text)
 
 
 def error_page(status: int, text: str, *, error_id: str = "") -> Response:
-    return page("error.html", status, problem=text, error_id=error_id)
+    return render_page("error.html", status, problem=text, error_id=error_id)
 
 
 def _schemes_of(redirect_uri: str) -> str:
-    """CSP sources for the way back to the application.
+    """The `form-action` sources (Content Security Policy) that let a form end at the application's redirect URI.
 
-    Chromium holds a form to `form-action` on every address that its answer redirects to: ours, the application's
-    callback, and wherever the callback redirects to, which may be on any host and is not for us to know. So this names
-    schemes, no hosts. What a form may not do is leave encryption when the callback does not, or call another program.
+    Chromium applies `form-action` to every redirect that follows a form: to this service, to the application's redirect
+    URI, and from there to any address of the application, which may be on any host. So the policy names schemes and no
+    hosts. It still forbids a redirect from https to http, and to a scheme that opens another program.
     """
     try:
         scheme = urlsplit(redirect_uri).scheme
@@ -142,7 +142,7 @@ def _schemes_of(redirect_uri: str) -> str:
 
 
 async def protect(answer: Response) -> Response:
-    """The headers of every page."""
+    """Add the headers of every page."""
     answer.headers.update(_HEADERS)
     return answer
 
@@ -153,7 +153,7 @@ async def _refused(error: DomainError) -> Response:
         _log.error("page_storage_unavailable", error_id=error_id, path=request.path, reason=error.reason)
     else:
         _log.info("page_refused", error_id=error_id, path=request.path, status=error.status, reason=str(error))
-    return page("error.html", refused=error, error_id=error_id)
+    return render_page("error.html", refused=error, error_id=error_id)
 
 
 async def _refused_by_http(error: HTTPException) -> Response:
@@ -166,12 +166,12 @@ async def _store_failed(error: StoreError) -> Response:
 
 async def _failed(error: Exception) -> Response:
     error_id = new_id()
-    # Never the query or the body: they carry secrets.
+    # Do not log the query or the body: they contain secrets.
     _log.error("page_failed", exc_info=error, error_id=error_id, path=request.path)
     return _to_application() or error_page(500, "Something went wrong here. Please try again.", error_id=error_id)
 
 
 def _to_application() -> Response | None:
-    """Once a request is known to be valid, the application hears of what is unexpected (reference 3.3)."""
+    """The `server_error` redirect for an unexpected failure, if the request is known to be valid (reference 3.3)."""
     asked: AuthorizationRequest | None = g.get("asked")
-    return redirect_to(asked.error("server_error").url) if asked is not None else None
+    return redirect(asked.error("server_error").url) if asked is not None else None

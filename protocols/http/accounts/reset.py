@@ -1,15 +1,15 @@
-"""/reset: asking for a mail, and setting a new password with the code that is in it."""
+"""/reset: asking for a reset mail, and setting a new password with the code in the mail."""
 
 from typing import Any
 
-from quart import Blueprint, Response, request
+from quart import Blueprint, Response
 
 from broker.accounts.hashing import TooBusy
 from broker.accounts.links import LinkOver
 from broker.accounts.resets import PasswordResets
 from broker.errors import DomainError, TooManyAttempts, ValidationFailed
-from protocols.http.accounts.browsers import Browsers
-from protocols.http.accounts.forms import Form
+from protocols.http.accounts.browsers import Browsers, remote_address
+from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM
 from protocols.http.body import Query
@@ -18,19 +18,16 @@ from protocols.http.body import Query
 def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("reset")
 
-    def asking(*, name: str = "", status: int = 200, **why: Any) -> Response:
-        return browsers.form_page("reset.html", "authorize", b"", status=status, asked=None, name=name, **why)
+    def request_page(*, name: str = "", status: int = 200, **why: Any) -> Response:
+        return browsers.form_page("reset.html", status=status, name=name, **why)
 
-    async def setting(
+    async def password_page(
         code: str, *, status: int = 200, problem: str = "", refused: DomainError | None = None
     ) -> Response:
         user = await resets.find(code)
         return browsers.form_page(
             "new_password.html",
-            "authorize",
-            b"",
             status=status,
-            asked=None,
             problem=problem,
             refused=refused,
             email=user.email,
@@ -40,21 +37,21 @@ def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
     @routes.get("/reset")
     async def show() -> Response:
         code = Query.of_request().text("code")
-        return asking() if code is None else await setting(code)
+        return request_page() if code is None else await password_page(code)
 
     @routes.post("/reset")
     async def send() -> Response:
-        form = await Form.of_request()
+        form = await FormData.of_request()
         code, is_shown = form.text("code"), browsers.showed_form(form.text("csrf"))
         if code:
-            return await set_password(code, form.text("password")) if is_shown else await setting(code, **_OLD)
+            return await set_password(code, form.text("password")) if is_shown else await password_page(code, **_OLD)
         name = form.text("email")
         if not is_shown or not name.strip():
-            return asking(name=name, **(_OLD if not is_shown else _EMPTY))
+            return request_page(name=name, **(_OLD if not is_shown else _EMPTY))
         try:
-            await resets.ask(name, address=request.remote_addr or "")
+            await resets.ask(name, address=remote_address())
         except TooManyAttempts as refused:
-            return asking(name=name, refused=refused)
+            return request_page(name=name, refused=refused)
         return notice(
             "Look into your mail",
             "If there is an account with this address or name, a mail with a link is on its way to it.",
@@ -69,7 +66,7 @@ def reset_blueprint(resets: PasswordResets, browsers: Browsers) -> Blueprint:
         try:
             user = await resets.set_password(code, password)
         except (ValidationFailed, TooBusy) as refused:
-            return await setting(code, refused=refused)
+            return await password_page(code, refused=refused)
         answer = notice(
             "Your password is set",
             f"You can sign in as {user.email} with the new password now.",

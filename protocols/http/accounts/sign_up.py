@@ -1,4 +1,4 @@
-"""/signup, where the operator lets people open accounts for themselves or invited them (reference 4.2)."""
+"""/signup, for people who open an account where sign-up is open, or with an invitation (reference 4.2)."""
 
 from quart import Blueprint, Response, request
 
@@ -9,32 +9,30 @@ from broker.accounts.links import LinkOver
 from broker.accounts.sessions import Sessions
 from broker.accounts.sign_up import SignUp
 from broker.errors import DomainError, EmailTaken, NotFound, TooManyAttempts, ValidationFailed
-from protocols.http.accounts.browsers import Browsers, Place
-from protocols.http.accounts.forms import Form
+from protocols.http.accounts.browsers import Browsers, remote_address
+from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
-from protocols.http.accounts.sign_in import OLD_FORM, Steps
+from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
 from protocols.http.body import Query
 
 
 def sign_up_blueprint(
-    steps: Steps, sign_up: SignUp, invitations: Invitations, sessions: Sessions, browsers: Browsers
+    flow: AuthorizationFlow, sign_up: SignUp, invitations: Invitations, sessions: Sessions, browsers: Browsers
 ) -> Blueprint:
     routes = pages_blueprint("sign_up")
     invited = _Invited(invitations, sessions, browsers)
 
     def form_page(
         asked: AuthorizationRequest | None,
-        form: Form,
+        form: FormData,
         query: bytes,
         *,
         status: int = 200,
         problem: str = "",
         refused: DomainError | None = None,
     ) -> Response:
-        place: Place = "go" if asked is None else "authorize"
         return browsers.form_page(
             "sign_up.html",
-            place,
             query,
             status=status,
             asked=asked,
@@ -46,13 +44,13 @@ def sign_up_blueprint(
 
     @routes.get("/signup")
     async def show() -> Response:
-        """The query is that of /authorize, or of /go, or has the code of an invitation."""
+        """The query string is that of /authorize or of /go, or has the code of an invitation."""
         if (code := Query.of_request().text("code")) is not None:
-            return await invited.show(code, Form(b""))
+            return await invited.show(code, FormData(b""))
         if not sign_up.is_open:
             raise NotFound
-        asked = await steps.read(request.query_string)
-        return form_page(None if isinstance(asked, Response) else asked, Form(b""), request.query_string)
+        asked = await flow.read(request.query_string)
+        return form_page(None if isinstance(asked, Response) else asked, FormData(b""), request.query_string)
 
     @routes.errorhandler(LinkOver)
     async def over(refused: LinkOver) -> Response:
@@ -60,13 +58,13 @@ def sign_up_blueprint(
 
     @routes.post("/signup")
     async def open_account() -> Response:
-        form = await Form.of_request()
+        form = await FormData.of_request()
         if form.text("code"):
             return await invited.accept(form)
         if not sign_up.is_open:
             raise NotFound
         query = form.query("continue")
-        asked = None if form.text("page") == "go" else await steps.read(query)
+        asked = await flow.read_continued(form)
         if isinstance(asked, Response):
             return asked
         if not browsers.showed_form(form.text("csrf")):
@@ -76,18 +74,18 @@ def sign_up_blueprint(
                 email=form.text("email"),
                 password=form.text("password"),
                 full_name=form.text("fullName"),
-                address=request.remote_addr or "",
+                address=remote_address(),
             )
         except (ValidationFailed, EmailTaken, TooManyAttempts, TooBusy) as refused:
             return form_page(asked, form, query, refused=refused)
         session = await sessions.begin(user, instead_of=browsers.session_id)
-        return await steps.signed_in(asked, query, session)
+        return await flow.signed_in(asked, query, session)
 
     return routes
 
 
 class _Invited:
-    """The same for somebody whose address is known, and who comes from a mail instead of an application."""
+    """Opening an account with the code of an invitation mail, which fixes the e-mail address."""
 
     def __init__(self, invitations: Invitations, sessions: Sessions, browsers: Browsers) -> None:
         self._invitations = invitations
@@ -95,15 +93,12 @@ class _Invited:
         self._browsers = browsers
 
     async def show(
-        self, code: str, form: Form, *, status: int = 200, problem: str = "", refused: DomainError | None = None
+        self, code: str, form: FormData, *, status: int = 200, problem: str = "", refused: DomainError | None = None
     ) -> Response:
         invitation = await self._invitations.find(code)
         return self._browsers.form_page(
             "accept_invitation.html",
-            "authorize",
-            b"",
             status=status,
-            asked=None,
             problem=problem,
             refused=refused,
             email=invitation.email,
@@ -111,7 +106,7 @@ class _Invited:
             code=code,
         )
 
-    async def accept(self, form: Form) -> Response:
+    async def accept(self, form: FormData) -> Response:
         code = form.text("code")
         if not self._browsers.showed_form(form.text("csrf")):
             return await self.show(code, form, status=403, problem=OLD_FORM)

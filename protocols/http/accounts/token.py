@@ -1,10 +1,10 @@
-"""POST /token and POST /device/code. Their errors are flat, unlike everyone else's (reference 3.1)."""
+"""POST /token and POST /device/code. Their errors are flat JSON objects, unlike those of REST (reference 3.1)."""
 
 import structlog
 from quart import Blueprint, Response, request
 
-from broker.accounts.grants import Grants, TokenRequest
-from broker.accounts.token_server import Answer
+from broker.accounts.token_endpoints import TokenEndpoints, TokenRequest
+from broker.accounts.token_server import TokenResponse
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from protocols.http.answers import json_answer
@@ -13,7 +13,7 @@ from protocols.http.body import read_body
 _log = structlog.get_logger(__name__)
 
 
-def token_blueprint(grants: Grants) -> Blueprint:
+def token_blueprint(grants: TokenEndpoints) -> Blueprint:
     routes = Blueprint("token", __name__)
 
     @routes.post("/token")
@@ -34,7 +34,7 @@ def token_blueprint(grants: Grants) -> Blueprint:
     @routes.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
         error_id = new_id()
-        # Never the query or the body: they carry secrets.
+        # Do not log the query or the body: they contain secrets.
         _log.error("token_call_failed", exc_info=error, error_id=error_id, path=request.path)
         return json_answer({"error": "server_error", "error_description": f"Unexpected error {error_id}"}, 400)
 
@@ -49,7 +49,7 @@ async def token_request() -> TokenRequest:
     )
 
 
-def _flat(answer: Answer) -> Response:
+def _flat(answer: TokenResponse) -> Response:
     response = json_answer(answer.body, answer.status)
     response.headers.update(answer.headers)
     return response

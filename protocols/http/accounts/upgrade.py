@@ -1,7 +1,7 @@
-"""/pricing/upgrade: where a browser pays for a device's paid tier (reference 13).
+"""/pricing/upgrade, the page where a person pays for a device's paid tier (reference 13).
 
-The one-time token in the address is all that a browser needs. Pressing the button uses it up; from then on the browser
-has a way back of its own, which tells whether the payment is decided whenever somebody looks.
+The one-time token in the address authorizes the browser. Pressing the button uses the token up. From then on the
+browser has another code, in `payment`, with which it can ask for the state of the payment at any time.
 """
 
 import re
@@ -12,13 +12,13 @@ from quart import Blueprint, Response, request
 from broker.monetization.payments import Begun, Payment, Payments
 from broker.monetization.port import NotificationRefused
 from protocols.http.accounts.caching import accounts_path
-from protocols.http.accounts.forms import Form
-from protocols.http.accounts.pages import notice, only_looks, page, pages_blueprint, redirect_to
+from protocols.http.accounts.forms import FormData
+from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect, render_page
 from protocols.http.body import Query, read_body
 
 _NOTIFICATION_BYTES = 64 * 1024
-_PROCESSORS = "https:"  # where their pages are
-# An application appends `redirect_uri` to the address with `?` or `&`, whatever the address has already.
+_PROCESSORS = "https:"  # payment processors have their pages there
+# An application appends `redirect_uri` with `?` or `&`, although the address has a query already.
 _APPENDED = re.compile(rb"(token=[0-9a-f]+)\?")
 _log = structlog.get_logger(__name__)
 
@@ -35,23 +35,23 @@ def upgrade_blueprint(payments: Payments) -> Blueprint:
 
     @routes.post("/pricing/upgrade")
     async def pay() -> Response:
-        form = await Form.of_request()
+        form = await FormData.of_request()
         begun = await payments.pay(form.text("token"), form.text("redirect_uri") or None)
         return _after(begun)
 
     async def _offer(code: str, redirect_uri: str | None) -> Response:
         offer = await payments.offer(code, redirect_uri)
         ways_out = (_PROCESSORS, redirect_uri or "")
-        return page("upgrade.html", ways_out=ways_out, offer=offer, token=code, redirect_uri=redirect_uri or "")
+        return render_page("upgrade.html", ways_out=ways_out, offer=offer, token=code, redirect_uri=redirect_uri or "")
 
     async def come_back(back: str, *, cancelled: bool) -> Response:
-        is_over = cancelled and not only_looks()
+        is_over = cancelled and not is_head()
         payment = await (payments.cancelled(back) if is_over else payments.returned(back))
         return _how_it_stands(payment, back, payments.price(payment.tier))
 
     @routes.post("/pricing/notifications")
     async def hear() -> Response:
-        """What the payment processor tells us, signed by it."""
+        """A signed notification of the payment processor."""
         try:
             headers = {name.lower(): value for name, value in request.headers.items()}
             await payments.hear(await read_body(limit=_NOTIFICATION_BYTES), headers)
@@ -65,18 +65,18 @@ def upgrade_blueprint(payments: Payments) -> Blueprint:
 
 def _after(begun: Begun) -> Response:
     if begun.url is not None:
-        return redirect_to(begun.url)
+        return redirect(begun.url)
     if begun.payment.destination is not None:
-        return redirect_to(begun.payment.destination)
-    return redirect_to(f"{accounts_path()}/pricing/upgrade?payment={begun.code}")
+        return redirect(begun.payment.destination)
+    return redirect(f"{accounts_path()}/pricing/upgrade?payment={begun.code}")
 
 
 def _how_it_stands(payment: Payment, back: str, price: str) -> Response:
     if payment.destination is not None:
-        return redirect_to(payment.destination)
+        return redirect(payment.destination)
     match payment.record.status:
         case "pending":
-            return page("upgrade_waiting.html", payment=payment, price=price, back=back)
+            return render_page("upgrade_waiting.html", payment=payment, price=price, back=back)
         case "accepted":
             return notice("Thank you", f"{payment.tier.name} is active now. You may close this page.")
         case "declined":

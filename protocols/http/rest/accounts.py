@@ -2,7 +2,7 @@
 
 from quart import Blueprint, Response
 
-from broker.accounts.token_server import Answer
+from broker.accounts.token_server import TokenResponse
 from broker.services import Services
 from protocols.http.accounts.information import check, tell_about
 from protocols.http.accounts.token import token_request
@@ -30,7 +30,7 @@ def rest_accounts_blueprint(services: Services, guard: Guard) -> Blueprint:
     return routes
 
 
-def _with_text_code(answer: Answer) -> Response:
+def _with_text_code(answer: TokenResponse) -> Response:
     if "error" not in answer.body:
         return json_answer(answer.body, answer.status)
     error = {"code": answer.body["error"], "message": answer.body.get("error_description", answer.body["error"])}

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from broker.accounts.authorize import AuthorizationRequest, Redirect
-from broker.accounts.grants import TokenRequest
-from broker.accounts.token_server import Answer
+from broker.accounts.token_endpoints import TokenRequest
+from broker.accounts.token_server import TokenResponse
 from broker.secrets import Vault
 from broker.services import Services
 from storage.database import Transaction
@@ -77,7 +77,7 @@ class OAuthWorld:
     ada: UserRecord
     bob: UserRecord
 
-    async def token(self, authorization: str = "", **form: str) -> Answer:
+    async def token(self, authorization: str = "", **form: str) -> TokenResponse:
         body = urlencode(form).encode()
         return await self.services.accounts.grants.token(
             TokenRequest.of(query=b"", body=body, authorization=authorization)
@@ -123,7 +123,7 @@ class OAuthWorld:
         code = await self.code(application)
         return granted(await self.token(basic(application), grant_type="authorization_code", code=code))
 
-    async def device_code(self, **form: str) -> Answer:
+    async def device_code(self, **form: str) -> TokenResponse:
         body = urlencode({"client_id": TV, **form}).encode()
         return await self.services.accounts.grants.device_code(TokenRequest.of(query=b"", body=body))
 
@@ -165,12 +165,12 @@ def basic(application: str, secret: str | None = None) -> str:
     return "Basic " + base64.b64encode(f"{application}:{given}".encode()).decode()
 
 
-def granted(answer: Answer) -> dict[str, Any]:
+def granted(answer: TokenResponse) -> dict[str, Any]:
     assert answer.status == 200, answer
     return dict(answer.body)
 
 
-def refused(answer: Answer) -> tuple[int, str]:
+def refused(answer: TokenResponse) -> tuple[int, str]:
     return answer.status, answer.body["error"]
 
 

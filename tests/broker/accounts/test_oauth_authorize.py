@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.accounts.applications import Application
-from broker.accounts.authorize import AuthorizationRequest, Redirect, Refusal
+from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.accounts.permissions import Permission
 from broker.accounts.redirects import with_parameters
 from broker.services import Services
@@ -64,7 +64,7 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
 async def test_what_cannot_be_sent_to_the_application_is_told_to_the_person(
     services: Services, oauth: OAuthWorld, query: str, text: str
 ) -> None:
-    assert await services.accounts.authorize.read(query.encode()) == Refusal(400, f"Invalid parameter: {text}")
+    assert await services.accounts.authorize.read(query.encode()) == ErrorPage(400, f"Invalid parameter: {text}")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.accounts import tokens as tokens_module
-from broker.accounts.grants import TokenRequest
+from broker.accounts.token_endpoints import TokenRequest
 from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import TokenRevoked

@@ -7,11 +7,11 @@ import pytest
 import trio
 import trio.testing
 
-from broker.accounts.provider_port import Leaving, ProviderError
+from broker.accounts.provider_port import AuthenticationRequest, ProviderError
 from config.settings import Accounts, IdentityProvider, Settings, SettingsError
 from protocols.outbound.identity_providers import TALK_SECONDS, identity_providers
 
-LEAVING = Leaving("https://us.example.org/callback", "state", "nonce", "v" * 64)
+LEAVING = AuthenticationRequest("https://us.example.org/callback", "state", "nonce", "v" * 64)
 
 
 def settings_for(provider: IdentityProvider) -> Settings:

@@ -1,4 +1,4 @@
-"""Pages of reference 2.1 that this version does not have."""
+"""/accept/trial (reference 2.1), which answers 501 because this version has no trials."""
 
 from quart import Blueprint, Response
 
@@ -6,8 +6,8 @@ from broker.errors import NotInThisVersion
 from protocols.http.accounts.pages import pages_blueprint
 
 
-def not_yet_blueprint() -> Blueprint:
-    routes = pages_blueprint("pages_not_yet")
+def accept_trial_blueprint() -> Blueprint:
+    routes = pages_blueprint("accept_trial")
 
     @routes.get("/accept/trial")
     async def accept_trial() -> Response:

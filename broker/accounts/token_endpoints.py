@@ -1,7 +1,8 @@
-"""The token endpoints: what came in is made plain for Authlib, which decides in one transaction (token_server.py).
+"""The token endpoints /token and /device/code. Authlib decides each request in one transaction (token_server.py).
 
-What this dialect adds to RFC 6749 and RFC 8628 is undone here, before Authlib sees it: parameters come in the body and
-in the query, `device_code` is a grant type and `code` its code, and `scope` says nothing.
+This module translates what reference 4.3 and 4.4 add to RFC 6749 and RFC 8628 before Authlib reads the request:
+parameters may stand in the body or in the query, `device_code` is a grant type whose code may be called `code`, and
+`scope` is ignored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from broker.accounts.clients import Credentials
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.grant_base import TokenServerRequest
 from broker.accounts.issuance import Issuance
-from broker.accounts.token_server import DEVICE_CODE_GRANT, Answer, TokenServer
+from broker.accounts.token_server import DEVICE_CODE_GRANT, TokenResponse, TokenServer
 from broker.accounts.tokens import Tokens
 from broker.secrets import Vault
 from broker.site import AccountsRoot
@@ -35,46 +36,46 @@ _KNOWN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """A request as it came: every value of every parameter, and the Authorization header."""
+    """An unchanged request: every value of every parameter, and the Authorization header."""
 
     parameters: Mapping[str, Sequence[str]]
     authorization: str = ""
 
     @classmethod
     def of(cls, *, query: bytes, body: bytes, authorization: str = "") -> "TokenRequest":
-        """Parameters of the form and of the query; where both have one, the form's counts. Empty ones are absent."""
+        """Merge form and query; where both have a parameter, the form's counts. Empty parameters are absent."""
         parameters = _fields(query) | _fields(body)
         return cls(parameters, authorization)
 
 
 def _fields(text: bytes) -> dict[str, list[str]]:
-    # A name may have lost its way behind a second question mark (reference 1.3).
+    # A client may have written a second question mark before a name (reference 1.3).
     return {name.lstrip("?"): values for name, values in parse_qs(text.decode("latin-1"), errors="replace").items()}
 
 
-class Grants:
+class TokenEndpoints:
     def __init__(self, tokens: Tokens, vault: Vault, terms: DeviceCodeTerms) -> None:
         self._tokens = tokens
         self._vault = vault
         self._terms = terms
 
-    def at(self, root: AccountsRoot) -> "Grants":
-        """The same for those who come in there: what they are told leads there, too."""
-        return Grants(self._tokens, self._vault, replace(self._terms, root=root))
+    def at(self, root: AccountsRoot) -> "TokenEndpoints":
+        """The same endpoints at another root: addresses in their responses begin with that root."""
+        return TokenEndpoints(self._tokens, self._vault, replace(self._terms, root=root))
 
-    async def token(self, request: TokenRequest) -> Answer:
-        """POST /token: every row of the grant table. Refusals are answers, too."""
+    async def token(self, request: TokenRequest) -> TokenResponse:
+        """POST /token: every row of the grant table (reference 4.3). Errors are responses, not exceptions."""
         return await self._run(request, needs_grant_type=True, work=TokenServer.create_token_response)
 
-    async def refresh_implicit(self, request: TokenRequest) -> Answer:
-        """POST {base_url}/accounts/token: nothing but the refresh of implicit tokens (reference 4.3)."""
+    async def refresh_implicit(self, request: TokenRequest) -> TokenResponse:
+        """POST {base_url}/accounts/token: only refreshes tokens of the implicit flow (reference 4.3)."""
         if request.parameters.get("grant_type", ["refresh_token"])[-1] != "refresh_token":
             return _refusal("unsupported_grant_type", "This API refreshes tokens only")
         return await self._run(
             request, needs_grant_type=True, work=TokenServer.create_token_response, implicit_only=True
         )
 
-    async def device_code(self, request: TokenRequest) -> Answer:
+    async def device_code(self, request: TokenRequest) -> TokenResponse:
         """POST /device/code (RFC 8628, 3.1)."""
         return await self._run(request, needs_grant_type=False, work=_authorize_device)
 
@@ -85,7 +86,7 @@ class Grants:
         needs_grant_type: bool,
         work: Callable[[TokenServer, TokenServerRequest], Any],
         implicit_only: bool = False,
-    ) -> Answer:
+    ) -> TokenResponse:
         repeated = sorted(name for name in _KNOWN if len(request.parameters.get(name, ())) > 1)
         if repeated:
             return _refusal("invalid_request", f"{repeated[0]} is repeated")
@@ -96,8 +97,8 @@ class Grants:
             parameters, Credentials.of_header(request.authorization), implicit_only=implicit_only
         )
 
-        def in_transaction(issuance: Issuance) -> Answer:
-            answer: Answer = work(TokenServer(issuance, self._vault, self._terms), prepared)
+        def in_transaction(issuance: Issuance) -> TokenResponse:
+            answer: TokenResponse = work(TokenServer(issuance, self._vault, self._terms), prepared)
             return answer
 
         return await self._tokens.change(in_transaction)
@@ -116,5 +117,5 @@ def _plain(parameters: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return plain
 
 
-def _refusal(error: str, description: str) -> Answer:
-    return Answer(400, {"error": error, "error_description": description})
+def _refusal(error: str, description: str) -> TokenResponse:
+    return TokenResponse(400, {"error": error, "error_description": description})

@@ -1,4 +1,4 @@
-"""Who comes to an accounts address that has nothing to show: a page for people, JSON for programs."""
+"""Unknown accounts paths and wrong methods (404 and 405): a page for browsers, JSON for programs."""
 
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
@@ -10,13 +10,13 @@ from protocols.http.errors import allow_methods, refused_by_http
 _ONLY_FORMS = "This address is only for the form of another page. It cannot be opened by itself."
 
 
-def install(app: Quart) -> None:
+def answer_unknown_paths(app: Quart) -> None:
     app.register_error_handler(NotFound, _refused)
     app.register_error_handler(MethodNotAllowed, _refused)
 
 
 async def _refused(error: HTTPException) -> Response:
-    # Browsers name HTML; who names nothing, or takes everything, is a program.
+    # Browsers name text/html in Accept; a client that names no type, or `*/*` only, is a program.
     if not is_accounts_path() or "text/html" not in request.accept_mimetypes.values():
         return await refused_by_http(error)
     if isinstance(error, MethodNotAllowed):
