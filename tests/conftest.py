@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from argon2.profiles import CHEAPEST
 
 from broker.clock import Clock
 from broker.secrets import Vault
@@ -18,6 +19,14 @@ from tests.fakes import FakeClock, run_inline
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
     from tests.browser import Chromium
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_passwords() -> Iterator[None]:
+    """Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("broker.secrets.ARGON2_COST", CHEAPEST)
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from broker.accounts.permissions import Permission
+from broker.devices.inventory import DeviceChanges
 from broker.errors import ValidationFailed
 from broker.facts import (
     DeviceCreated,
@@ -92,8 +93,7 @@ async def test_a_deleted_device_comes_back_when_it_is_provisioned_by_its_id(
     services.messages.ingest.submit(device, b'{"state":true}', 5)
     await services.messages.ingest.wait_committed()
     if not enabled:
-        await services.core.database.write(lambda tx: tx.connection.execute("UPDATE device SET enabled = 0"))
-        await services.devices.registry.reload()
+        await services.devices.inventory.change(device, DeviceChanges(enabled=False))
     await services.devices.inventory.delete(device)
     facts.clear()
     assert await counts(services, "devices", LIGHT | {"token": KITCHEN_TOKEN}) == (0, 1, 0)

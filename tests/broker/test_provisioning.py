@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from argon2 import PasswordHasher
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import TokenKind
@@ -104,13 +103,6 @@ BARE: dict[str, Any] = {
         {"user": "ada@example.org", "application": "Dashboard", "device_type": "*", "permissions": ["READ"]},
     ],
 }
-
-
-@pytest.fixture
-def services(services: Services) -> Services:
-    """With Argon2 at its cheapest: what it costs is not what is tested here."""
-    services.accounts.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-    return services
 
 
 def given(table: str, index: int = 0, /, **changes: Any) -> dict[str, Any]:
@@ -654,7 +646,6 @@ async def test_what_is_durable_is_told_when_whoever_asked_has_gone(
     runner = HeldRunner()
     clock = Clock(fake_clock, fake_clock.steady_ms)
     async with open_services(settings, Database(engine, run_sync=runner), Vault(Vault.new_key()), clock) as services:
-        services.accounts.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
         await services.provisioning.apply(GIVEN)
         caller = await services.accounts.tokens.caller(ADA_TOKEN)  # remembered
         (token,) = [entry for entry in GIVEN["tokens"] if entry.get("value") == ADA_TOKEN]

@@ -1,5 +1,8 @@
 """What must be readable again is sealed; what must not is hashed."""
 
+import subprocess
+import sys
+
 import pytest
 from cryptography.fernet import InvalidToken
 
@@ -30,6 +33,13 @@ def test_a_bad_key_is_refused(key: bytes) -> None:
 
 def test_a_token_is_kept_as_its_sha_256() -> None:
     assert token_hash("abc").hex() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_password_costs_what_rfc_9106_recommends() -> None:
+    """In a process of its own, because tests hash passwords at a lower cost."""
+    program = "from broker.secrets import Passwords; print(Passwords().hash('correct horse'))"
+    run = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert run.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
 
 
 def test_passwords_match_their_own_hash_only() -> None:

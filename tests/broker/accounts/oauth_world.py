@@ -134,25 +134,19 @@ class OAuthWorld:
         return str(body["device_code"])
 
     async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:
-        """Change what the application asks for."""
-
+        """Change what the application asks for: also for the profile, which no provision file can ask for yet."""
         await self.services.core.database.write(lambda tx: change_application(tx, application, permissions=permissions))
 
     async def change_methods(self, application: str, *methods: str) -> None:
-        def work(tx: Transaction) -> None:
-            known = tx.accounts.application_by_id(application)
-            assert known is not None
-            tx.accounts.put_application(
-                known.id,
-                organization=known.organization,
-                name=known.name,
-                secret=known.secret,
-                methods=methods,
-                redirect_uris=known.redirect_uris,
-                permissions=known.permissions,
-            )
+        await provision_application(self.services, application, methods=list(methods))
 
-        await self.services.core.database.write(work)
+
+async def provision_application(services: Services, application: str, **changes: object) -> None:
+    """Change an application as an operator does it."""
+    known = await services.accounts.applications.find(application)
+    assert known is not None
+    entry = {"id": application, "name": known.name, "organization": "Acme", **changes}
+    await services.provisioning.apply({"applications": [entry]})
 
 
 async def make_oauth_world(services: Services) -> OAuthWorld:

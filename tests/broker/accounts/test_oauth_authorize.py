@@ -4,15 +4,10 @@ import re
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from broker.accounts.applications import Application
 from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.accounts.permissions import Permission
-from broker.accounts.redirects import with_parameters
 from broker.services import Services
-from storage.records import ApplicationRecord
 from tests.broker.accounts.oauth_world import (
     BOTH,
     CALLBACK,
@@ -275,71 +270,6 @@ async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth:
     assert not (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.READ)
     await oauth.code(WEB)
     assert (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
-
-
-# Properties of redirect URIs
-
-uris = st.from_regex(r"[a-z][a-z0-9+.-]{0,8}:(//)?[A-Za-z0-9._~/?&=%:@;-]{0,30}", fullmatch=True)
-
-
-def application_with(*registered: str) -> Application:
-    return Application(ApplicationRecord(1, "a" * 32, 1, "A", b"", (), registered, ()))
-
-
-@given(registered=st.lists(uris, min_size=1, max_size=10), wanted=uris | st.text(max_size=40))
-def test_only_a_registered_address_is_ever_used(registered: list[str], wanted: str) -> None:
-    found = application_with(*registered).redirect_uri(wanted)
-    assert found == (wanted if wanted in registered else None)
-    assert application_with(*registered).redirect_uri(None) == registered[0]
-
-
-@given(registered=uris, position=st.integers(0, 50), character=st.characters())
-def test_one_character_more_or_other_is_another_address(registered: str, position: int, character: str) -> None:
-    application = application_with(registered)
-    at = position % (len(registered) + 1)
-    longer = registered[:at] + character + registered[at:]
-    assert application.redirect_uri(longer) is None
-    changed = registered[:at] + character + registered[at + 1 :]
-    assert (application.redirect_uri(changed) is None) is (changed != registered)
-
-
-@given(
-    uri=uris,
-    parameters=st.lists(st.tuples(st.sampled_from(["code", "state", "error"]), st.text(min_size=1, max_size=20))),
-    fragment=st.booleans(),
-)
-def test_parameters_are_appended_and_the_address_stays(
-    uri: str, parameters: list[tuple[str, str]], fragment: bool
-) -> None:
-    parameters = [
-        (name, "".join(c for c in value if not "\ud800" <= c <= "\udfff") or "x") for name, value in parameters
-    ]
-    url = with_parameters(uri, parameters, fragment=fragment)
-    assert url.startswith(uri)
-    added = url[len(uri) :].lstrip("?&#")
-    assert added.isascii()
-    assert added.isprintable()
-    assert " " not in added
-    expected: dict[str, list[str]] = {}
-    for name, value in parameters:
-        expected.setdefault(name, []).append(value)
-    assert parse_qs(added, keep_blank_values=True) == expected
-
-
-@pytest.mark.parametrize(
-    ("uri", "fragment", "url"),
-    [
-        ("https://a.example", False, "https://a.example?code=1"),
-        ("https://a.example/?", False, "https://a.example/?code=1"),
-        ("https://a.example/?x=%2F+1", False, "https://a.example/?x=%2F+1&code=1"),
-        ("https://a.example/#top", False, "https://a.example/?code=1#top"),
-        ("https://a.example/#top", True, "https://a.example/#top&code=1"),
-        ("myapp:///done", False, "myapp:///done?code=1"),
-        ("myapp:done", True, "myapp:done#code=1"),
-    ],
-)
-def test_where_parameters_go(uri: str, fragment: bool, url: str) -> None:
-    assert with_parameters(uri, [("code", "1"), ("state", None)], fragment=fragment) == url
 
 
 async def test_logout_knows_every_registered_address(oauth: OAuthWorld) -> None:

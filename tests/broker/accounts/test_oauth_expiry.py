@@ -1,6 +1,7 @@
-"""A token that ends, ends the connections that came with it."""
+"""When a token expires, is refreshed or is revoked, its connections are closed."""
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
@@ -22,7 +23,7 @@ USER_MS = 1_209_600_000
 
 
 async def connected(services: Services, token: str, nursery: trio.Nursery) -> tuple[list[CloseReason], trio.Event]:
-    """A link that came with this token; what it is closed with, and when."""
+    """Open a link with this token. Returns the reasons it is closed with, and the event that it is closed."""
     device, caller = await services.devices.registry.find(KITCHEN), await services.accounts.tokens.caller(token)
     reasons: list[CloseReason] = []
     closed = trio.Event()
@@ -105,13 +106,26 @@ async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
             await services.accounts.tokens.caller(ADA_TOKEN)
 
 
-async def test_a_clock_that_is_set_back_announces_nothing(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
-    tokens = await oauth.user_tokens()
-    fake_clock.advance(-1_000_000)
-    await oauth.services.accounts.tokens.end_expired()
-    fake_clock.advance(1_000_000)
-    await oauth.services.accounts.tokens.end_expired()
-    await oauth.services.accounts.tokens.caller(tokens["access_token"])
+def announced_by(services: Services) -> list[bytes]:
+    """The hashes of the tokens that are announced as ended, in order."""
+    announced: list[bytes] = []
+    services.core.router.subscribe(TokenRevoked, lambda fact: announced.append(fact.hash))
+    return announced
+
+
+async def test_a_clock_that_is_set_back_and_forth_announces_no_valid_token(
+    oauth: OAuthWorld, fake_clock: FakeClock, autojump_clock: MockClock
+) -> None:
+    announced = announced_by(oauth.services)
+    token = (await oauth.user_tokens())["access_token"]
+    for change_ms in (-1_000_000, 1_000_000):
+        fake_clock.advance(change_ms)
+        await trio.sleep(10)  # the sweep runs every few seconds
+        assert announced == []
+        await oauth.services.accounts.tokens.caller(token)
+    fake_clock.advance(USER_MS)
+    await trio.sleep(10)
+    assert announced == [token_hash(token)]  # once, and by the sweep that announced nothing before
 
 
 async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
@@ -121,10 +135,25 @@ async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
     database = Database(breakable, run_sync=run_inline)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
         await build_world(services.core.database, services.core.vault)
-        await make_oauth_world(services)
+        oauth = await make_oauth_world(services)
+        announced = announced_by(services)
+        token = (await oauth.user_tokens())["access_token"]
+        await oauth.code()  # never used
+        assert await codes_in(services) == 2
         breakable.error = StoreError("disk full")
-        await trio.sleep(700)  # the purge is every ten minutes
+        fake_clock.advance(USER_MS)
+        with structlog.testing.capture_logs() as logs:
+            await trio.sleep(700)  # the purge is every ten minutes
+        assert [log["event"] for log in logs].count("token_sweep_failed") == 1
+        assert await codes_in(services) == 2
+        assert announced == [token_hash(token)]  # which needs no commit
         breakable.error = None
-        with pytest.raises(trio.TooSlowError), trio.fail_after(700):
-            await trio.sleep_forever()
-        await services.accounts.tokens.purge()
+        await trio.sleep(600)
+        assert await codes_in(services) == 1  # the used code stays as long as the tokens it led to can be refreshed
+
+
+async def codes_in(services: Services) -> int:
+    rows = "SELECT count(*) AS n FROM authorization_code"
+    row = await services.core.database.read(lambda tx: tx.connection.execute(rows).one())
+    assert row is not None
+    return int(row["n"])

@@ -53,7 +53,7 @@ async def test_what_members_may_do_for_their_organization(
     acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
     assert acme is not None
     if role is not None:
-        await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, role))
+        await join(services, "Acme", role)
     caller = await services.accounts.tokens.caller(ADA_TOKEN)
     for roles, allowed in ((ADMINISTRATORS, administers), (DEVELOPERS, develops)):
         if allowed:
@@ -66,7 +66,7 @@ async def test_what_members_may_do_for_their_organization(
 async def test_only_its_own_applications_and_members_act_for_an_organization(services: Services, world: World) -> None:
     acme = await services.core.database.read(lambda tx: tx.accounts.organization_by_id(ACME))
     assert acme is not None
-    await services.core.database.write(lambda tx: tx.accounts.set_role(acme.key, world.ada, "administrator"))
+    await join(services, "Acme", Role.ADMINISTRATOR)
     permissions = services.accounts.permissions
     own = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     await permissions.require_organization(own, acme.key, ADMINISTRATORS)
@@ -80,6 +80,13 @@ async def test_only_its_own_applications_and_members_act_for_an_organization(ser
             await permissions.require_organization(
                 await services.accounts.tokens.caller(token), organization, DEVELOPERS
             )
+
+
+async def join(services: Services, organization: str, role: Role) -> None:
+    """Make Ada a member, as an operator does it."""
+    await services.provisioning.apply(
+        {"users": [{"email": "ada@example.org", "organization": organization, "role": role.value}]}
+    )
 
 
 def type_of(organization: int, *, published: bool, protected: bool) -> DeviceTypeRecord:
@@ -96,7 +103,9 @@ async def test_who_may_use_a_device_type(
     caller = await services.accounts.tokens.caller(ADA_TOKEN)
     organization = caller.application_organization
     assert organization is not None
-    others = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Others", 1))
+    await services.provisioning.apply({"organizations": [{"name": "Others"}]})
+    others = await services.core.database.read(lambda tx: tx.accounts.organization_named("Others"))
+    assert others is not None
     ours, theirs = (type_of(key, published=published, protected=protected) for key in (organization, others.key))
     await services.accounts.permissions.require_type(caller, ours)  # through the organization's application
     if free:
@@ -104,5 +113,5 @@ async def test_who_may_use_a_device_type(
     for token in (ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN):
         with pytest.raises(PermissionDenied, match="use of device type dt5"):
             await services.accounts.permissions.require_type(await services.accounts.tokens.caller(token), theirs)
-    await services.core.database.write(lambda tx: tx.accounts.set_role(others.key, world.ada, "viewer"))
+    await join(services, "Others", Role.VIEWER)
     return await services.accounts.permissions.require_type(caller, theirs)

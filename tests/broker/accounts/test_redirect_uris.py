@@ -1,7 +1,9 @@
-"""Where a browser may be sent, and who may redeem a code: rules that hold for every text."""
+"""Properties of redirect URIs and of PKCE verifiers that hold for every text."""
 
 import string
+from urllib.parse import parse_qs
 
+import pytest
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from tests.broker.accounts.oauth_world import challenge_of, query_of
 
 _UNRESERVED = string.ascii_letters + string.digits + "-._~"
 uris = st.from_regex(r"(https|myapp)://[a-z.]{1,10}(/[a-zA-Z0-9%._~-]{0,8}){0,3}(\?[a-z=&%0-9]{0,10})?", fullmatch=True)
+other_uris = st.from_regex(r"[a-z][a-z0-9+.-]{0,8}:(//)?[A-Za-z0-9._~/?&=%:@;-]{0,30}", fullmatch=True)
 verifiers = st.text(_UNRESERVED, min_size=43, max_size=128)
 
 
@@ -21,7 +24,7 @@ def application(*redirect_uris: str) -> Application:
     return Application(ApplicationRecord(1, "a" * 32, 1, "App", b"", (), redirect_uris, ()))
 
 
-@given(st.lists(uris, min_size=1, max_size=10), st.text())
+@given(st.lists(uris, min_size=1, max_size=4), st.text())
 @example(["https://a/b"], "https://a/b/")
 @example(["https://a/b"], "https://a/b#")
 @example(["https://a/b"], "https://a/b?x")
@@ -41,9 +44,8 @@ def test_nothing_like_a_registered_address_is_one(registered: str, inserted: str
     assert application(registered).redirect_uri(registered) == registered
 
 
-@given(st.lists(uris, min_size=1, max_size=10))
-def test_without_one_it_is_the_first(registered: list[str]) -> None:
-    assert application(*registered).redirect_uri(None) == registered[0]
+def test_without_one_it_is_the_first() -> None:
+    assert application("https://b/", "https://a/").redirect_uri(None) == "https://b/"
 
 
 @given(uris, st.text(st.characters(codec="utf-8")), st.booleans())
@@ -57,8 +59,57 @@ def test_what_is_added_changes_nothing_that_was_there(uri: str, state: str, frag
         assert "left_out" not in query_of(url)
 
 
+@given(registered=other_uris, position=st.integers(0, 50), character=st.characters())
+def test_one_character_more_or_other_is_another_address(registered: str, position: int, character: str) -> None:
+    known = application(registered)
+    at = position % (len(registered) + 1)
+    longer = registered[:at] + character + registered[at:]
+    assert known.redirect_uri(longer) is None
+    changed = registered[:at] + character + registered[at + 1 :]
+    assert (known.redirect_uri(changed) is None) is (changed != registered)
+
+
+@given(
+    uri=other_uris,
+    parameters=st.lists(st.tuples(st.sampled_from(["code", "state", "error"]), st.text(min_size=1, max_size=20))),
+    fragment=st.booleans(),
+)
+def test_parameters_are_appended_and_the_address_stays(
+    uri: str, parameters: list[tuple[str, str]], fragment: bool
+) -> None:
+    parameters = [
+        (name, "".join(c for c in value if not "\ud800" <= c <= "\udfff") or "x") for name, value in parameters
+    ]
+    url = with_parameters(uri, parameters, fragment=fragment)
+    assert url.startswith(uri)
+    added = url[len(uri) :].lstrip("?&#")
+    assert added.isascii()
+    assert added.isprintable()
+    assert " " not in added
+    expected: dict[str, list[str]] = {}
+    for name, value in parameters:
+        expected.setdefault(name, []).append(value)
+    assert parse_qs(added, keep_blank_values=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "fragment", "url"),
+    [
+        ("https://a.example", False, "https://a.example?code=1"),
+        ("https://a.example/?", False, "https://a.example/?code=1"),
+        ("https://a.example/?x=%2F+1", False, "https://a.example/?x=%2F+1&code=1"),
+        ("https://a.example/#top", False, "https://a.example/?code=1#top"),
+        ("https://a.example/#top", True, "https://a.example/#top&code=1"),
+        ("myapp:///done", False, "myapp:///done?code=1"),
+        ("myapp:done", True, "myapp:done#code=1"),
+    ],
+)
+def test_where_parameters_go(uri: str, fragment: bool, url: str) -> None:
+    assert with_parameters(uri, [("code", "1"), ("state", None)], fragment=fragment) == url
+
+
 def proves(verifier: str, challenge: str) -> bool:
-    """As the token endpoint decides it."""
+    """The two checks of the token endpoint."""
     return VERIFIER.fullmatch(verifier) is not None and S256.CODE_CHALLENGE_METHODS["S256"](verifier, challenge)
 
 

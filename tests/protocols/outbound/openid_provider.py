@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote_plus, urlencode, urlsplit
@@ -25,6 +26,12 @@ PERSON: Mapping[str, Any] = {
 }
 
 
+@cache
+def _first_key() -> RSAKey:
+    """One for all tests, because making a key takes long."""
+    return RSAKey.generate_key(2048, {"kid": "first"})
+
+
 @dataclass
 class OpenIdProvider:
     """What it will say. `claims` come on top of those that are right; None leaves one out."""
@@ -36,7 +43,7 @@ class OpenIdProvider:
     metadata: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # by path, instead of what is right
     content_types: dict[str, str] = field(default_factory=dict)  # by path, where it is not JSON
-    key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "first"}))
+    key: RSAKey = field(default_factory=_first_key)
     signing_key: RSAKey | None = None  # one that it does not tell of
     asked: list[str] = field(default_factory=list)  # paths, in order
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)

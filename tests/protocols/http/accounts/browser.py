@@ -8,21 +8,16 @@ from urllib.parse import urlencode
 
 import httpx
 
-from broker.secrets import Passwords
 from broker.services import Services
 from config.settings import Address
 from storage.records import UserRecord
 
 PASSWORD = "correct horse battery staple"
-PASSWORD_HASH = Passwords().hash(PASSWORD)
 
 
-async def give_password(services: Services, user: UserRecord, hashed: str | None = PASSWORD_HASH) -> None:
-    await services.core.database.write(
-        lambda tx: tx.accounts.change_user(
-            user.key, email=user.email, full_name=user.full_name, password_hash=hashed, now_ms=1
-        )
-    )
+async def give_password(services: Services, user: UserRecord, password: str = PASSWORD) -> None:
+    """As an operator does it."""
+    await services.provisioning.apply({"users": [{"email": user.email, "password": password}]})
 
 
 @dataclass

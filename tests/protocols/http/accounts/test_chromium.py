@@ -10,9 +10,8 @@ import pytest
 import trio
 
 from config.settings import Address
-from tests.broker.accounts.oauth_world import WEB, OAuthWorld
+from tests.broker.accounts.oauth_world import WEB, OAuthWorld, provision_application
 from tests.browser import Chromium
-from tests.factories import change_application
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 
@@ -55,7 +54,7 @@ def callback() -> Iterator[str]:
 async def test_a_callback_may_go_on_to_another_origin(
     door: Address, oauth: OAuthWorld, callback: str, window: Chromium, consent: bool
 ) -> None:
-    await oauth.services.core.database.write(lambda tx: change_application(tx, WEB, redirect_uris=[callback]))
+    await provision_application(oauth.services, WEB, redirect_uri=callback)
     await give_password(oauth.services, oauth.ada)
     if consent:
         await ask_for_their_locks(oauth)

@@ -14,8 +14,9 @@ from broker.services import Services, open_services
 from config.settings import Address, Settings
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
+from tests.broker.accounts.oauth_world import provision_application
 from tests.browser import Chromium
-from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World, change_application
+from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock, run_inline
 from tests.protocols.http.accounts.test_chromium import site
 
@@ -66,8 +67,7 @@ async def test_the_button_leads_to_the_processor_and_to_the_application(
     is_open: bool,
 ) -> None:
     collector.url = elsewhere if is_open else ""
-
-    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, redirect_uris=[elsewhere]))
+    await provision_application(services, DASHBOARD, redirect_uri=elsewhere)
     plan = {"device_type": LIGHT_TYPE, "free_messages_per_day": 150, "paid_cost": "2.99"}
     await services.provisioning.apply({"plans": [plan]})
     caller = await services.accounts.tokens.caller(ADA_TOKEN)
