@@ -1,7 +1,6 @@
 """Sealing what must be readable again, hashing what must not, and the key both stand on."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Final
 
 from argon2 import Parameters, PasswordHasher
@@ -52,6 +51,3 @@ class Passwords:
             return self._hasher.verify(hashed, password)
         except (VerificationError, InvalidHashError):
             return False
-
-
-PasswordMatch = Callable[[str, str], bool]

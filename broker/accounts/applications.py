@@ -65,9 +65,6 @@ class Applications:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, application_id: str) -> Application | None:
-        return await self._database.read(lambda tx: find_application(tx, application_id))
-
     async def is_redirect_uri(self, uri: str) -> bool:
         """An application registered exactly this address, so `/logout` may redirect to it."""
         return uri in await self._database.read(lambda tx: tx.accounts.redirect_uris())

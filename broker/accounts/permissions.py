@@ -80,7 +80,6 @@ class Role(StrEnum):
 
 
 ADMINISTRATORS = frozenset({Role.ADMINISTRATOR})
-DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 
 
 class Grants:

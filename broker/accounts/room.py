@@ -52,7 +52,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     return AccountsRoom(
         tokens=tokens,
         permissions=Permissions(database, core.router),
-        users=Users(database, clock, core.router),
+        users=Users(database),
         applications=Applications(database),
         properties=ApplicationProperties(database),
         passwords=passwords,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from broker.accounts.applications import Application, find_application
 from broker.accounts.authorize import AuthorizationRequest, Redirect
 from broker.accounts.token_endpoints import TokenRequest
 from broker.accounts.token_server import TokenResponse
@@ -141,10 +142,15 @@ class OAuthWorld:
         await provision_application(self.services, application, methods=list(methods))
 
 
+async def application_of(services: Services, id_: str) -> Application:
+    found = await services.core.database.read(lambda tx: find_application(tx, id_))
+    assert found is not None
+    return found
+
+
 async def provision_application(services: Services, application: str, **changes: object) -> None:
     """Change an application as an operator does it."""
-    known = await services.accounts.applications.find(application)
-    assert known is not None
+    known = await application_of(services, application)
     entry = {"id": application, "name": known.name, "organization": "Acme", **changes}
     await services.provisioning.apply({"applications": [entry]})
 

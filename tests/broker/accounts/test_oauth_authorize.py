@@ -22,6 +22,7 @@ from tests.broker.accounts.oauth_world import (
     VERIFIER,
     WEB,
     OAuthWorld,
+    application_of,
     basic,
     challenge_of,
     granted,
@@ -236,8 +237,7 @@ async def test_when_people_are_asked(
 
 
 async def grants_of(oauth: OAuthWorld, application: str) -> set[tuple[int | None, bool, bool]]:
-    found = await oauth.services.accounts.applications.find(application)
-    assert found is not None
+    found = await application_of(oauth.services, application)
     grants = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(found.key, oauth.ada.key))
     return {(grant.device_type, grant.read, grant.write) for grant in grants}
 
@@ -262,8 +262,6 @@ async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> N
 
 async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth: OAuthWorld) -> None:
     await oauth.change_methods(WEB, "authorization_code", "client_credentials")
-    application = await oauth.services.accounts.applications.find(WEB)
-    assert application is not None
     answer = granted(await oauth.token(basic(WEB), grant_type="client_credentials"))
     caller = await oauth.services.accounts.tokens.caller(answer["access_token"])
     kitchen = await oauth.services.devices.registry.find(KITCHEN)

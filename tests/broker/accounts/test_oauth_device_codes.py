@@ -10,7 +10,17 @@ from broker.accounts.device_codes import UserCodeNotFound
 from broker.accounts.throttle import address_key
 from broker.accounts.user_codes import ALPHABET, new_user_code, typed_user_code
 from broker.errors import TooManyAttempts
-from tests.broker.accounts.oauth_world import BOTH, SECRETS, TV, WEB, OAuthWorld, basic, granted, refused
+from tests.broker.accounts.oauth_world import (
+    BOTH,
+    SECRETS,
+    TV,
+    WEB,
+    OAuthWorld,
+    application_of,
+    basic,
+    granted,
+    refused,
+)
 from tests.fakes import FakeClock
 
 HERE, ELSEWHERE = "192.0.2.1", "192.0.2.2"
@@ -120,8 +130,7 @@ async def test_a_device_code_is_good_for_its_application_only(oauth: OAuthWorld)
 async def test_approval_keeps_what_was_asked_for(oauth: OAuthWorld) -> None:
     await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
     await oauth.approved_device_code()
-    application = await oauth.services.accounts.applications.find(TV)
-    assert application is not None
+    application = await application_of(oauth.services, TV)
     (grant,) = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
     assert (grant.device_type, grant.read, grant.write) == (None, True, False)
 

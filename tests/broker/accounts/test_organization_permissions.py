@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.accounts.permissions import ADMINISTRATORS, DEVELOPERS, Grants, Permission, Reach, Role
+from broker.accounts.permissions import ADMINISTRATORS, Grants, Permission, Reach, Role
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied
 from broker.services import Services
@@ -10,6 +10,7 @@ from storage.records import DeviceTypeRecord, GrantRecord
 from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN_TOKEN, World, make_device
 
 OURS, THEIRS = 1, 2
+DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 application = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=1, application_organization=OURS)
 
 

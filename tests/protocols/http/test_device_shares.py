@@ -212,10 +212,10 @@ async def test_an_answer_that_is_none(api: httpx.AsyncClient, body: dict[str, An
 async def test_who_has_the_address_later_may_answer(services: Services, world: World, api: httpx.AsyncClient) -> None:
     share = await offer(api, CAROL)
     assert (await call(api, "GET", "/users/self/shares", BOB_TOKEN))[1]["total"] == 0
-    await services.accounts.users.change_profile(world.bob, email=CAROL)
+    await services.provisioning.apply({"users": [{"id": BOB, "email": CAROL}]})
     assert (await call(api, "PUT", f"{SHARES}/{share}", BOB_TOKEN, {"status": "ACCEPTED"}))[0] == 200
     # From then on it is theirs, whatever their address will be.
-    await services.accounts.users.change_profile(world.bob, email="bob@example.org")
+    await services.provisioning.apply({"users": [{"id": BOB, "email": "bob@example.org"}]})
     assert (await call(api, "GET", f"/devices/{KITCHEN}", BOB_TOKEN))[0] == 200
     assert (await call(api, "DELETE", f"{SHARES}/{share}", BOB_TOKEN))[0] == 200
 

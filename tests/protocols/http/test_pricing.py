@@ -20,6 +20,7 @@ from config.settings import Address
 from storage.monetization import MonetizationStore
 from tests.daemon import bearer
 from tests.factories import (
+    ADA,
     ADA_TOKEN,
     APPLICATION_TOKEN,
     BOB_TOKEN,
@@ -248,7 +249,7 @@ async def test_the_owners_hear_of_the_decision(
 async def test_an_administrator_whom_no_mail_can_reach_holds_up_no_decision(
     services: Services, api: httpx.AsyncClient, administrator: None, world: World
 ) -> None:
-    await services.accounts.users.change_profile(world.ada, email="ada..example@example.org")
+    await services.provisioning.apply({"users": [{"id": ADA, "email": "ada..example@example.org"}]})
     await add(api)
     assert (await services.monetization.plans.decide(LIGHT_TYPE, 1, "APPROVED")).record.status == "APPROVED"
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker.errors import EmailTaken, UserNotFound
+from broker.errors import ValidationFailed
 from broker.facts import UserProfileUpdated
 from broker.services import Services
 from tests.factories import (
@@ -113,16 +113,15 @@ async def test_a_changed_profile_is_a_fact(services: Services, world: World, fak
     facts: list[UserProfileUpdated] = []
     services.core.router.subscribe(UserProfileUpdated, facts.append)
     fake_clock.advance(5)
-    changed = await services.accounts.users.change_profile(world.ada, full_name="Ada L.")
+    renamed = {"users": [{"id": ADA, "email": "ADA@example.org", "full_name": "Ada L."}]}
+    await services.provisioning.apply(renamed)
+    changed = await services.accounts.users.find(ADA)
     assert (changed.full_name, changed.email, changed.modified_on) == ("Ada L.", "ada@example.org", NOW_MS + 5)
-    assert changed == await services.accounts.users.find(ADA)
     assert facts == [UserProfileUpdated(world.ada, ADA, NOW_MS + 5)]
-    await services.accounts.users.change_profile(world.ada, full_name="Ada L.", email="ada@example.org")
-    with pytest.raises(EmailTaken) as caught:
-        await services.accounts.users.change_profile(world.ada, email="BOB@example.org")
-    assert (caught.value.status, caught.value.code) == (409, 1202)
-    with pytest.raises(UserNotFound):
-        await services.accounts.users.change_profile(999, full_name="Nobody")
+    await services.provisioning.apply(renamed)
+    taken = {"users": [{"id": ADA, "email": "BOB@example.org"}]}
+    with pytest.raises(ValidationFailed, match="Validation Error"):
+        await services.provisioning.apply(taken)
     assert len(facts) == 1
-    await services.accounts.users.change_profile(world.ada, email="ADA@example.org")  # her own, in other letters
-    assert len(facts) == 2
+    await services.provisioning.apply({"users": [{"id": ADA, "email": "ada@new.example.org"}]})
+    assert facts[1:] == [UserProfileUpdated(world.ada, ADA, NOW_MS + 5)]

@@ -11,7 +11,7 @@ from broker.devices.shares import ShareStatus
 from broker.services import Services
 from config.settings import Address
 from tests.broker.accounts.oauth_world import OAuthWorld
-from tests.factories import BOBS, KITCHEN, World
+from tests.factories import ADA, BOBS, KITCHEN, World
 from tests.protocols.http.accounts.browser import Browser, Form, give_password
 
 LINK = "accept/share"
@@ -134,11 +134,11 @@ async def test_a_form_of_a_person_who_gave_up_the_invited_address_is_refused(
     device = await services.devices.registry.find(BOBS)
     await services.devices.shares.offer(device, email="ada@new.example.org")
     code = await code_in_mail(services)
-    await services.accounts.users.change_profile(world.ada, email="ada@new.example.org")
+    await services.provisioning.apply({"users": [{"id": ADA, "email": "ada@new.example.org"}]})
     shown = await browser.open(LINK, code=code)
     asked = await browser.open((await browser.sign_in(shown, "ada-example")).headers["location"])
     assert "Accept this device?" in asked.text
-    await services.accounts.users.change_profile(world.ada, email="ada@example.org")
+    await services.provisioning.apply({"users": [{"id": ADA, "email": "ada@example.org"}]})
     assert (await browser.send(asked, decision="accept")).status_code == 403
     assert await status_of(services) == ShareStatus.PENDING
     reach = await services.accounts.permissions.reach(await services.accounts.tokens.caller("31" * 16))

@@ -24,6 +24,7 @@ from tests.broker.accounts.oauth_world import (
     VERIFIER,
     WEB,
     OAuthWorld,
+    application_of,
     basic,
     challenge_of,
     granted,
@@ -303,8 +304,7 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
     back = await browser.send(shown, decision="allow")
     assert back.headers["location"].startswith(f"{OTHER_CALLBACK}&code=")
     assert query_of(back.headers["location"])["state"] == ASKED["state"]
-    application = await oauth.services.accounts.applications.find(WEB)
-    assert application is not None
+    application = await application_of(oauth.services, WEB)
     grants = await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key))
     assert [grant.read for grant in grants if grant.device_type is not None] == [True]
 
@@ -345,8 +345,7 @@ async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))
     back = await browser.send(shown, decision="deny")
     assert query_of(back.headers["location"]) == {"error": "access_denied", "state": ASKED["state"]}
-    application = await oauth.services.accounts.applications.find(WEB)
-    assert application is not None
+    application = await application_of(oauth.services, WEB)
     assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
 
 
@@ -384,8 +383,7 @@ async def test_consent_is_asked_for_again_when_it_changed_in_between(
     assert answer.status_code == 409
     assert "asks for something else by now" in answer.text
     assert "All device types" in answer.text
-    application = await oauth.services.accounts.applications.find(WEB)
-    assert application is not None
+    application = await application_of(oauth.services, WEB)
     assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
     assert (await browser.send(answer, decision="allow")).status_code == 302
 
