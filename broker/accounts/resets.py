@@ -2,8 +2,8 @@
 
 A request does not reveal whether an account exists: the answer is the same, and so is the work. The mail contains a
 one-time code; the store has the code's hash. Setting a new password ends all browser sessions and all tokens that
-sign-ins led to: a person who resets the password because somebody else knew it must get rid of what that somebody
-authorized, and the daemon cannot tell those tokens from the person's own. Device tokens stay.
+sign-ins led to: if another person knew the old password, what that person authorized must end, and the daemon cannot
+tell those tokens from the user's own. Device tokens stay.
 """
 
 import structlog

@@ -1,4 +1,4 @@
-"""The queue of outgoing mails, over the real store, with a transport in the tests' own hands and trio's mock clock."""
+"""The queue of outgoing mails, over the real store, with a transport of the tests and trio's mock clock."""
 
 import email
 import email.policy
@@ -70,7 +70,7 @@ SAMPLES = (
 
 
 class Transport:
-    """Takes mails, or does what the test says instead."""
+    """Accepts mails, or raises what the test has put into `script` or `otherwise`."""
 
     def __init__(self, *, otherwise: Exception | None = None) -> None:
         self.script: list[BaseException | None] = []
@@ -133,7 +133,7 @@ OpenOffice = Callable[..., AbstractAsyncContextManager[Office]]
 
 @pytest.fixture
 def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
-    """Opens the queue on the same file as often as a test likes. Wall clock and trio's mock clock go together."""
+    """Opens the queue on the same file, as often as a test needs. The wall clock follows trio's mock clock."""
 
     @asynccontextmanager
     async def open_(
@@ -168,7 +168,7 @@ def text_of(message: email.message.EmailMessage) -> str:
     return text.replace("\r\n", "\n")
 
 
-# What mails say
+# Texts
 
 
 def test_every_kind_of_mail_has_a_sample_and_a_template() -> None:
@@ -233,7 +233,7 @@ def test_links_lead_to_the_accounts_pages_with_the_code(mail: Mail, path: str) -
 def test_links_begin_where_the_site_is_reached(
     public_url: str, accounts_url: str, bound: dict[str, int], link: str, site: str
 ) -> None:
-    """Whatever the settings say: the port that was bound, with TLS where it is."""
+    """With or without configured public URLs; a bound address with TLS is preferred."""
     own = Accounts(public_url=accounts_url)
     links = Site(Settings(state_dir=Path(), public_url=public_url, accounts=own))
     links.listens_on({scheme: Address("127.0.0.1", port) for scheme, port in bound.items()})
@@ -248,7 +248,7 @@ def test_a_line_without_a_value_is_left_out() -> None:
     assert "Version: 1\n\n-- \n" in text
 
 
-def test_a_name_cannot_write_lines_of_ours_and_nothing_in_it_is_expanded() -> None:
+def test_a_name_cannot_add_lines_and_is_not_expanded() -> None:
     name = "Light\r\n\r\nYour account is closed.\u2028\x00 $site ${code} {0} {{x}} %s"
     text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(LINKS)[1]
     assert "\nDevice: Light Your account is closed. $site ${code} {0} {{x}} %s\n" in text
@@ -261,7 +261,7 @@ def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:
     )
 
 
-# What is refused
+# Refused mails
 
 
 @pytest.mark.parametrize("to", NO_ADDRESSES)
@@ -308,7 +308,7 @@ async def test_a_text_that_is_too_long_is_refused(open_office: OpenOffice, autoj
         assert await office.send(mail=RuleMail(subject="", body="x" * 65_535))
 
 
-# What is delivered
+# Delivery
 
 
 async def test_a_mail_is_delivered_at_once_with_its_headers(open_office: OpenOffice, autojump_clock: MockClock) -> None:
@@ -381,12 +381,12 @@ async def test_a_mail_is_undone_with_its_cause(open_office: OpenOffice, autojump
 
         with pytest.raises(ZeroDivisionError):
             await office.database.write(work)
-        await trio.sleep(120)  # on the mock clock: the worker looked twice
+        await trio.sleep(120)  # on the mock clock: the worker read the queue twice
         assert transport.mails == []
         assert await office.waiting() == []
 
 
-async def test_what_waits_does_not_show_its_content(
+async def test_a_queued_mail_is_sealed(
     open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
 ) -> None:
     async with open_office() as office:
@@ -397,7 +397,7 @@ async def test_what_waits_does_not_show_its_content(
         assert b"0123456789abcdef" not in path.read_bytes()
 
 
-async def test_what_is_done_is_erased_and_after_two_days_forgotten(
+async def test_the_content_of_a_finished_mail_is_erased_and_its_row_removed_after_two_days(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
     transport = Transport()
@@ -417,9 +417,7 @@ async def test_what_is_done_is_erased_and_after_two_days_forgotten(
 # Rates
 
 
-async def test_a_recipient_or_a_cause_that_has_had_enough_is_refused(
-    open_office: OpenOffice, autojump_clock: MockClock
-) -> None:
+async def test_rates_of_recipients_and_causes(open_office: OpenOffice, autojump_clock: MockClock) -> None:
     reset = PasswordReset(code="c", expires_on=1)  # 2 a minute and 10 a day to one, 5 a minute and 50 a day from one
     async with open_office() as office:
         assert [await office.send("a@x.example", reset, "1") for _ in range(3)] == [True, True, False]
@@ -452,7 +450,7 @@ async def test_the_day_is_the_utc_day(open_office: OpenOffice, autojump_clock: M
             assert await office.send(mail=reset, cause=str(n))
         assert not await office.send(mail=reset)
         await trio.sleep(0.001)
-        assert not await office.send(mail=reset)  # a minute still has room for two only
+        assert not await office.send(mail=reset)  # a minute still allows two only
         await trio.sleep(30)
         assert await office.send(mail=reset)
 
@@ -519,7 +517,7 @@ async def test_the_queue_is_bounded(
         assert [await office.send(f"{n}@x.example", cause=str(n)) for n in range(4)] == [True] * 3 + [False]
 
 
-# When it does not work
+# Failures
 
 
 async def test_a_deferred_mail_is_tried_again_for_a_day_and_then_given_up(
@@ -628,7 +626,7 @@ async def test_a_bug_in_an_attempt_is_logged_and_harms_nobody_else(
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["mail_attempt_failed"]
 
 
-async def test_nothing_is_sent_twice_while_the_store_cannot_take_the_news(
+async def test_no_mail_is_sent_twice_while_its_outcome_cannot_be_stored(
     open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
 ) -> None:
     breakable = BreakableEngine(engine)
@@ -645,7 +643,7 @@ async def test_nothing_is_sent_twice_while_the_store_cannot_take_the_news(
     assert len(transport.mails) == 1
 
 
-async def test_a_store_that_cannot_be_read_is_asked_again(
+async def test_the_queue_is_read_again_after_the_store_failed(
     open_office: OpenOffice, autojump_clock: MockClock, engine: SqliteEngine
 ) -> None:
     breakable = BreakableEngine(engine)
@@ -675,7 +673,7 @@ async def test_a_mail_sealed_with_another_key_is_given_up(open_office: OpenOffic
 # Stopping and starting
 
 
-async def test_what_waits_survives_a_restart_with_its_schedule(
+async def test_queued_mails_survive_a_restart_with_their_schedule(
     open_office: OpenOffice, autojump_clock: MockClock
 ) -> None:
     first = Transport(otherwise=MailDeferred("450"))

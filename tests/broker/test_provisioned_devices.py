@@ -1,4 +1,4 @@
-"""What provisioning does to devices beyond their rows: shares, restoring what was deleted, and who is told."""
+"""Provisioning devices: shares, restoring deleted devices, and the facts that are published."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ async def test_a_device_whose_vendor_id_was_given_away_cannot_be_restored(servic
     assert caught.value.findings[0].field == "devices[0].id"
 
 
-# What is told
+# Facts
 
 
 async def test_new_and_renamed_devices_are_told_without_an_application(

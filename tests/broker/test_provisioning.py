@@ -1,4 +1,4 @@
-"""The provision file: what it creates, what a second run leaves alone, and what it refuses (reference 26)."""
+"""Provisioning: what a file creates, that a second run changes nothing, and what is refused (reference 26)."""
 
 import copy
 import json
@@ -236,7 +236,7 @@ async def test_what_is_not_given_is_generated_and_reported(services: Services) -
 
 async def test_generated_token_that_expired_is_replaced(services: Services, fake_clock: FakeClock) -> None:
     await services.provisioning.apply(BARE)
-    fake_clock.advance(86_400_000)  # the application token's life; the user token lives longer
+    fake_clock.advance(86_400_000)  # the lifetime of the application token; the user token lasts longer
     report = await services.provisioning.apply(BARE)
     assert counts(report)["tokens"] == (1, 0, 1)
     assert [(one.table, one.name) for one in report.generated] == [("tokens", "Dashboard for itself")]
@@ -288,13 +288,13 @@ async def test_change_is_applied_once_and_touches_nothing_else(
 ) -> None:
     await services.provisioning.apply(GIVEN)
     before = await everything(services)
-    # Only the entry itself: others may refer to it by the name that changes.
+    # Only this entry: other entries may refer to it by the name that changes.
     document = {table: [given(table, **change)[table][0]]}
     report = await services.provisioning.apply(document)
     assert counts(report) == {table: (0, 1, 0)}
     assert report.generated == []
     after = await everything(services)
-    # A type's tags stand in a table of their own as well, by which it is found.
+    # The tags of a type are also in a table of their own, which searches use.
     assert len([name for name in after if after[name] != before[name] and name != "device_type_tag"]) == 1
     assert counts(await services.provisioning.apply(document)) == {table: (0, 0, 1)}
     assert await everything(services) == after
@@ -344,7 +344,7 @@ async def test_manifest_that_differs_is_a_new_version(services: Services) -> Non
     other = {"fields": [{"name": "level", "valueClass": "Integer"}]}
     report = await services.provisioning.apply(given("device_types", manifest=other))
     assert counts(report)["device_types"] == (0, 1, 0)
-    assert device.manifest.version == 2  # seen at once by whoever holds the device
+    assert device.manifest.version == 2  # the shared device object was refreshed
     versions = await services.core.database.read(lambda tx: tx.device_types.manifests(device.type_key))
     assert [(one.version, json.loads(one.document)) for one in versions] == [(1, dict(LIGHT_MANIFEST)), (2, other)]
     assert isinstance(versions[0], ManifestRecord)
@@ -438,7 +438,7 @@ async def test_password_that_fits_is_not_hashed_again(services: Services) -> Non
 
 
 REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
-    # What an entry says by itself
+    # Entries by themselves
     (lambda: {"gadgets": []}, "gadgets", "unknown key"),
     (lambda: {"users": {}}, "users", "expected array, got object"),
     (lambda: given("users", nickname="x"), "users[0].nickname", "unknown key"),
@@ -519,10 +519,10 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (lambda: given("device_types", rsp=True), "device_types[0].ca", "required with rsp = true"),
     (lambda: given("device_types", ca="x"), "device_types[0].ca", "only with rsp = true"),
     (lambda: given("device_types", rsp=True, ca="x"), "device_types[0].ca", "no certificate in PEM"),
-    # What this version does not have
+    # Tables of later versions
     (lambda: {"shares": [{"device": KITCHEN}]}, "shares[0].with", "required"),
     (lambda: {"firmware": [{}]}, "firmware", "this version of trunkline does not have firmware yet"),
-    # What it refers to
+    # References to other entries
     (lambda: given("users", organization="Nope"), "users[0].organization", "there is no organization 'Nope'"),
     (lambda: given("users", 1, role="viewer"), "users[1].organization", "required with a role"),
     (
@@ -546,7 +546,7 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (lambda: given("tokens", user="x@example.org"), "tokens[0].user", "there is no user 'x@example.org'"),
     (lambda: given("grants", application="Nope"), "grants[0].application", "there is no application 'Nope'"),
     (lambda: given("grants", device_type="no.type"), "grants[0].device_type", "there is no device type 'no.type'"),
-    # Two for one
+    # Two entries for one object
     (lambda: given("tokens", value=KITCHEN_TOKEN), "tokens[0].value", "a device has this token"),
     (lambda: given("tokens", 1, value=ADA_TOKEN), "tokens[1]", "the same as tokens[0]"),
     (lambda: given("users", 1, id=ADA), "users[1].email", "'bob@example.org' has another id: " + BOB),
@@ -640,20 +640,20 @@ async def test_every_finding_of_a_manifest_is_named(services: Services) -> None:
     ]
 
 
-async def test_what_is_durable_is_told_when_whoever_asked_has_gone(
+async def test_a_commit_is_announced_also_when_its_task_was_cancelled(
     settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
 ) -> None:
     runner = HeldRunner()
     clock = Clock(fake_clock, fake_clock.steady_ms)
     async with open_services(settings, Database(engine, run_sync=runner), Vault(Vault.new_key()), clock) as services:
         await services.provisioning.apply(GIVEN)
-        caller = await services.accounts.tokens.caller(ADA_TOKEN)  # remembered
+        caller = await services.accounts.tokens.caller(ADA_TOKEN)  # now it is cached
         (token,) = [entry for entry in GIVEN["tokens"] if entry.get("value") == ADA_TOKEN]
         moved = {**GIVEN, "tokens": [{**token, "user": "bob@example.org"}]}
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.provisioning.apply, moved)
-            await runner.holds_commit.wait()  # passwords are hashed in threads before
+            await runner.holds_commit.wait()  # passwords were hashed in threads before
             nursery.cancel_scope.cancel()
             runner.commits.set()
         assert caller.user_id == ADA

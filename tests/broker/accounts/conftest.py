@@ -1,4 +1,4 @@
-"""The world of OAuth tests: applications with every method."""
+"""The OAuth world: applications with every method."""
 
 import pytest
 

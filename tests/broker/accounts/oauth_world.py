@@ -1,4 +1,4 @@
-"""Applications with every method, and short ways to say what OAuth tests say all the time."""
+"""Applications with every method, and helpers for OAuth tests."""
 
 import base64
 import hashlib
@@ -90,7 +90,7 @@ class OAuthWorld:
         return decided
 
     async def allow(self, **query: str) -> str:
-        """The address that Ada is sent to after she agreed."""
+        """The URL that Ada is redirected to after she agreed."""
         asked = await self.read(**query)
         screen = await self.services.accounts.authorize.consent_needed(asked)
         outcome = await self.services.accounts.authorize.allow(asked, self.ada.key, agreed=screen)
@@ -105,7 +105,7 @@ class OAuthWorld:
         return await self.code(application, code_challenge=challenge_of(verifier), code_challenge_method="S256")
 
     async def user_tokens(self, application: str = WEB) -> dict[str, Any]:
-        """What the application gets from Ada, by the way that it has."""
+        """Ada's tokens for an application, by the application's own flow."""
         if application == PAGE:
             url = await self.allow(client_id=PAGE, response_type="token")
             return {name: values[0] for name, values in parse_qs(urlsplit(url).fragment).items()}

@@ -1,4 +1,4 @@
-"""Passwords are hashed a few at a time, and nobody waits for ever."""
+"""The limits on how many passwords are hashed and how many wait."""
 
 import threading
 
@@ -11,7 +11,7 @@ from broker.secrets import Passwords
 
 
 class SlowPasswords(Passwords):
-    """Hashes nothing until it may."""
+    """`hash` waits until the test sets `go_on`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SlowPasswords(Passwords):
         return "hashed"
 
 
-async def test_whoever_comes_when_all_places_are_taken_is_told_so() -> None:
+async def test_a_password_is_refused_when_all_places_are_taken() -> None:
     passwords, hashed = SlowPasswords(), []
     hashing = Hashing(passwords)
 
@@ -50,7 +50,7 @@ async def test_whoever_comes_when_all_places_are_taken_is_told_so() -> None:
     await hashing.hash("12345678")  # there is room again
 
 
-async def test_whoever_does_not_wait_any_more_leaves_room() -> None:
+async def test_a_cancelled_wait_frees_its_place() -> None:
     passwords = SlowPasswords()
     hashing = Hashing(passwords)
     async with trio.open_nursery() as nursery:

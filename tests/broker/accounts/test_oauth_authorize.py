@@ -1,4 +1,4 @@
-"""/authorize: every row of the error table, where errors go, and when people are asked."""
+"""/authorize: every row of the error table, where errors are redirected to, and when consent is needed."""
 
 import re
 from urllib.parse import parse_qs, urlsplit
@@ -54,10 +54,10 @@ PKCE = f"code_challenge={CHALLENGE}&code_challenge_method=S256"
         (f"response_type=code&client_id={WEB}&redirect_uri=//web.example.org/callback", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri={CALLBACK}&redirect_uri={CALLBACK}", "redirect_uri"),
         (f"response_type=code&client_id={WEB}&redirect_uri={PAGE_CALLBACK}", "redirect_uri"),
-        (f"response_type=code&client_id={SERVER}", "redirect_uri"),  # it has none
+        (f"response_type=code&client_id={SERVER}", "redirect_uri"),  # it has no redirect URI
     ],
 )
-async def test_what_cannot_be_sent_to_the_application_is_told_to_the_person(
+async def test_without_a_trusted_redirect_uri_the_outcome_is_an_error_page(
     services: Services, oauth: OAuthWorld, query: str, text: str
 ) -> None:
     assert await services.accounts.authorize.read(query.encode()) == ErrorPage(400, f"Invalid parameter: {text}")
@@ -113,7 +113,7 @@ async def test_errors_of_the_implicit_flow_go_into_the_fragment(
     assert urlsplit(decided.url).fragment == f"error={error}&state=x"
 
 
-async def test_a_repeated_state_is_nobodys_state(services: Services, oauth: OAuthWorld) -> None:
+async def test_a_repeated_state_is_not_returned(services: Services, oauth: OAuthWorld) -> None:
     decided = await services.accounts.authorize.read(f"client_id={WEB}&response_type=code&state=a&state=b".encode())
     assert decided == Redirect(f"{CALLBACK}?error=invalid_request")
 
@@ -131,7 +131,7 @@ async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> N
     [
         (WEB, "response_type=code"),
         (WEB, f"response_type=code&redirect_uri={OTHER_CALLBACK.replace('%', '%25')}"),
-        (WEB, f"response_type=code&{PKCE}"),  # a challenge does no harm beside a secret
+        (WEB, f"response_type=code&{PKCE}"),  # an application with a secret may send a challenge
         (MOBILE, f"response_type=code&{PKCE}"),
         (BOTH, "response_type=code"),
         (BOTH, f"response_type=code&{PKCE}"),
@@ -139,13 +139,13 @@ async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> N
         (WEB, "?response_type=code&scope=a&scope=b&client=x&client=y&unknown=1&unknown=2&account_type=&prompt="),
     ],
 )
-async def test_what_is_right_is_accepted(services: Services, oauth: OAuthWorld, application: str, query: str) -> None:
+async def test_valid_requests(services: Services, oauth: OAuthWorld, application: str, query: str) -> None:
     decided = await services.accounts.authorize.read(f"{query}&client_id={application}".encode())
     assert isinstance(decided, AuthorizationRequest)
     assert decided.application.id == application
 
 
-async def test_what_pages_need_to_know(oauth: OAuthWorld) -> None:
+async def test_the_request_has_what_the_pages_read(oauth: OAuthWorld) -> None:
     plain = await oauth.read(client_id=WEB, response_type="code")
     assert (plain.login_wanted, plain.account_type, plain.blank_style, plain.state) == (False, None, False, None)
     asked = await oauth.read(
@@ -163,7 +163,7 @@ async def test_state_comes_back_unchanged(oauth: OAuthWorld, state: str) -> None
     assert url.isprintable()
 
 
-async def test_state_comes_back_even_when_it_is_no_text(services: Services, oauth: OAuthWorld) -> None:
+async def test_state_comes_back_also_when_it_is_not_utf_8(services: Services, oauth: OAuthWorld) -> None:
     decided = await services.accounts.authorize.read(f"client_id={WEB}&response_type=x&state=%FF%00a".encode())
     assert decided == Redirect(f"{CALLBACK}?error=invalid_request&state=%FF%00a")
 
@@ -189,7 +189,7 @@ async def test_the_implicit_flow_ends_with_tokens_in_the_fragment(oauth: OAuthWo
     assert (caller.user_id, caller.application_id) == (oauth.ada.id, PAGE)
 
 
-async def test_an_application_that_lost_its_right_meanwhile_gets_nothing(oauth: OAuthWorld) -> None:
+async def test_an_application_whose_method_was_disabled_meanwhile_gets_no_code(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
     await oauth.change_methods(WEB, "client_credentials")
     outcome = await oauth.services.accounts.authorize.allow(asked, oauth.ada.key)
@@ -209,7 +209,7 @@ def asks(device_type: str, *permissions: str) -> dict[str, object]:
         ([], None),
         ([asks(LIGHT_TYPE, "READ", "WRITE")], None),
         ([asks("profile", "READ")], None),
-        ([asks("dt" + "9" * 32, "READ")], None),  # it is gone
+        ([asks("dt" + "9" * 32, "READ")], None),  # a deleted type
         ([asks(PROTECTED_TYPE, "READ")], None),  # only for its own organization's applications
         ([asks(THEIR_TYPE, "READ")], [("Their Lock", ("READ",))]),
         ([asks(THEIR_TYPE, "DEVICE_WRITE")], [("Their Lock", ("WRITE",))]),
@@ -221,7 +221,7 @@ def asks(device_type: str, *permissions: str) -> dict[str, object]:
         ([asks("profile", "PROFILE_WRITE")], [("Your profile", ("WRITE",))]),
     ],
 )
-async def test_when_people_are_asked(
+async def test_when_consent_is_needed(
     oauth: OAuthWorld, requested: list[dict[str, object]], shown: list[tuple[str, tuple[str, ...]]] | None
 ) -> None:
     await oauth.ask_for(WEB, requested)
@@ -242,7 +242,7 @@ async def grants_of(oauth: OAuthWorld, application: str) -> set[tuple[int | None
     return {(grant.device_type, grant.read, grant.write) for grant in grants}
 
 
-async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> None:
+async def test_grants_are_added_and_never_removed(oauth: OAuthWorld) -> None:
     lock = await oauth.services.core.database.read(lambda tx: tx.device_types.by_id(THEIR_TYPE))
     assert lock is not None
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "READ")])
@@ -260,7 +260,7 @@ async def test_what_was_agreed_to_is_kept_and_never_less(oauth: OAuthWorld) -> N
     assert await grants_of(oauth, WEB) == {(None, True, False), (lock.key, True, True)}
 
 
-async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth: OAuthWorld) -> None:
+async def test_an_application_reaches_its_own_types_of_users_who_signed_in(oauth: OAuthWorld) -> None:
     await oauth.change_methods(WEB, "authorization_code", "client_credentials")
     answer = granted(await oauth.token(basic(WEB), grant_type="client_credentials"))
     caller = await oauth.services.accounts.tokens.caller(answer["access_token"])
@@ -270,7 +270,7 @@ async def test_who_signed_in_is_seen_by_the_application_for_its_own_types(oauth:
     assert (await oauth.services.accounts.permissions.reach(caller)).allows(kitchen, Permission.WRITE)
 
 
-async def test_logout_knows_every_registered_address(oauth: OAuthWorld) -> None:
+async def test_every_registered_redirect_uri_may_follow_a_logout(oauth: OAuthWorld) -> None:
     for uri, known in (
         (CALLBACK, True),
         (OTHER_CALLBACK, True),

@@ -1,4 +1,4 @@
-"""The limited-input flow: polling, typing the code, guessing it."""
+"""The limited-input flow: polling, typing the user code, and limits on guessing it."""
 
 import re
 
@@ -33,7 +33,7 @@ async def poll(oauth: OAuthWorld, code: str) -> tuple[int, str]:
     return (200, "") if answer.status == 200 else refused(answer)
 
 
-async def test_what_a_device_gets(oauth: OAuthWorld) -> None:
+async def test_the_device_authorization_response(oauth: OAuthWorld) -> None:
     body = granted(await oauth.device_code())
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", body["device_code"])
     assert re.fullmatch(f"[{ALPHABET}]{{4}}-[{ALPHABET}]{{4}}", body["user_code"])
@@ -52,11 +52,13 @@ async def test_what_a_device_gets(oauth: OAuthWorld) -> None:
         ({"client_secret": "wrong"}, (401, "invalid_client")),
     ],
 )
-async def test_who_gets_no_device_code(oauth: OAuthWorld, form: dict[str, str], refusal: tuple[int, str]) -> None:
+async def test_refused_device_authorization_requests(
+    oauth: OAuthWorld, form: dict[str, str], refusal: tuple[int, str]
+) -> None:
     assert refused(await oauth.device_code(**form)) == refusal
 
 
-async def test_a_secret_does_no_harm(oauth: OAuthWorld) -> None:
+async def test_a_right_secret_is_accepted_where_none_is_needed(oauth: OAuthWorld) -> None:
     granted(await oauth.device_code(client_secret=SECRETS[TV]))
 
 
@@ -74,7 +76,7 @@ async def test_the_next_poll_after_approval_gets_the_token_once(oauth: OAuthWorl
     assert await poll(oauth, body["device_code"]) == (400, "expired_token")
 
 
-async def test_what_is_kept_is_what_was_shown(oauth: OAuthWorld) -> None:
+async def test_only_what_was_shown_is_granted(oauth: OAuthWorld) -> None:
     codes = oauth.services.accounts.device_codes
     body = (await oauth.device_code()).body
     shown = await codes.find(body["user_code"], address=HERE)
@@ -86,7 +88,7 @@ async def test_what_is_kept_is_what_was_shown(oauth: OAuthWorld) -> None:
     assert await codes.approve(instead, oauth.ada.key, address=HERE) is None
 
 
-async def test_a_refusal_is_told_to_every_poll(oauth: OAuthWorld) -> None:
+async def test_every_poll_after_a_denial_gets_access_denied(oauth: OAuthWorld) -> None:
     body = (await oauth.device_code()).body
     waiting = await oauth.services.accounts.device_codes.find(body["user_code"], address=HERE)
     await oauth.services.accounts.device_codes.deny(body["user_code"], oauth.ada.key, address=HERE)
@@ -96,7 +98,7 @@ async def test_a_refusal_is_told_to_every_poll(oauth: OAuthWorld) -> None:
         await oauth.services.accounts.device_codes.approve(waiting, oauth.ada.key, address=HERE)
 
 
-async def test_who_polls_too_soon_has_to_wait_longer(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+async def test_polling_too_soon_makes_the_interval_longer(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     code = (await oauth.device_code()).body["device_code"]
     for pause_ms, outcome in (
         (0, "authorization_pending"),
@@ -127,7 +129,7 @@ async def test_a_device_code_is_good_for_its_application_only(oauth: OAuthWorld)
     granted(await oauth.token(client_id=TV, **form))
 
 
-async def test_approval_keeps_what_was_asked_for(oauth: OAuthWorld) -> None:
+async def test_approval_stores_the_grants(oauth: OAuthWorld) -> None:
     await oauth.ask_for(TV, [{"device_type": "*", "permissions": ["READ"]}])
     await oauth.approved_device_code()
     application = await application_of(oauth.services, TV)
@@ -170,7 +172,7 @@ async def test_one_wrong_code_may_be_tried_ten_times_from_anywhere(oauth: OAuthW
             await codes.find(typed, address="203.0.113.1")
 
 
-async def test_guesses_are_forgotten_when_they_are_old(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+async def test_old_wrong_codes_are_not_counted(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     for number in range(15):
         fake_clock.advance(100_000)
         with pytest.raises(UserCodeNotFound):
@@ -188,12 +190,12 @@ async def test_guesses_are_forgotten_when_they_are_old(oauth: OAuthWorld, fake_c
         ("unix", "unix", True),
     ],
 )
-def test_who_counts_as_one_address(one: str, other: str, same: bool) -> None:
+def test_addresses_that_count_as_one(one: str, other: str, same: bool) -> None:
     assert (address_key(one) == address_key(other)) is same
 
 
 @given(st.data())
-def test_a_user_code_is_read_as_it_was_shown(data: st.DataObject) -> None:
+def test_a_typed_user_code_is_read_in_the_form_that_devices_show(data: st.DataObject) -> None:
     code = new_user_code()
     assert typed_user_code(code) == typed_user_code(code.replace("-", "")) == code
     other = data.draw(st.text(max_size=10))

@@ -83,14 +83,14 @@ async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: 
     assert reasons == [CloseReason.TOKEN_REVOKED]
 
 
-async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
+async def test_a_revocation_is_announced_also_when_its_task_was_cancelled(
     settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
 ) -> None:
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
     async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
         await build_world(services.core.database, services.core.vault)
-        await services.accounts.tokens.caller(ADA_TOKEN)  # remembered
+        await services.accounts.tokens.caller(ADA_TOKEN)  # now it is cached
         told: list[TokenRevoked] = []
         services.core.router.subscribe(TokenRevoked, told.append)
         runner.hold_commits()
@@ -98,7 +98,7 @@ async def test_a_revocation_is_finished_when_whoever_asked_has_gone(
             nursery.start_soon(services.accounts.tokens.revoke, ADA_TOKEN)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert told == []  # it is not durable yet
+        assert told == []  # the commit is not done yet
         runner.commits.set()
         await trio.testing.wait_all_tasks_blocked()
         assert told == [TokenRevoked(token_hash(ADA_TOKEN))]
@@ -125,7 +125,7 @@ async def test_a_clock_that_is_set_back_and_forth_announces_no_valid_token(
         await oauth.services.accounts.tokens.caller(token)
     fake_clock.advance(USER_MS)
     await trio.sleep(10)
-    assert announced == [token_hash(token)]  # once, and by the sweep that announced nothing before
+    assert announced == [token_hash(token)]  # the same sweep announces it when it expires
 
 
 async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
@@ -146,7 +146,7 @@ async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
             await trio.sleep(700)  # the purge is every ten minutes
         assert [log["event"] for log in logs].count("token_sweep_failed") == 1
         assert await codes_in(services) == 2
-        assert announced == [token_hash(token)]  # which needs no commit
+        assert announced == [token_hash(token)]  # the announcement needs no commit
         breakable.error = None
         await trio.sleep(600)
         assert await codes_in(services) == 1  # the used code stays as long as the tokens it led to can be refreshed

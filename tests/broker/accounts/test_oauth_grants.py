@@ -1,4 +1,4 @@
-"""/token as a function: the grant table, the error table, replay and reuse."""
+"""/token without HTTP: the grant table, the error table, replayed codes and refresh tokens."""
 
 import base64
 import re
@@ -134,7 +134,7 @@ async def test_an_approved_device_code_makes_a_user_token(oauth: OAuthWorld, gra
     assert (await oauth.services.accounts.tokens.caller(body["access_token"])).user_id == oauth.ada.id
 
 
-# How an application says who it is
+# Client authentication
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_the_parts_of_a_basic_header_are_plain_or_encoded(oauth: OAuthWorl
 async def test_the_secret_may_come_among_the_parameters(oauth: OAuthWorld) -> None:
     form = {"grant_type": "client_credentials", "client_id": SERVER, "client_secret": SECRETS[SERVER]}
     granted(await oauth.token(**form))
-    for query, body in ((form, {}), (form | {"client_secret": "wrong"}, form)):  # the body wins
+    for query, body in ((form, {}), (form | {"client_secret": "wrong"}, form)):  # the body has precedence
         request = TokenRequest.of(query=b"?" + urlencode(query).encode(), body=urlencode(body).encode())
         granted(await oauth.services.accounts.grants.token(request))
 
@@ -176,7 +176,7 @@ async def test_the_secret_may_come_among_the_parameters(oauth: OAuthWorld) -> No
         (f"bearer {ADA_TOKEN}", {}, (400, "invalid_request")),
     ],
 )
-async def test_who_is_not_known_gets_nothing(
+async def test_failed_client_authentication(
     oauth: OAuthWorld, header: str, form: dict[str, str], refusal: tuple[int, str]
 ) -> None:
     form = {name: value.encode(errors="replace").decode() for name, value in form.items()}
@@ -185,10 +185,10 @@ async def test_who_is_not_known_gets_nothing(
     assert ("WWW-Authenticate" in answer.headers) == (answer.status == 401)
 
 
-async def test_a_wrong_secret_counts_where_none_is_needed(oauth: OAuthWorld) -> None:
+async def test_a_wrong_secret_is_refused_also_where_none_is_needed(oauth: OAuthWorld) -> None:
     form = {"grant_type": "authorization_code", "code": await oauth.mobile_code(), "code_verifier": VERIFIER}
     assert refused(await oauth.token(basic(MOBILE, "wrong"), **form)) == (401, "invalid_client")
-    granted(await oauth.token(basic(MOBILE, ""), **form))  # an empty one is none
+    granted(await oauth.token(basic(MOBILE, ""), **form))  # an empty secret is none
 
 
 # The error table
@@ -238,7 +238,7 @@ async def test_a_row_of_the_error_table(
         (basic(WEB), {}, f"{CALLBACK}?error=unsupported_grant_type"),
         (basic(WEB, "wrong"), {}, f"{CALLBACK}?error=unsupported_grant_type"),
         ("", {"client_id": MOBILE}, "myapp:///done?error=unsupported_grant_type"),
-        ("", {"client_id": SERVER}, None),  # it has no address
+        ("", {"client_id": SERVER}, None),  # it has no redirect URI
         ("", {"client_id": "ff" * 16}, None),
         ("", {}, None),
     ],
@@ -259,7 +259,7 @@ async def test_a_repeated_parameter_is_refused(oauth: OAuthWorld, name: str) -> 
     assert answer.body["error_description"] == f"{name} is repeated"
 
 
-async def test_what_is_repeated_elsewhere_does_not_matter(oauth: OAuthWorld) -> None:
+async def test_repeated_unknown_parameters_are_ignored(oauth: OAuthWorld) -> None:
     request = TokenRequest.of(
         query=b"grant_type=password&unknown=1&unknown=2&scope=a&scope=b",
         body=b"grant_type=client_credentials",
@@ -353,7 +353,7 @@ async def test_the_redirect_uri_must_be_the_same(
         (challenge_of(VERIFIER), "invalid_grant"),
     ],
 )
-async def test_a_verifier_that_does_not_fit(oauth: OAuthWorld, verifier: str | None, refusal: str) -> None:
+async def test_wrong_verifiers(oauth: OAuthWorld, verifier: str | None, refusal: str) -> None:
     form = {} if verifier is None else {"code_verifier": verifier}
     answer = await oauth.token(
         grant_type="authorization_code", client_id=MOBILE, code=await oauth.mobile_code(), **form
@@ -415,7 +415,7 @@ async def in_a_new_world(check: Callable[[OAuthWorld], Awaitable[None]]) -> None
 
 async def test_the_old_access_token_has_five_more_minutes(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     old = await oauth.user_tokens()
-    assert await is_valid(oauth, old["access_token"])  # and so it is remembered
+    assert await is_valid(oauth, old["access_token"])  # now it is cached
     new = await refresh(oauth, WEB, old)
     fake_clock.advance(299_999)
     assert await is_valid(oauth, old["access_token"])
@@ -476,17 +476,17 @@ async def test_a_replayed_refresh_token_ends_the_whole_family(oauth: OAuthWorld,
         (PAGE, f"bearer {KITCHEN_TOKEN}", {}, (400, "invalid_grant")),
     ],
 )
-async def test_a_refresh_takes_the_proof_of_its_flow(
+async def test_a_refresh_needs_the_client_authentication_of_its_flow(
     oauth: OAuthWorld, application: str, authorization: str, form: dict[str, str], refusal: tuple[int, str]
 ) -> None:
     tokens = await oauth.user_tokens(application)
     authorization = authorization.replace("<old>", tokens["access_token"])
     form = {"grant_type": "refresh_token", "refresh_token": tokens["refresh_token"], **form}
     assert refused(await oauth.token(authorization, **form)) == refusal
-    await refresh(oauth, application, tokens)  # nothing was used up
+    await refresh(oauth, application, tokens)  # the refused request did not use the token
 
 
-async def test_a_method_that_was_switched_off_refreshes_no_more(oauth: OAuthWorld) -> None:
+async def test_tokens_of_a_disabled_method_cannot_be_refreshed(oauth: OAuthWorld) -> None:
     tokens = await oauth.user_tokens()
     await oauth.change_methods(WEB, "client_credentials")
     answer = await oauth.token(basic(WEB), grant_type="refresh_token", refresh_token=tokens["refresh_token"])
@@ -507,10 +507,10 @@ async def test_the_refresh_call_of_the_rest_root_is_for_implicit_applications(oa
     assert (await call(page))[0] == 200
 
 
-# Keeping, revoking, expiring
+# Storing, revoking, expiring
 
 
-async def test_nothing_that_is_shown_is_kept_in_the_clear(oauth: OAuthWorld) -> None:
+async def test_tokens_codes_and_secrets_are_not_stored_in_the_clear(oauth: OAuthWorld) -> None:
     tokens = await oauth.user_tokens(WEB)
     code = await oauth.code()
     device = (await oauth.device_code()).body
@@ -546,7 +546,7 @@ async def test_tokens_without_a_family_can_be_revoked(oauth: OAuthWorld, token: 
     assert not await is_valid(oauth, token)
 
 
-async def test_what_cannot_be_revoked(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+async def test_tokens_that_cannot_be_revoked(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
     tokens = oauth.services.accounts.tokens
     with pytest.raises(Unauthorized):
         await tokens.revoke("ff" * 16)
@@ -559,7 +559,7 @@ async def test_what_cannot_be_revoked(oauth: OAuthWorld, fake_clock: FakeClock) 
     fake_clock.advance(USER_SECONDS * 1000)
     with pytest.raises(Unauthorized):
         await tokens.revoke(issued["access_token"])
-    await tokens.revoke(issued["refresh_token"])  # it is still good for a refresh
+    await tokens.revoke(issued["refresh_token"])  # it can still be used for a refresh
 
 
 async def test_a_token_that_expires_is_announced_once(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
@@ -590,7 +590,9 @@ async def rows_in(oauth: OAuthWorld, table: str) -> int:
     return await oauth.services.core.database.read(lambda tx: len(list(tx.connection.execute(query))))
 
 
-async def test_what_is_over_is_removed_and_nothing_else(oauth: OAuthWorld, fake_clock: FakeClock) -> None:
+async def test_rows_that_can_no_longer_be_used_are_removed_and_no_others(
+    oauth: OAuthWorld, fake_clock: FakeClock
+) -> None:
     tables = ("token_family", "refresh_token", "authorization_code", "device_code")
     provisioned = await rows_in(oauth, "token")
     await oauth.user_tokens(TV)
@@ -612,7 +614,7 @@ async def test_what_is_over_is_removed_and_nothing_else(oauth: OAuthWorld, fake_
     assert await rows_in(oauth, "token") == provisioned
 
 
-async def test_what_is_over_is_removed_in_small_steps(
+async def test_old_rows_are_removed_in_small_steps(
     oauth: OAuthWorld, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_module, "_PURGED_AT_ONCE", 2)
@@ -623,7 +625,7 @@ async def test_what_is_over_is_removed_in_small_steps(
     assert await rows_in(oauth, "authorization_code") == 0
 
 
-async def test_a_code_stands_for_whoever_signed_in(oauth: OAuthWorld) -> None:
+async def test_a_code_is_for_the_user_who_signed_in(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
     outcome = await oauth.services.accounts.authorize.allow(asked, oauth.bob.key)
     code = query_of(getattr(outcome, "url", ""))["code"]

@@ -1,4 +1,4 @@
-"""Organization roles, and device types that are for the users of one organization's applications."""
+"""Roles in organizations, and unpublished and protected device types."""
 
 import pytest
 
@@ -15,7 +15,7 @@ application = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, applic
 
 
 class ProtectedDevice:
-    """Ada's, of type 7."""
+    """A device of Ada's, of type 7."""
 
     key, id, owner, type_key, type_protected = 1, "1" * 32, 1, 7, True
     shared_with: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ def test_applications_of_others_never_reach_a_protected_type(
     assert reach.allows(ProtectedDevice(organization), Permission.READ) is reached
 
 
-def test_devices_of_types_that_are_not_protected_are_reached_as_ever() -> None:
+def test_applications_of_others_reach_types_that_are_not_protected() -> None:
     assert Reach(application, Grants([GrantRecord(1, 1, 1, True, True)])).allows(
         make_device(organization=THEIRS), Permission.READ
     )

@@ -1,4 +1,4 @@
-"""Who may READ and WRITE what (reference 4.7), as one table."""
+"""Tables of who may do what with a device (reference 4.7)."""
 
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_what_a_caller_may_do_with_a_device(
 @pytest.mark.parametrize(
     ("caller", "grants", "reads", "writes", "manages"),
     [
-        (device, [], True, True, True),  # its own device: what calls take its token is another question
+        (device, [], True, True, True),  # its own device; which calls accept a device token is declared with each call
         (ada, [], True, True, True),
         (bob, [], True, True, False),
         (carol, [], False, False, False),
@@ -107,7 +107,7 @@ def test_what_a_caller_may_do_with_a_device(
         (application, [grant(LIGHT)], True, True, True),
         (application, [grant(LIGHT, write=False)], True, False, False),
         (application, [grant(LIGHT, read=False)], False, True, True),
-        # What Bob granted covers what is shared with him, and as little as the share itself.
+        # Bob's grants cover devices that are shared with him, without MANAGE, as the share does.
         (application, [grant(LIGHT, user=BOB)], True, True, False),
         (application, [grant(LIGHT, user=BOB, write=False)], True, False, False),
         (application, [grant(LOCK, user=BOB)], False, False, False),
@@ -242,7 +242,7 @@ async def test_grants_that_change_while_they_are_read_are_read_again(
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            await wait_all_tasks_blocked()  # the grants were read, and are about to become old
+            await wait_all_tasks_blocked()  # the grants were read; the next lines change them
             await allow(services, GrantRecord(world.bob, world.application, None, read=True, write=True))
             runner.reads.set()
         assert found[0].covers_user(world.bob)

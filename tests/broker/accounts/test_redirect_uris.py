@@ -31,25 +31,25 @@ def application(*redirect_uris: str) -> Application:
 @example(["https://a/b"], "HTTPS://a/b")
 @example(["https://a/b"], "https://a/%62")
 @example(["https://a/b"], "https://a/b\n")
-def test_only_a_registered_address_is_one(registered: list[str], wanted: str) -> None:
+def test_only_a_registered_address_is_accepted(registered: list[str], wanted: str) -> None:
     found = application(*registered).redirect_uri(wanted)
     assert found == (wanted if wanted in registered else None)
 
 
 @given(uris, st.text(min_size=1, max_size=5), st.integers(0, 40))
-def test_nothing_like_a_registered_address_is_one(registered: str, inserted: str, at: int) -> None:
+def test_no_similar_address_is_accepted(registered: str, inserted: str, at: int) -> None:
     changed = registered[:at] + inserted + registered[at:]
     assert application(registered).redirect_uri(changed) is None
     assert application(registered).redirect_uri(registered.swapcase()) is None
     assert application(registered).redirect_uri(registered) == registered
 
 
-def test_without_one_it_is_the_first() -> None:
+def test_the_default_is_the_first_registered_address() -> None:
     assert application("https://b/", "https://a/").redirect_uri(None) == "https://b/"
 
 
 @given(uris, st.text(st.characters(codec="utf-8")), st.booleans())
-def test_what_is_added_changes_nothing_that_was_there(uri: str, state: str, fragment: bool) -> None:
+def test_appended_parameters_do_not_change_the_address(uri: str, state: str, fragment: bool) -> None:
     url = with_parameters(uri, [("state", state), ("left_out", None)], fragment=fragment)
     assert url.startswith(uri)
     assert url.isascii()

@@ -1,4 +1,4 @@
-"""New passwords by mail: who gets one, what it ends, and what nobody learns."""
+"""Password resets by mail: who gets a mail, what a reset ends, and what the answer does not reveal."""
 
 import re
 
@@ -20,7 +20,7 @@ _CODE = re.compile(r"/accounts/reset\?code=([0-9a-f]{32})\n")
 
 
 async def mails(services: Services) -> list[tuple[str, str]]:
-    """Recipient and text of what waits to be sent, in order."""
+    """Recipient and text of the queued mails, in order."""
     waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
     return [
         (mail.recipient, msgspec.json.decode(services.core.vault.open(mail.content or b""), type=tuple[str, str])[1])
@@ -75,7 +75,7 @@ async def test_another_password_ends_the_code(oauth: OAuthWorld) -> None:
 
 
 @pytest.mark.parametrize("code", ["", "ff" * 16, "x", "\udc80"])
-async def test_what_is_no_code(oauth: OAuthWorld, code: str) -> None:
+async def test_texts_that_are_no_reset_code(oauth: OAuthWorld, code: str) -> None:
     with pytest.raises(LinkOver):
         await oauth.services.accounts.resets.find(code)
 
@@ -88,14 +88,14 @@ async def test_a_password_that_is_refused_does_not_use_the_code(oauth: OAuthWorl
     await oauth.services.accounts.resets.set_password(code, NEW)
 
 
-async def test_everything_that_stood_on_the_old_password_ends(oauth: OAuthWorld) -> None:
+async def test_a_reset_ends_all_sessions_and_tokens_of_sign_ins(oauth: OAuthWorld) -> None:
     services = oauth.services
     await give_password(services, oauth.ada)
     session = await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     tokens = await oauth.user_tokens()
     on_its_way, device_code = await oauth.code(), await oauth.approved_device_code()
     bobs = await services.accounts.sessions.begin(oauth.bob)
-    await services.accounts.tokens.caller(tokens["access_token"])  # remembered
+    await services.accounts.tokens.caller(tokens["access_token"])  # now it is cached
     await services.accounts.resets.set_password(await code_for_ada(oauth), NEW)
     assert await services.accounts.sessions.find(session.id) is None
     with pytest.raises(Unauthorized):
@@ -108,18 +108,18 @@ async def test_everything_that_stood_on_the_old_password_ends(oauth: OAuthWorld)
     poll = await oauth.token(grant_type="device_code", client_id=TV, code=device_code)
     assert refused(poll) == (400, "access_denied")
     assert await services.accounts.sessions.find(bobs.id) is not None
-    for kept in (ADA_TOKEN, KITCHEN_TOKEN):  # the operator's, and a device's own
+    for kept in (ADA_TOKEN, KITCHEN_TOKEN):  # a provisioned token and a device token
         await services.accounts.tokens.caller(kept)
     assert granted(await oauth.token(basic(WEB), grant_type="authorization_code", code=await oauth.code()))
 
 
-async def test_nobody_gets_no_mail_and_the_same_answer(oauth: OAuthWorld) -> None:
+async def test_without_an_account_no_mail_is_sent_and_the_answer_is_the_same(oauth: OAuthWorld) -> None:
     rows = "SELECT count(*) AS n FROM password_reset"
     for number, name in enumerate(("nobody@example.org", "nobody", "", "\0", "ü" * 5000), start=1):
         await oauth.services.accounts.resets.ask(name, address=HERE)
         row = await oauth.services.core.database.read(lambda tx: tx.connection.execute(rows).one())
         assert row is not None
-        assert row["n"] == number  # the same work as for somebody
+        assert row["n"] == number  # the same work as for an account
     assert await mails(oauth.services) == []
 
 

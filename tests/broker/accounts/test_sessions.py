@@ -1,4 +1,4 @@
-"""Signing in and the sessions that come of it, without any page."""
+"""Signing in and sessions, without pages."""
 
 import pytest
 import trio
@@ -34,11 +34,11 @@ async def test_a_session_lasts_fourteen_days(services: Services, signed_in: Sess
     fake_clock.advance(1)
     assert await services.accounts.sessions.find(signed_in.id) is None
     await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
-    assert await stored(services) == 1  # the old one is gone
+    assert await stored(services) == 1  # the expired one was removed
 
 
 @pytest.mark.parametrize("text", ["", "x", "ff" * 16, "ü" * 32, "\0"])
-async def test_what_is_no_session(services: Services, signed_in: Session, text: str) -> None:
+async def test_texts_that_are_no_session_id(services: Services, signed_in: Session, text: str) -> None:
     assert await services.accounts.sessions.find(text) is None
     await services.accounts.sessions.end(text)
     assert await services.accounts.sessions.find(signed_in.id) is not None
@@ -68,7 +68,7 @@ def test_form_keys() -> None:
     assert not FormKeys().proves(keys.proof("ab" * 16), "ab" * 16)
 
 
-async def test_many_guesses_at_once_are_no_way_around(services: Services, signed_in: Session) -> None:
+async def test_concurrent_guesses_are_counted(services: Services, signed_in: Session) -> None:
     outcomes: list[type[Exception]] = []
 
     async def guess() -> None:
@@ -84,7 +84,7 @@ async def test_many_guesses_at_once_are_no_way_around(services: Services, signed
     assert outcomes.count(TooManyAttempts) == 7
 
 
-async def test_the_right_password_forgives(services: Services, signed_in: Session) -> None:
+async def test_the_right_password_resets_the_count_of_the_account(services: Services, signed_in: Session) -> None:
     for _ in range(3):
         for _ in range(4):
             with pytest.raises(WrongPassword):
@@ -116,7 +116,9 @@ async def test_one_address_may_not_try_many_accounts(
     await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
 
 
-async def test_the_right_password_does_not_forgive_the_address(services: Services, signed_in: Session) -> None:
+async def test_the_right_password_does_not_reset_the_count_of_the_address(
+    services: Services, signed_in: Session
+) -> None:
     for number in range(PASSWORD_ADDRESS_MISSES):
         with pytest.raises(WrongPassword):
             await services.accounts.sessions.sign_in(f"nobody{number}", "wrong", address=HERE)

@@ -1,4 +1,4 @@
-"""Who is calling: tokens resolve to callers until they expire, are revoked or change."""
+"""Tokens resolve to callers until they expire, are revoked or change."""
 
 import pytest
 import trio
@@ -67,7 +67,7 @@ async def test_a_device_token_stands_for_its_device_and_never_expires(services: 
 
 
 @pytest.mark.parametrize("token", ["", "ff" * 16, ADA_TOKEN + " ", ADA_TOKEN[:-1], "äöü", "\x00", "x" * 100_000])
-async def test_an_unknown_token_is_nobody(services: Services, world: World, token: str) -> None:
+async def test_an_unknown_token_is_unauthorized(services: Services, world: World, token: str) -> None:
     with pytest.raises(Unauthorized):
         await services.accounts.tokens.caller(token)
 
@@ -157,7 +157,7 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_refused(
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect_refusal)
-            await wait_all_tasks_blocked()  # the token was read, and is about to become old
+            await wait_all_tasks_blocked()  # the token was read; the next lines revoke it
             await services.core.database.write(forget_in_store)
             services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
             runner.reads.set()

@@ -17,7 +17,7 @@ async def test_a_user_token_has_a_self(services: Services, world: World) -> None
 
 
 @pytest.mark.parametrize("token", [APPLICATION_TOKEN, KITCHEN_TOKEN])
-async def test_other_tokens_have_none(services: Services, world: World, token: str) -> None:
+async def test_other_tokens_have_no_self(services: Services, world: World, token: str) -> None:
     caller = await services.accounts.tokens.caller(token)
     with pytest.raises(PermissionDenied):
         await services.accounts.users.self_of(caller)

@@ -1,4 +1,4 @@
-"""The application's side of a redirect: a small server on loopback that hears where browsers are sent."""
+"""The application's side of a redirect: a small server on loopback that records which URLs browsers request."""
 
 import queue
 import ssl
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-_PATIENCE_SECONDS: Final = 20
+_TIMEOUT_SECONDS: Final = 20
 _PAGE: Final = b"<!doctype html><html lang=en><title>Back</title><h1>Back at the application</h1></html>"
 
 
 class Callback:
-    """Every path is some application's redirect address."""
+    """Every path is the redirect URI of an application."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -28,8 +28,8 @@ class Callback:
         self._heard.put(self.origin + target)
 
     def take(self) -> str:
-        """The address that the browser came with; without the fragment, which browsers keep to themselves."""
-        return self._heard.get(timeout=_PATIENCE_SECONDS)
+        """The next URL that the browser requested, without the fragment, which browsers do not send."""
+        return self._heard.get(timeout=_TIMEOUT_SECONDS)
 
     def forget(self) -> None:
         while not self._heard.empty():
@@ -37,7 +37,7 @@ class Callback:
 
 
 def query_of(url: str) -> dict[str, str]:
-    """Its parameters, each of which is there once."""
+    """The parameters of a URL, none of which is repeated."""
     return {name: value for name, (value,) in parse_qs(urlsplit(url).query, strict_parsing=True).items()}
 
 
@@ -59,7 +59,7 @@ def running_callback(certificate: Path) -> Iterator[Callback]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # The handshake belongs into the connection's own thread: browsers open connections that they may never use.
+        # The handshake runs in the thread of its connection: browsers open connections that they may never use.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         callback = Callback(f"https://127.0.0.1:{server.server_address[1]}")
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

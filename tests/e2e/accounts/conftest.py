@@ -1,4 +1,4 @@
-"""One daemon, one application server and one browser for all of them; every test has a browser that nobody used."""
+"""One daemon, one application server and one browser for all tests; the browser is reset before every test."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterato
 
 @pytest.fixture
 def chromium(window: Chromium, site: Site) -> Iterator[Chromium]:
-    """Whatever a test does with it: the pages ask nobody else, break no policy, and leave no token in an address."""
+    """The browser. After each test: no requests to other origins, no policy violations, no tokens in URLs."""
     window.fresh()
     site.callback.forget()
     yield window
@@ -31,10 +31,10 @@ def chromium(window: Chromium, site: Site) -> Iterator[Chromium]:
     known = {site.origin, site.callback.origin, *site.others}
     for url in traffic.urls:
         parts = urlsplit(url)
-        if parts.scheme == "data":  # Chromium's own pages are made of them
+        if parts.scheme == "data":  # Chromium's own pages use them
             continue
         assert f"{parts.scheme}://{parts.netloc}" in known, url
-        # Reference 13 has a one-time token there.
+        # The one-time token of reference 13 is in this URL.
         assert "token=" not in parts.query or parts.path == "/accounts/pricing/upgrade", url
         assert "token=" not in parts.fragment or parts.path == "/page", url
 
@@ -51,7 +51,7 @@ def postbox(site: Site, chromium: Chromium) -> Postbox:
 
 @pytest.fixture(scope="session")
 def screenshots() -> Path | None:
-    """The folder that SCREENSHOTS names, for who wants to look at the pages."""
+    """The folder for screenshots that the environment variable SCREENSHOTS names."""
     given = os.environ.get("SCREENSHOTS")
     if not given:
         return None

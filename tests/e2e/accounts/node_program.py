@@ -1,4 +1,4 @@
-"""Programs and checkers from npm, installed from the lock file beside them into a folder outside of the tree."""
+"""Programs from npm, installed from the lock file into a folder outside of the source tree."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _INSTALL: Final = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefe
 
 
 def install(folder: Path) -> Path:
-    """The folder with the programs and their packages. Skips the test that asks where npm gets nothing."""
+    """The folder with the programs and their packages. Skips the test if npm cannot install them."""
     npm = require_program("npm")
     shutil.copytree(_SOURCES, folder, dirs_exist_ok=True)
     done = subprocess.run([npm, *_INSTALL], cwd=folder, capture_output=True, text=True, check=False, timeout=100)
@@ -31,7 +31,7 @@ def install(folder: Path) -> Path:
 
 
 class NodeProgram:
-    """Speaks JSON, line by line."""
+    """A running program that writes one JSON object on each line and reads lines."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdin is not None
@@ -40,7 +40,7 @@ class NodeProgram:
 
     def hear(self) -> dict[str, Any]:
         line = self._stdout.readline()
-        assert line, "it ended without a word; see its errors above"
+        assert line, "the program ended without output; see its errors above"
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -51,7 +51,7 @@ class NodeProgram:
 
 @contextmanager
 def running_node(folder: Path, *arguments: str, trusted: Path) -> Iterator[NodeProgram]:
-    """A program of that folder. It trusts this certificate."""
+    """Run a program of this folder that trusts this certificate."""
     with subprocess.Popen(
         [require_program("node"), *arguments],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""What people do at the pages, in Chromium."""
+"""What a person does on the pages, in Chromium."""
 
 import ssl
 from typing import Final
@@ -20,16 +20,16 @@ class Person:
         self.site = site
 
     def visit(self, path: str, **query: str) -> None:
-        """A page of the accounts server."""
+        """Open a page of the accounts server."""
         self.browser.open(f"{self.site.accounts}/{path}?{urlencode(query)}")
 
     def in_another_window(self, path: str, **query: str) -> None:
-        """The same, in a window that is closed again."""
+        """Open a page in another window and close the window."""
         with self.browser.another_window():
             self.visit(path, **query)
 
     def asked_by(self, client_id: str = WEB, *, path: str = "authorize", **query: str) -> None:
-        """An application sends this person to the accounts server."""
+        """Open /authorize as a redirect of an application does."""
         self.visit(path, **{"client_id": client_id, "response_type": "code", "state": "s 1&é", **query})
 
     def sign_in(self, name: str = ADA_EMAIL, password: str = PASSWORD) -> None:
@@ -39,19 +39,19 @@ class Person:
         self.browser.press("Sign in")
 
     def agree(self) -> str:
-        """To what the application asks for; gives where the browser came back to."""
+        """Agree on the consent page. Returns the redirect URI with its parameters."""
         assert self.browser.heading == "Allow access?"
         self.browser.press("Allow")
         return self.site.callback.take()
 
     def sign_in_and_agree(self, url: str) -> str:
-        """What an application wants of a person whom it sends to `url`."""
+        """Open an authorization URL, sign in and agree."""
         self.browser.open(url)
         self.sign_in()
         return self.agree()
 
     def new_user_code(self, client_id: str) -> str:
-        """What a device of that application shows from now on."""
+        """A user code for a device of this application."""
         asked = httpx.post(
             f"{self.site.accounts}/device/code",
             data={"client_id": client_id},

@@ -1,4 +1,4 @@
-"""Where mails arrive: the daemon's outbox, which has them where no server is configured."""
+"""Reading mails from the daemon's outbox, where they are when no mail server is configured."""
 
 import email
 import email.policy
@@ -15,7 +15,7 @@ class Postbox:
         self._browser = browser
 
     def link_to(self, address: str) -> str:
-        """The link in the only mail to somebody."""
+        """The link in the only mail to this address."""
         path = self._browser.wait(lambda: self._mail_to(address))
         with path.open("rb") as file:
             body = email.message_from_binary_file(file, policy=email.policy.default).get_body(["plain"])

@@ -13,7 +13,7 @@ from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.world import MOBILE, SECRETS, SERVER, TV, WEB, Site
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it would rather have another httpx than the one that runs on trio here
+    warnings.simplefilter("ignore")  # Authlib warns about the version of httpx
     from authlib.common.errors import AuthlibBaseError
     from authlib.common.security import generate_token
     from authlib.integrations.httpx_client import OAuth2Client
@@ -25,7 +25,7 @@ NewClient = Callable[..., Any]
 
 @pytest.fixture
 def new_client(site: Site) -> Iterator[NewClient]:
-    """An application's client; everything that it knows of the server it learned from the server."""
+    """Makes OAuth clients that configure themselves from the server's metadata."""
     with ExitStack() as stack:
         trust = ssl.create_default_context(cafile=site.certificate)
 
@@ -78,7 +78,7 @@ def test_pkce(new_client: NewClient, person: Person, site: Site) -> None:
     back = {"authorization_response": site.callback.take(), "state": state}
     with pytest.raises(AuthlibBaseError, match="invalid_grant"):
         client.fetch_token(client.metadata["token_endpoint"], **back, code_verifier=generate_token(64))
-    person.browser.open(url)  # who is signed in is asked nothing more
+    person.browser.open(url)  # a signed-in person is not asked again
     client.fetch_token(
         client.metadata["token_endpoint"],
         authorization_response=site.callback.take(),
@@ -102,7 +102,7 @@ def test_client_credentials(new_client: NewClient, site: Site) -> None:
     client = new_client(SERVER)
     token = client.fetch_token(client.metadata["token_endpoint"], grant_type="client_credentials")
     assert "refresh_token" not in token
-    assert client.get(site.users_self).status_code == 403  # it is nobody's
+    assert client.get(site.users_self).status_code == 403  # an application token has no user
 
 
 def test_refresh_tokens_rotate_and_a_second_use_ends_the_whole_family(
@@ -154,7 +154,7 @@ def test_limited_input_refused(new_client: NewClient, person: Person) -> None:
     started = start_device(client)
     person.browser.open(started["verification_uri_complete"])
     person.sign_in()
-    person.browser.press("Continue")  # the code is there already
+    person.browser.press("Continue")  # the form has the code already
     person.browser.press("Deny")
     with pytest.raises(AuthlibBaseError, match="access_denied"):
         poll(client, started)

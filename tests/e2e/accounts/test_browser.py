@@ -1,4 +1,4 @@
-"""What every test of the pages relies on: the browser tells of everything that a page must not do."""
+"""The browser fixture detects everything that a page must not do. All tests of the pages rely on that."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.e2e.accounts.world import WEB, Site
 
 
 def breaking(person: Person, script: str) -> Chromium:
-    """A page of ours in which something went wrong."""
+    """The sign-in page, in which this script was run."""
     person.asked_by(WEB)
     person.browser.traffic()
     person.browser.driver.execute_script(script)
@@ -24,11 +24,11 @@ def breaking(person: Person, script: str) -> Chromium:
         "console.error('something')",
     ],
 )
-def test_complaints_are_heard(person: Person, script: str) -> None:
+def test_complaints_are_recorded(person: Person, script: str) -> None:
     assert breaking(person, script).traffic().complaints
 
 
-def test_requests_are_heard(person: Person, site: Site) -> None:
+def test_requests_are_recorded(person: Person, site: Site) -> None:
     elsewhere = site.callback.url("elsewhere")
     browser = breaking(person, f"window.open('{elsewhere}', '_self')")
     browser.wait(lambda: browser.heading == "Back at the application")

@@ -1,4 +1,4 @@
-"""Signing in with an identity provider: npm's oidc-provider, which is certified, with its own pages."""
+"""Signing in with npm's oidc-provider, a certified identity provider with pages of its own."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,16 +38,16 @@ def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory, certifica
     folder = tmp_path_factory.mktemp("neighbours")
     with running_site(folder, certificate, settings=settings, others=(provider.issuer,)) as running:
         provider.program.tell(f"{running.accounts}/external/callback")
-        assert provider.program.hear() == {}  # it serves
+        assert provider.program.hear() == {}  # the provider is ready
         yield running
 
 
 def say_who_i_am(browser: Chromium, name: str) -> None:
-    """On the provider's own pages."""
+    """Sign in and agree on the provider's pages."""
     browser.driver.find_element(By.NAME, "login").send_keys(name)
     browser.driver.find_element(By.NAME, "password").send_keys("any")
     browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)
-    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)  # it tells the site
+    browser.leaving(browser.driver.find_element(By.CSS_SELECTOR, "[type=submit]").click)  # agree
 
 
 def test_a_person_comes_back_from_the_provider_and_is_signed_in(person: Person, site: Site) -> None:
@@ -67,7 +67,7 @@ def test_account_type_leads_to_the_provider_at_once(person: Person, site: Site, 
     assert "otto@example.org" in person.browser.text
 
 
-def test_an_address_that_the_provider_has_not_verified_is_nobody_s(person: Person, site: Site) -> None:
+def test_an_address_that_the_provider_has_not_verified_is_refused(person: Person, site: Site) -> None:
     person.asked_by(WEB)
     person.browser.follow(f"Sign in with {NAME}")
     say_who_i_am(person.browser, "unverified")

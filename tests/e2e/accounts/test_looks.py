@@ -1,6 +1,6 @@
-"""How every page looks: on a desktop and on a phone, in the light and in the dark.
+"""Every page on a desktop and on a phone, with a light and a dark color scheme: no overflow, accessible.
 
-Somebody must look at what lies in SCREENSHOTS; that nothing hangs over, and what axe finds, needs nobody.
+Screenshots are stored in the folder that the environment variable SCREENSHOTS names.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LOOKS: Final = {
     "phone": (PHONE, False),
     "phone-dark": (PHONE, True),
 }
-# What the Web Content Accessibility Guidelines ask for, and what those who write axe found to matter beside them.
+# The rules of the Web Content Accessibility Guidelines, and the best practices of the authors of axe.
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
@@ -100,7 +100,7 @@ def upgrade_waiting(person: Person) -> None:
 
 
 def no_such_page(person: Person) -> None:
-    person.visit("login")  # which is only there for a form
+    person.visit("login")  # this address only accepts a posted form
 
 
 def sign_in_to_go(person: Person) -> None:
@@ -164,7 +164,7 @@ PAGES: Final[list[Callable[[Person], None]]] = [
 
 
 @pytest.mark.parametrize("lead_to", PAGES, ids=lambda page: page.__name__)
-def test_nothing_hangs_over_and_axe_finds_nothing(
+def test_a_page_has_no_overflow_and_no_findings_of_axe(
     person: Person, lead_to: Callable[[Person], None], screenshots: Path | None, node_folder: Path
 ) -> None:
     lead_to(person)
@@ -173,12 +173,12 @@ def test_nothing_hangs_over_and_axe_finds_nothing(
         if screenshots is not None:
             person.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
         assert person.browser.overhang() == 0, name
-        if size == PHONE:  # what axe looks for does not depend on the size
+        if size == PHONE:  # the findings of axe do not depend on the size
             assert findings(person.browser, node_folder) == [], name
 
 
 def findings(browser: Chromium, node_folder: Path) -> list[str]:
-    """What is wrong for people who cannot see, or not well, or use no mouse; with the element it is wrong at."""
+    """The accessibility violations that axe finds, with their elements."""
     browser.driver.execute_script((node_folder / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8"))
     found = browser.driver.execute_async_script(
         "const [tags, done] = arguments; axe.run({runOnly: tags}).then(done, error => done({error: String(error)}))",
@@ -190,7 +190,7 @@ def findings(browser: Chromium, node_folder: Path) -> list[str]:
 
 
 def test_axe_would_find_something(person: Person, site: Site, node_folder: Path) -> None:
-    """Contrast is hard to see in a headless browser, but it sees it."""
+    """axe finds too little contrast, also in a headless browser."""
     person.asked_by(WEB)
     person.browser.driver.execute_script("document.querySelector('button').style.color = 'rgb(90, 140, 210)'")
     assert [finding.split(":")[0] for finding in findings(person.browser, node_folder)] == ["color-contrast"]

@@ -1,4 +1,4 @@
-"""Where a mail has the link: setting a new password, and opening an account that one is invited to."""
+"""The links in mails: setting a new password, and accepting an invitation."""
 
 from tests.e2e.accounts.callback import query_of
 from tests.e2e.accounts.person import NAME_LABEL, Person
@@ -8,7 +8,7 @@ from tests.e2e.accounts.world import FRIDA_EMAIL, PASSWORD, WEB, Site
 NEW_PASSWORD = "a staple of correct horses"
 
 
-def test_who_forgot_the_password_sets_another_one(person: Person, site: Site, postbox: Postbox) -> None:
+def test_a_forgotten_password_is_reset(person: Person, site: Site, postbox: Postbox) -> None:
     browser = person.browser
     person.asked_by(WEB)
     browser.follow("Forgot your password?")
@@ -26,11 +26,11 @@ def test_who_forgot_the_password_sets_another_one(person: Person, site: Site, po
     assert "wrong" in browser.alert
     person.sign_in(FRIDA_EMAIL, NEW_PASSWORD)
     assert query_of(person.agree()).keys() == {"code", "state"}
-    browser.open(link)  # it works once
+    browser.open(link)  # the link works once
     assert "New password" not in browser.text
 
 
-def test_who_is_invited_opens_an_account(person: Person, site: Site, postbox: Postbox) -> None:
+def test_an_invited_person_opens_an_account(person: Person, site: Site, postbox: Postbox) -> None:
     browser = person.browser
     site.trunkline("user", "invite", "ivo@example.org")
     browser.open(postbox.link_to("ivo@example.org"))
@@ -39,9 +39,9 @@ def test_who_is_invited_opens_an_account(person: Person, site: Site, postbox: Po
     browser.fill("Your name optional", "Ivo Invited")
     browser.fill("Password", "short")
     browser.keys("\n")
-    assert browser.heading == "Open your account"  # the browser itself knows that it is too short
+    assert browser.heading == "Open your account"  # the browser itself refuses a short password
     browser.fill("Password", PASSWORD)
     browser.press("Open the account")
     person.asked_by(WEB)
-    assert "ivo@example.org" in browser.text  # who is signed in already
+    assert "ivo@example.org" in browser.text  # the new user is signed in
     assert query_of(person.agree()).keys() == {"code", "state"}

@@ -47,7 +47,7 @@ def test_client_credentials(node_folder: Path, site: Site) -> None:
 
 @pytest.fixture
 def television(node_folder: Path, site: Site) -> Iterator[NodeProgram]:
-    """It polls from now on, as often as it was told to."""
+    """A client that polls at the interval that the server asked for."""
     with running_client(node_folder, site, "device", TV) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""The pages, as a person with Chromium meets them."""
+"""The pages in Chromium."""
 
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ def test_a_wrong_password_is_said_and_the_right_one_goes_on(person: Person, site
     assert query_of(person.agree()).keys() == {"code", "state"}
 
 
-def test_who_denies_is_sent_back_with_access_denied(person: Person, site: Site) -> None:
+def test_denying_redirects_with_access_denied(person: Person, site: Site) -> None:
     person.asked_by(WEB)
     person.sign_in()
     person.browser.press("Deny")
@@ -56,7 +56,7 @@ def test_a_person_who_is_signed_in_is_only_asked_again_with_prompt_login(person:
     assert len({first, second, query_of(site.callback.take())["code"]}) == 3
 
 
-def test_the_alias_signin_asks_whoever_is_signed_in(person: Person, site: Site) -> None:
+def test_signin_asks_also_a_person_who_is_signed_in(person: Person, site: Site) -> None:
     person.asked_by(MOBILE, **CHALLENGE)
     person.sign_in()
     site.callback.take()
@@ -71,7 +71,7 @@ def test_a_stranger_opens_an_account_and_goes_on(person: Person, site: Site) -> 
     person.browser.fill("Your name optional", "Nia New")
     person.browser.fill("Password", PASSWORD)
     person.browser.press("Create the account")
-    assert "already registered" in person.browser.alert  # Ada is
+    assert "already registered" in person.browser.alert  # Ada's address
     person.browser.fill("E-mail address", "nia@example.org")
     person.browser.fill("Password", PASSWORD)
     person.browser.press("Create the account")
@@ -98,16 +98,16 @@ def test_the_cookies_are_for_the_accounts_pages_of_this_site_only(person: Person
     for cookie in (*form.values(), *session.values()):
         assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
         assert cookie["path"] == "/accounts"
-        assert cookie["domain"] == "127.0.0.1"  # this very host
+        assert cookie["domain"] == "127.0.0.1"  # no other host
     assert form["trunkline_form"]["session"]
     assert not session["trunkline_session"]["session"]
 
 
-def test_after_signing_out_the_back_button_shows_nobody_s_page(person: Person, site: Site) -> None:
+def test_after_signing_out_the_back_button_shows_no_page_of_the_old_session(person: Person, site: Site) -> None:
     person.visit("go")
     person.sign_in()
     assert ADA_EMAIL in person.browser.text
-    person.browser.open(site.callback.url("web"))  # the application, which has the link
+    person.browser.open(site.callback.url("web"))  # the application, which has the link to log out
     site.callback.take()
     person.visit("logout", redirect_uri=site.callback.url("web"), state="bye")
     assert query_of(site.callback.take()) == {"status": "logout", "state": "bye"}
@@ -122,7 +122,7 @@ def test_after_signing_out_the_back_button_does_not_show_what_was_asked(person: 
     person.asked_by(WEB)
     person.sign_in()
     assert ADA_EMAIL in person.browser.text
-    person.browser.open(site.callback.url("web"))  # from here on Chromium keeps the page, until the cookie is gone
+    person.browser.open(site.callback.url("web"))  # Chromium now keeps the former page in its cache
     site.callback.take()
     person.visit("logout", redirect_uri=site.callback.url("web"))
     site.callback.take()
@@ -132,8 +132,8 @@ def test_after_signing_out_the_back_button_does_not_show_what_was_asked(person: 
     assert person.browser.heading == "Sign in"
 
 
-def test_the_question_can_be_come_back_to_and_loaded_again(person: Person, site: Site) -> None:
-    """No form has to be sent once more for it, with the password in it."""
+def test_the_consent_page_can_be_reloaded_and_gone_back_to(person: Person, site: Site) -> None:
+    """Going back does not post the form with the password again."""
     person.asked_by(WEB, prompt="login")
     person.sign_in()
     assert person.browser.heading == "Allow access?"
@@ -144,7 +144,7 @@ def test_the_question_can_be_come_back_to_and_loaded_again(person: Person, site:
     assert query_of(person.agree()).keys() == {"code", "state"}
 
 
-def test_after_signing_out_a_form_of_the_old_session_is_worth_nothing(person: Person, site: Site) -> None:
+def test_after_signing_out_a_form_of_the_old_session_is_refused(person: Person, site: Site) -> None:
     person.asked_by(WEB)
     person.sign_in()
     person.in_another_window("logout", redirect_uri=site.callback.url("web"))
@@ -161,7 +161,7 @@ def test_after_signing_out_a_form_of_the_old_session_is_worth_nothing(person: Pe
         ("logout", {"redirect_uri": "https://evil.example.net/"}, "redirect_uri"),
     ],
 )
-def test_what_cannot_be_told_the_application_is_told_the_person(
+def test_without_a_trusted_redirect_uri_the_person_sees_the_error(
     person: Person, site: Site, path: str, query: dict[str, str], text: str
 ) -> None:
     person.visit(path, **query)
@@ -179,14 +179,14 @@ def test_what_cannot_be_told_the_application_is_told_the_person(
         (PAGE, {"response_type": "code"}, "unauthorized_client"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_told_the_application(
+def test_errors_of_a_request_are_redirected_to_the_application(
     person: Person, site: Site, client_id: str, query: dict[str, str], error: str
 ) -> None:
     person.asked_by(client_id, **query)
     assert query_of(site.callback.take()) == {"error": error, "state": "s 1&é"}
 
 
-def test_what_is_wrong_with_an_implicit_request_stands_in_the_fragment(person: Person, site: Site) -> None:
+def test_errors_of_an_implicit_request_are_in_the_fragment(person: Person, site: Site) -> None:
     person.asked_by(WEB, response_type="token")
     assert site.callback.take() == site.callback.url("web")
     assert urlsplit(person.browser.url).fragment.startswith("error=unauthorized_client&")

@@ -1,4 +1,4 @@
-"""The same with requests-oauthlib, which stands on another implementation of OAuth2."""
+"""Flows with requests-oauthlib, a client with another implementation of OAuth2."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from tests.e2e.accounts.world import PAGE, SECRETS, WEB, Site
 @contextmanager
 def session_of(client: Client, site: Site, path: str) -> Iterator[OAuth2Session]:
     with OAuth2Session(client=client, redirect_uri=site.callback.url(path)) as session:
-        session.trust_env = False  # which may name other certificates
+        session.trust_env = False  # the environment may name other certificates
         session.verify = str(site.certificate)
         yield session
 

@@ -1,4 +1,4 @@
-"""People do without a mouse, without scripts, and with small screens."""
+"""The pages without a mouse, without scripts, and on small screens."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def test_a_code_is_typed_with_the_keyboard_alone(person: Person) -> None:
     assert browser.heading == "Device connected"
 
 
-def test_what_has_the_focus_is_seen(person: Person) -> None:
+def test_the_focus_is_visible(person: Person) -> None:
     person.asked_by(WEB)
     for _ in range(4):  # both fields, the button, the link
         outline = person.browser.driver.switch_to.active_element.value_of_css_property("outline-width")
@@ -72,7 +72,7 @@ def test_without_scripts(without_scripts: Person, site: Site) -> None:
     assert person.browser.heading == "Device connected"
 
 
-def test_on_a_phone_everything_is_in_reach_of_a_finger(person: Person) -> None:
+def test_on_a_phone_all_targets_are_large_enough(person: Person) -> None:
     person.browser.show(PHONE, dark=False)
     person.asked_by(WEB)
     check_reach(person.browser)
@@ -93,7 +93,7 @@ def check_reach(browser: Chromium) -> None:
         assert target.rect["x"] + target.size["width"] <= PHONE[0], target.accessible_name
 
 
-def test_an_application_may_have_the_pages_without_style(person: Person) -> None:
+def test_test_css_blank_removes_the_style_sheet(person: Person) -> None:
     person.asked_by(WEB, test_css_blank="true")
     assert not person.browser.driver.find_elements(By.CSS_SELECTOR, "link[rel=stylesheet]")
     assert person.browser.overhang() == 0

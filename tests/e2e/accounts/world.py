@@ -1,4 +1,4 @@
-"""Who lives on the daemon: people, and an application for every method, provisioned as an operator would do it."""
+"""The users and applications of the daemon, one application for every method, provisioned by the operator's command."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
 from tests.e2e.accounts.callback import Callback, running_callback
 
 PASSWORD: Final = "correct horse battery staple"
-THEA_EMAIL: Final = "thea@example.org"  # whose password is tried too often
-FRIDA_EMAIL: Final = "frida@example.org"  # who forgets hers
-GALE_EMAIL: Final = "gale@example.org"  # who does, too, and does not set another
-SHARON_EMAIL: Final = "sharon@example.org"  # with whom Ada shares her light
+THEA_EMAIL: Final = "thea@example.org"  # a user with too many wrong passwords
+FRIDA_EMAIL: Final = "frida@example.org"  # a user who sets a new password
+GALE_EMAIL: Final = "gale@example.org"  # a user who asks for a reset and sets no new password
+SHARON_EMAIL: Final = "sharon@example.org"  # a user with whom Ada shares a light
 WEB, MOBILE, PAGE, SERVER, TV = (f"e{number}" * 16 for number in range(5))
 SECRETS: Final = {WEB: "s3cret %2B+:x", SERVER: "server s3cret"}
 WEB_NAME, MOBILE_NAME, TV_NAME = "Window Blinds", "Pocket Remote", "Living Room Television"
@@ -25,12 +25,12 @@ WEB_NAME, MOBILE_NAME, TV_NAME = "Window Blinds", "Pocket Remote", "Living Room 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where everything is."""
+    """The daemon and the application server, and their addresses."""
 
     daemon: Daemon
     callback: Callback
     certificate: Path
-    others: tuple[str, ...]  # where else its pages may send a browser: origins
+    others: tuple[str, ...]  # other origins that the pages may redirect to
 
     @property
     def origin(self) -> str:
@@ -45,17 +45,17 @@ class Site:
         return f"{self.origin}/v1.1/users/self"
 
     def of_ada(self, method: str, path: str, **body: str) -> Any:
-        """The `data` of a REST call that an application makes for Ada."""
+        """The member `data` of the answer to a REST call with Ada's token."""
         answer = httpx.request(method, self.daemon.base_url + path, json=body or None, headers=bearer(USER_TOKEN))
         return answer.raise_for_status().json()["data"]
 
     def trunkline(self, *arguments: str) -> str:
-        """What its operator's command prints."""
+        """The output of a `trunkline` command."""
         command = [str(TRUNKLINE), *arguments, "--config", str(self.daemon.config)]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
 
     def link_in(self, text: str) -> str:
-        """The only one that is in it."""
+        """The only link with a code in a text."""
         (link,) = [word for word in text.split() if "?code=" in word]
         return link
 
@@ -64,14 +64,14 @@ class Site:
 def running_site(
     folder: Path, certificate: Path, *, settings: str = "", others: tuple[str, ...] = ()
 ) -> Iterator[Site]:
-    """The daemon behind TLS, so that cookies are what they are outside; with more settings, if they are given."""
+    """A daemon with TLS, so that cookies are `Secure`; with additional settings."""
     settings += (
         '[accounts]\nsignup = "open"\ndevice_poll_seconds = 1\n'
         f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
     )
     with ExitStack() as stack:
         callback = stack.enter_context(running_callback(certificate))
-        with pytest.MonkeyPatch.context() as environment:  # which other tests' daemons must not see
+        with pytest.MonkeyPatch.context() as environment:  # daemons of other tests must not inherit this
             environment.setenv("TRUNKLINE_HTTP_TLS_BIND", "127.0.0.1:0")
             daemon = stack.enter_context(running_daemon(folder, devices=1, settings=settings))
         people = folder / "accounts.toml"

@@ -1,4 +1,4 @@
-"""A browser without scripts: it keeps cookies, and sends the form of a page as a person would."""
+"""A browser without scripts: it keeps cookies, and posts the form of a page."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ PASSWORD = "correct horse battery staple"
 
 
 async def give_password(services: Services, user: UserRecord, password: str = PASSWORD) -> None:
-    """As an operator does it."""
+    """Provision a user's password, as an operator does it."""
     await services.provisioning.apply({"users": [{"email": user.email, "password": password}]})
 
 
@@ -28,7 +28,7 @@ class Form(HTMLParser):
     action: str = ""
     fields: dict[str, str] = field(default_factory=dict)
     labelled: set[str] = field(default_factory=set)
-    user_name: str = ""  # whose password it is, for the browser that keeps it
+    user_name: str = ""  # the user name beside the password, for password managers
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Form(HTMLParser):
 
 class Browser:
     def __init__(self, door: Address, *, own: ssl.SSLContext | None = None) -> None:
-        """`own`: trusts the accounts server's own listener, which is there."""
+        """`own`: the TLS context for the accounts server's own listener, if `door` is that listener."""
         url = f"http://{door}/accounts/" if own is None else f"https://{door}/"
         self.client = httpx.AsyncClient(base_url=url, verify=own or True)
 
@@ -65,13 +65,13 @@ class Browser:
         return answer
 
     async def send(self, shown: httpx.Response, **changed: str) -> httpx.Response:
-        """Send the form that was shown, with what is typed or clicked."""
+        """Post the form that was shown, with the values that are typed or clicked."""
         form = Form(shown.text)
         assert form.action, shown.text
         return await self.post(form.action, form.fields | changed)
 
     async def post(self, path: str, fields: dict[str, str]) -> httpx.Response:
-        """What comes of it; where the answer is only that another page has it, that page."""
+        """The answer to a posted form; after a 303, the page that it leads to."""
         answer = await self.client.post(self.client.base_url.copy_with(path=path), data=fields)
         check_headers(answer)
         return await self.open(answer.headers["location"]) if answer.status_code == 303 else answer
@@ -81,7 +81,7 @@ class Browser:
 
 
 def check_headers(answer: httpx.Response) -> None:
-    """What is true of every page and of every redirect."""
+    """Check the headers that every page and every redirect has."""
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-frame-options"] == "DENY"

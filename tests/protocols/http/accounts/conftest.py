@@ -25,7 +25,7 @@ async def accounts(door: Address, oauth: OAuthWorld) -> AsyncIterator[httpx.Asyn
 
 @pytest.fixture
 async def browser(door: Address, oauth: OAuthWorld) -> AsyncIterator[Browser]:
-    """Ada's, who has a password now."""
+    """Ada's browser. Ada has a password."""
     await give_password(oauth.services, oauth.ada)
     browser = Browser(door)
     async with browser.client:

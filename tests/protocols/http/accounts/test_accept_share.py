@@ -43,10 +43,10 @@ async def status_of(services: Services) -> str | None:
 
 
 async def signed_in(browser: Browser, code: str) -> str:
-    """The page that asks, as the person sees it after signing in."""
+    """The address of the page that asks, after signing in."""
     shown = await browser.open(LINK, code=code)
     assert "<h1>Sign in</h1>" in shown.text
-    assert "Bob" not in shown.text  # what it is about is for the one who is invited
+    assert "Bob" not in shown.text  # only the invited person may see what is shared
     for once_more in (shown, await browser.sign_in(shown, password="wrong")):
         assert "to see the device that somebody shares with you" in once_more.text
         assert "to connect a device" not in once_more.text
@@ -65,7 +65,7 @@ async def test_from_the_link_to_the_answer(
     asked = await browser.open(await signed_in(browser, code))
     for text in ("Accept this device?", "Bob", "Bob&#39;s light", "ada@example.org"):
         assert text in asked.text
-    assert await status_of(services) == "PENDING"  # looking changes nothing
+    assert await status_of(services) == "PENDING"  # GET changes nothing
     done = await browser.send(asked, decision=decision)
     assert (done.status_code, f"<h1>{title}</h1>" in done.text) == (200, True)
     assert await status_of(services) == status
@@ -103,14 +103,14 @@ async def test_a_form_that_was_not_sent_from_the_page(
     assert await status_of(services) == "PENDING"
 
 
-async def test_a_form_from_nobody_leads_to_signing_in(services: Services, browser: Browser, code: str) -> None:
+async def test_a_form_without_a_session_leads_to_the_sign_in(services: Services, browser: Browser, code: str) -> None:
     shown = await browser.post(f"/accounts/{LINK}", {"code": code, "decision": "accept"})
     assert Form(shown.text).action == "/accounts/login"
     assert (await browser.sign_in(shown)).headers["location"] == f"/accounts/{LINK}?code={code}"
     assert await status_of(services) == "PENDING"
 
 
-async def test_whoever_else_has_the_link_must_sign_in_as_the_one_invited(
+async def test_another_person_with_the_link_must_sign_in_as_the_invited_one(
     services: Services, browser: Browser, door: Address, world: World, code: str
 ) -> None:
     bob = await services.core.database.read(lambda tx: tx.accounts.user(world.bob))

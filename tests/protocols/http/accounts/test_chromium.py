@@ -1,4 +1,4 @@
-"""What only a real browser does: hold a form to its policy wherever the answer redirects to."""
+"""A real browser applies the policy of a form to every redirect that follows the form."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 
 @contextmanager
 def site(redirect_to: str = "") -> Iterator[int]:
-    """A web server on loopback, by its port: it redirects, or has one page."""
+    """The port of a web server on loopback, which redirects or has one page."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -44,7 +44,7 @@ def site(redirect_to: str = "") -> Iterator[int]:
 
 @pytest.fixture
 def callback() -> Iterator[str]:
-    """An application whose callback goes on to another origin."""
+    """The redirect URI of an application that redirects on to another origin."""
     with ExitStack() as stack:
         landing = stack.enter_context(site())
         yield f"http://127.0.0.1:{stack.enter_context(site(f'http://127.0.0.1:{landing}/landing'))}/callback"

@@ -20,7 +20,7 @@ BOTH_FLOWS = pytest.mark.parametrize("asked", [CODE, IMPLICIT], ids=["code", "im
 
 
 def told(answer: httpx.Response, asked: dict[str, str]) -> dict[str, str]:
-    """What the application is told: in the query, or in the fragment where the flow is implicit."""
+    """The parameters of the redirect: in the query, or in the fragment of the implicit flow."""
     assert answer.status_code == 302
     location = urlsplit(answer.headers["location"])
     is_implicit = asked["response_type"] == "token"

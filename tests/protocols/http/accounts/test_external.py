@@ -1,4 +1,4 @@
-"""Signing in with an external identity provider, in front of a real one."""
+"""Signing in with an external identity provider that runs on loopback."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -55,13 +55,13 @@ async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClo
 
 
 def links(shown: httpx.Response) -> list[str]:
-    """The ways out that the sign-in page offers, in order."""
+    """The links to providers on the sign-in page, in order."""
     parts = shown.text.split('href="')[1:]
     return [part.partition('"')[0].replace("&amp;", "&") for part in parts if part.startswith("/accounts/external?")]
 
 
 async def leave(browser: Browser, **query: str) -> str:
-    """The provider's address that the first of its links leads to."""
+    """The URL of the provider that the first link redirects to."""
     shown = await browser.open("authorize", **(ASKED | query))
     left = await browser.open(links(shown)[0])
     assert left.status_code == 302, left.text
@@ -77,7 +77,7 @@ async def ada(services: Services) -> UserRecord:
     return await services.accounts.users.find(ADA)
 
 
-async def test_somebody_signs_in(browser: Browser, provider: OpenIdProvider, oauth: OAuthWorld) -> None:
+async def test_signing_in(browser: Browser, provider: OpenIdProvider, oauth: OAuthWorld) -> None:
     back = await come_back(browser, provider.agree(await leave(browser)))
     assert back.headers["location"].startswith(f"{CALLBACK}?code=")
     given = query_of(back.headers["location"])
@@ -134,7 +134,7 @@ async def test_the_second_time_only_the_subject_counts(
     assert session.user.id == ADA
 
 
-# What must not be believed
+# Invalid ID tokens
 
 
 def other_key() -> RSAKey:
@@ -162,7 +162,7 @@ def other_key() -> RSAKey:
     ],
     ids=str,
 )
-async def test_a_token_that_is_not_for_us(
+async def test_an_id_token_with_wrong_claims(
     browser: Browser, provider: OpenIdProvider, claims: dict[str, object]
 ) -> None:
     provider.claims = claims
@@ -174,7 +174,7 @@ async def test_a_token_that_is_not_for_us(
 
 
 async def test_a_token_with_a_bad_signature(browser: Browser, provider: OpenIdProvider) -> None:
-    provider.signing_key = other_key()  # it says that it is the one they told us of
+    provider.signing_key = other_key()  # with the key id of the published key
     answer = await come_back(browser, provider.agree(await leave(browser)))
     assert (answer.status_code, "trunkline_session" in browser.client.cookies) == (403, False)
 
@@ -199,16 +199,14 @@ async def test_a_new_key_is_asked_for(
     assert provider.asked.count("/keys") == 2
 
 
-async def test_keys_that_do_not_exist_are_not_asked_for_over_and_over(
-    browser: Browser, provider: OpenIdProvider
-) -> None:
+async def test_unknown_keys_are_fetched_once_a_minute_at_most(browser: Browser, provider: OpenIdProvider) -> None:
     provider.signing_key = RSAKey.generate_key(2048, {"kid": "nobody's"})
     for _ in range(3):
         assert (await come_back(browser, provider.agree(await leave(browser)))).status_code == 403
     assert provider.asked.count("/keys") == 1
 
 
-# What is not in the token
+# Userinfo
 
 
 async def test_a_strict_provider_has_the_address_in_userinfo(
@@ -295,9 +293,9 @@ async def test_a_state_belongs_to_one_browser(browser: Browser, provider: OpenId
     async with stranger.client:
         assert (await come_back(stranger, url)).status_code == 400  # no cookie
         await stranger.open("authorize", **ASKED)
-        assert (await come_back(stranger, url)).status_code == 400  # another one's
+        assert (await come_back(stranger, url)).status_code == 400  # another browser's cookie
         assert "trunkline_session" not in stranger.client.cookies
-    assert (await come_back(browser, url)).status_code == 302  # it was not used by that
+    assert (await come_back(browser, url)).status_code == 302  # the failed attempts did not use the state
 
 
 async def test_a_state_lasts_ten_minutes(browser: Browser, provider: OpenIdProvider, fake_clock: FakeClock) -> None:
@@ -312,7 +310,7 @@ async def test_a_state_that_never_was(browser: Browser, provider: OpenIdProvider
     assert (await browser.open("external/callback", code="code-0", state=state)).status_code == 400
 
 
-async def test_looking_at_the_callback_does_nothing(browser: Browser, provider: OpenIdProvider) -> None:
+async def test_head_requests_to_the_callback_change_nothing(browser: Browser, provider: OpenIdProvider) -> None:
     url = provider.agree(await leave(browser))
     query = urlsplit(url).query
     head = await browser.client.head(f"external/callback?{query}")
@@ -325,7 +323,7 @@ async def test_looking_at_the_callback_does_nothing(browser: Browser, provider: 
     assert (await come_back(browser, url)).status_code == 302
 
 
-async def test_what_is_kept_meanwhile_is_sealed(browser: Browser, services: Services) -> None:
+async def test_a_begun_sign_in_is_stored_sealed(browser: Browser, services: Services) -> None:
     sent = query_of(await leave(browser))
     kept = await services.core.database.read(
         lambda tx: repr([dict(row) for row in tx.connection.execute("SELECT * FROM external_sign_in")])
@@ -335,13 +333,15 @@ async def test_what_is_kept_meanwhile_is_sealed(browser: Browser, services: Serv
         assert secret not in kept
 
 
-# Providers that say no, or nothing
+# Providers that refuse or fail
 
 
 @pytest.mark.parametrize(
     "back", [{"error": "access_denied", "code": ""}, {"code": ""}, {"iss": "https://another.example.org"}]
 )
-async def test_an_answer_that_is_a_refusal(browser: Browser, provider: OpenIdProvider, back: dict[str, str]) -> None:
+async def test_error_responses_of_the_provider(
+    browser: Browser, provider: OpenIdProvider, back: dict[str, str]
+) -> None:
     url = provider.agree(await leave(browser), **back)
     answer = await come_back(browser, url)
     assert answer.status_code == 403
@@ -350,7 +350,7 @@ async def test_an_answer_that_is_a_refusal(browser: Browser, provider: OpenIdPro
     assert Form(answer.text).fields["continue"]
 
 
-async def test_a_code_that_is_not_theirs(browser: Browser, provider: OpenIdProvider) -> None:
+async def test_an_unknown_authorization_code(browser: Browser, provider: OpenIdProvider) -> None:
     answer = await come_back(browser, provider.agree(await leave(browser), code="another"))
     assert answer.status_code == 403
 
@@ -400,7 +400,7 @@ async def test_a_provider_that_is_down(browser: Browser) -> None:
         {"jwks_uri": "file:///"},
     ],
 )
-async def test_a_provider_that_leads_astray(
+async def test_metadata_with_untrusted_addresses(
     browser: Browser, provider: OpenIdProvider, metadata: dict[str, str]
 ) -> None:
     provider.metadata = metadata
@@ -415,7 +415,7 @@ async def test_a_provider_that_is_not_configured(browser: Browser) -> None:
     assert (await browser.open(way)).status_code == 400
 
 
-async def test_nothing_secret_in_any_log(browser: Browser, provider: OpenIdProvider) -> None:
+async def test_secrets_are_not_logged(browser: Browser, provider: OpenIdProvider) -> None:
     with structlog.testing.capture_logs() as logs:
         url = provider.agree(await leave(browser), code="do-not-log-me")
         await come_back(browser, url)
@@ -424,13 +424,13 @@ async def test_nothing_secret_in_any_log(browser: Browser, provider: OpenIdProvi
         assert secret not in repr(logs)
 
 
-# Whose account it is
+# Accounts
 
 
 async def test_a_local_account_is_taken_over_by_its_proven_owner(
     browser: Browser, provider: OpenIdProvider, oauth: OAuthWorld
 ) -> None:
-    """Whoever opened it with a password may only have claimed the address."""
+    """The person who opened the account with a password need not own its address."""
     before = await oauth.services.accounts.sessions.begin(await ada(oauth.services))
     tokens = await oauth.user_tokens()
     assert (await come_back(browser, provider.agree(await leave(browser)))).status_code == 302
@@ -442,7 +442,7 @@ async def test_a_local_account_is_taken_over_by_its_proven_owner(
 
 
 @pytest.mark.parametrize("verified", [False, "false", None, 1, "yes"])
-async def test_an_address_that_is_not_verified_is_nobodys(
+async def test_an_unverified_address_is_not_used(
     browser: Browser, provider: OpenIdProvider, services: Services, verified: object
 ) -> None:
     provider.person = {**PERSON, "email_verified": verified}
@@ -465,7 +465,7 @@ async def test_an_account_of_another_provider_is_not_touched(
     ) is None
 
 
-async def test_an_address_that_was_given_to_somebody_else(browser: Browser, provider: OpenIdProvider) -> None:
+async def test_an_address_that_the_provider_gave_to_another_person(browser: Browser, provider: OpenIdProvider) -> None:
     await come_back(browser, provider.agree(await leave(browser)))
     provider.person = {**PERSON, "sub": "somebody else"}
     answer = await come_back(browser, provider.agree(await leave(browser, prompt="login")))

@@ -49,7 +49,7 @@ async def test_a_device_is_refused(browser: Browser, oauth: OAuthWorld) -> None:
     assert await poll(oauth, device["device_code"]) == (400, "access_denied")
 
 
-async def test_whoever_is_signed_in_may_be_somebody_else(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_a_signed_in_person_may_use_another_account(browser: Browser, oauth: OAuthWorld) -> None:
     await give_password(oauth.services, oauth.bob)
     device = (await oauth.device_code()).body
     entry = await browser.open((await browser.sign_in(await browser.open("go"))).headers["location"])
@@ -103,7 +103,7 @@ async def test_wrong_codes_are_slowed_down(browser: Browser, oauth: OAuthWorld, 
 
 
 @pytest.mark.parametrize("code", ["", "x", "<script>", "AAAA-AAAA-AAAA", "A" * 5000, "aaaa-aaaa", "\0", "ü"])
-async def test_what_is_no_code(browser: Browser, services: Services, code: str) -> None:
+async def test_texts_that_are_no_user_code(browser: Browser, services: Services, code: str) -> None:
     entry = await browser.open((await browser.sign_in(await browser.open("go"))).headers["location"])
     answer = await browser.send(entry, user_code=code)
     assert answer.status_code == 404

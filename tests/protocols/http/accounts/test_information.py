@@ -30,7 +30,7 @@ async def test_token_information(accounts: httpx.AsyncClient, path: str, token: 
     assert (answer.status_code, answer.json()) == (200, {"data": about})
     assert answer.headers["cache-control"] == "no-store"
     other = ADA_TOKEN if token == KITCHEN_TOKEN else KITCHEN_TOKEN
-    answer = await accounts.get(url, params={"token": token}, headers=bearer(other))  # the query wins
+    answer = await accounts.get(url, params={"token": token}, headers=bearer(other))  # the query has precedence
     assert answer.json() == {"data": about}
 
 

@@ -34,7 +34,7 @@ def counts(report: ProvisionReport) -> tuple[int, int, int]:
     return counted.created, counted.changed, counted.unchanged
 
 
-async def test_somebody_accepts(browser: Browser, services: Services) -> None:
+async def test_an_invitation_is_accepted(browser: Browser, services: Services) -> None:
     code = await code_for_grace(services, organization="Acme", role="administrator")
     shown = await browser.open("signup", code=code)
     assert GRACE in shown.text
@@ -53,7 +53,7 @@ async def test_somebody_accepts(browser: Browser, services: Services) -> None:
         assert "expired or was used" in over.text
 
 
-async def test_it_is_good_for_a_week(browser: Browser, services: Services, fake_clock: FakeClock) -> None:
+async def test_an_invitation_lasts_a_week(browser: Browser, services: Services, fake_clock: FakeClock) -> None:
     code = await code_for_grace(services)
     fake_clock.advance(WEEK_MS - 1)
     shown = await browser.open("signup", code=code)
@@ -105,7 +105,7 @@ async def test_inviting_twice_changes_nothing(services: Services, browser: Brows
     assert (await browser.send(shown, password=PASSWORD)).status_code == 410
 
 
-async def test_whoever_has_an_account_needs_no_invitation(services: Services, browser: Browser) -> None:
+async def test_an_address_with_an_account_is_not_invited(services: Services, browser: Browser) -> None:
     assert counts(await invite(services, "Ada@example.org")) == (0, 0, 1)
     assert await mails(services) == []
 

@@ -1,4 +1,4 @@
-"""accounts.tls_bind: the accounts paths at the root of a listener of their own, leading only to itself."""
+"""accounts.tls_bind: the accounts paths at the root of a listener of their own, with links to the same listener."""
 
 import re
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> Settings:
 async def own(
     services: Services, world: World, oauth: OAuthWorld, nursery: trio.Nursery, tmp_path: Path
 ) -> AsyncIterator[Browser]:
-    """Ada's browser at that listener."""
+    """Ada's browser, at the accounts server's own listener."""
     await give_password(services, oauth.ada)
     server, client = contexts(tmp_path)
     serve = partial(serve_http, services, connections=nursery, websocket=None, ssl_context=server, is_accounts=True)
@@ -88,7 +88,9 @@ async def test_discovery(own: Browser) -> None:
     assert (await own.client.get(".well-known/oauth-authorization-server/accounts")).status_code == 404
 
 
-async def test_the_other_one_stays_what_it_was(own: Browser, accounts: httpx.AsyncClient) -> None:
+async def test_the_accounts_paths_of_the_common_listener_do_not_change(
+    own: Browser, accounts: httpx.AsyncClient
+) -> None:
     about = (await accounts.get(accounts.base_url.copy_with(path="/.well-known/oauth-authorization-server"))).json()
     assert about["token_endpoint"] == "https://cloud.example.org/accounts/token"
     device = (await accounts.post("/device/code", data={"client_id": TV})).json()
@@ -102,7 +104,7 @@ async def test_nothing_else_is_there(own: Browser, path: str) -> None:
         assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_asking_for_a_websocket_says_nothing(own: Browser) -> None:
+async def test_a_websocket_upgrade_is_not_found(own: Browser) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "x"}
     for _ in range(2):  # the second time on a connection that has served one
         answer = await own.client.get("v1.1/live", headers=upgrade)

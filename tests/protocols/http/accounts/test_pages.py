@@ -1,4 +1,4 @@
-"""The pages: signing in, agreeing, refusing, and everything that must not be possible."""
+"""The pages: sign-in, consent, sign-out, and attacks on them."""
 
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -87,12 +87,12 @@ async def test_implicit(browser: Browser, oauth: OAuthWorld) -> None:
     assert await user_of(oauth.services, given["access_token"][0]) == ADA
 
 
-async def test_whoever_is_signed_in_skips_the_form(browser: Browser) -> None:
+async def test_a_signed_in_person_sees_no_form(browser: Browser) -> None:
     await browser.sign_in(await browser.open("authorize", **ASKED))
     assert (await browser.open("authorize", **ASKED)).headers["location"].startswith(f"{CALLBACK}?code=")
 
 
-async def test_looking_at_an_address_does_nothing(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_head_requests_change_nothing(browser: Browser, oauth: OAuthWorld) -> None:
     await browser.sign_in(await browser.open("authorize", **ASKED))
 
     async def codes() -> int:
@@ -158,7 +158,7 @@ async def test_other_errors_go_to_the_application(browser: Browser) -> None:
     "forged", ["client_id=x&redirect_uri=https://evil.example.org", "https://evil.example.org", ""]
 )
 @pytest.mark.parametrize("path", ["/accounts/login", "/accounts/consent"])
-async def test_what_a_form_carries_is_no_open_redirect(browser: Browser, path: str, forged: str) -> None:
+async def test_a_forged_continue_is_no_open_redirect(browser: Browser, path: str, forged: str) -> None:
     shown = await browser.open("authorize", **ASKED)
     fields = Form(shown.text).fields | {"email": "ada-example", "password": PASSWORD, "continue": forged}
     answer = await browser.post(path, fields | {"decision": "allow"})
@@ -168,7 +168,7 @@ async def test_what_a_form_carries_is_no_open_redirect(browser: Browser, path: s
     assert (await browser.post(path, fields | {"continue": forged})).status_code == 400
 
 
-async def test_go_is_the_only_other_place(browser: Browser) -> None:
+async def test_the_only_other_page_after_a_sign_in_is_go(browser: Browser) -> None:
     shown = await browser.open("go")
     answer = await browser.sign_in(shown, **{"continue": "https://evil.example.org?user_code=a%26b&next=evil"})
     assert answer.headers["location"] == "/accounts/go"
@@ -176,7 +176,7 @@ async def test_go_is_the_only_other_place(browser: Browser) -> None:
     assert answer.headers["location"].startswith(CALLBACK)
 
 
-async def test_what_is_unexpected(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_unexpected_failures(browser: Browser, oauth: OAuthWorld) -> None:
     shown = await browser.open("authorize", **ASKED)
     await oauth.services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE session"))
     back = await browser.sign_in(shown)
@@ -197,7 +197,7 @@ async def test_a_form_that_is_too_long(browser: Browser) -> None:
 async def test_a_wrong_password(browser: Browser) -> None:
     shown = await browser.open("authorize", **ASKED)
     answers = []
-    for name in ("ada@example.org", "nobody@example.org", "bob-example"):  # Bob has no password at all
+    for name in ("ada@example.org", "nobody@example.org", "bob-example"):  # Bob has no password
         answer = await browser.sign_in(shown, name, password="wrong <b>")
         form = Form(answer.text)
         assert (answer.status_code, form.fields["email"], form.fields["password"]) == (403, name, "")
@@ -234,7 +234,7 @@ async def test_the_sign_in_form_must_have_been_shown(browser: Browser, door: Add
     async with stranger.client:
         assert (await stranger.sign_in(shown)).status_code == 403  # no cookie
         await stranger.open("authorize", **ASKED)
-        assert (await stranger.sign_in(shown)).status_code == 403  # another one's
+        assert (await stranger.sign_in(shown)).status_code == 403  # another browser's cookie
         answer = await stranger.sign_in(await stranger.sign_in(shown))
         assert answer.status_code == 302
 
@@ -310,10 +310,10 @@ async def test_consent(browser: Browser, oauth: OAuthWorld) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"prompt": "login"}, {"%70rompt": "login"}], ids=str)
-async def test_what_is_agreed_to_has_an_address_of_its_own(
+async def test_the_consent_page_has_an_address_of_its_own(
     browser: Browser, oauth: OAuthWorld, more: dict[str, str]
 ) -> None:
-    """Going back to it, or loading it again, sends no form, and asks for no second password."""
+    """Reloading the consent page posts no form and asks for no password."""
     await ask_for_their_locks(oauth)
     query = "&".join(f"{name}={value}" for name, value in more.items())
     shown = await browser.open(f"authorize?{urlencode(ASKED)}" + (f"&{query}" if query else ""))
@@ -349,7 +349,7 @@ async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
     assert await oauth.services.core.database.read(lambda tx: tx.accounts.grants(application.key, oauth.ada.key)) == []
 
 
-async def test_consent_is_to_what_was_shown(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_consent_is_only_for_the_content_of_the_page(browser: Browser, oauth: OAuthWorld) -> None:
     await ask_for_their_locks(oauth)
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))
     assert (await browser.send(shown)).status_code == 400  # neither button
@@ -400,7 +400,7 @@ async def test_consent_belongs_to_one_session(browser: Browser, door: Address, o
         assert (await other.send(shown, decision="allow")).status_code == 403
 
 
-async def test_names_are_no_markup(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_names_are_escaped(browser: Browser, oauth: OAuthWorld) -> None:
     # In the store, because a provision file may not have `<` in a name.
     await oauth.services.core.database.write(
         lambda tx: tx.connection.execute("UPDATE application SET name = '<script>alert(1)</script>'")
@@ -443,7 +443,7 @@ async def test_fields_have_labels(browser: Browser) -> None:
         ("http://[/", ""),
     ],
 )
-def test_where_forms_may_lead(uri: str, source: str) -> None:
+def test_form_action_sources(uri: str, source: str) -> None:
     assert _schemes_of(uri) == source
 
 

@@ -1,6 +1,6 @@
 """Authlib's own client completes every flow over real sockets.
 
-The person's part (signing in, agreeing) happens through `Authorize` and `DeviceCodes`: the pages stand on the same.
+The person's part (sign-in, consent) calls `Authorize` and `DeviceCodes`, as the pages do.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it would rather have another httpx than the one that runs on trio here
+    warnings.simplefilter("ignore")  # Authlib warns about the version of httpx
     from authlib.common.errors import AuthlibBaseError
     from authlib.common.security import generate_token
     from authlib.integrations.httpx_client import AsyncOAuth2Client
@@ -40,7 +40,7 @@ def token_url(door: Address) -> str:
 
 
 async def agree(oauth: OAuthWorld, url: str) -> str:
-    """What the browser is sent to after Ada signed in and agreed."""
+    """The URL that the browser is redirected to after Ada signed in and agreed."""
     decided = await oauth.services.accounts.authorize.read(urlsplit(url).query.encode())
     assert isinstance(decided, AuthorizationRequest), decided
     outcome = await oauth.services.accounts.authorize.allow(decided, oauth.ada.key)

@@ -1,4 +1,4 @@
-"""/reset: the pages on the way to a new password."""
+"""/reset: the pages of a password reset."""
 
 import re
 
@@ -12,7 +12,7 @@ ASKED = {"client_id": WEB, "response_type": "code", "state": "s"}
 NEW = "a whole new password"
 
 
-async def test_the_whole_way(browser: Browser, services: Services) -> None:
+async def test_from_the_sign_in_page_to_a_new_password(browser: Browser, services: Services) -> None:
     shown = await browser.open("authorize", **ASKED)
     way = re.search(r'href="/accounts/(reset)"', shown.text)
     assert way is not None
@@ -36,7 +36,7 @@ async def test_the_whole_way(browser: Browser, services: Services) -> None:
         assert "expired or was used" in over.text
 
 
-async def test_the_answer_says_nothing_about_who_has_an_account(browser: Browser) -> None:
+async def test_the_answer_does_not_reveal_who_has_an_account(browser: Browser) -> None:
     asking = await browser.open("reset")
     answers = [await browser.send(asking, email=name) for name in ("ada@example.org", "nobody@example.org", "<b>")]
     assert {answer.status_code for answer in answers} == {200}
@@ -75,7 +75,7 @@ async def test_too_many_from_one_address(browser: Browser) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "900")
 
 
-async def test_looking_at_a_link_does_not_use_it(browser: Browser, oauth: OAuthWorld) -> None:
+async def test_a_head_request_does_not_use_the_code(browser: Browser, oauth: OAuthWorld) -> None:
     code = await code_for_ada(oauth)
     head = await browser.client.head(f"reset?code={code}")
     assert (head.status_code, "set-cookie" in head.headers) == (200, False)

@@ -65,7 +65,7 @@ class TestOpen:
         assert (form.fields["email"], form.fields["password"]) == ((GRACE | changed)["email"], "")
         assert "trunkline_session" not in browser.client.cookies
 
-    async def test_accounts_by_the_dozen(self, browser: Browser) -> None:
+    async def test_ten_attempts_from_one_address(self, browser: Browser) -> None:
         shown = await browser.open("signup", **ASKED)
         for _ in range(10):
             assert (await browser.send(shown, **(GRACE | {"email": "ada@example.org"}))).status_code == 409

@@ -31,7 +31,7 @@ async def test_a_token_answer(accounts: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, FORM, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
-async def test_everything_may_stand_in_the_query(accounts: httpx.AsyncClient, headers: dict[str, str]) -> None:
+async def test_all_parameters_may_be_in_the_query(accounts: httpx.AsyncClient, headers: dict[str, str]) -> None:
     query = {"grant_type": "client_credentials", "client_id": SERVER, "client_secret": SECRETS[SERVER]}
     answer = await accounts.post("/token", params=query, headers=headers)
     assert answer.status_code == 200
@@ -39,7 +39,7 @@ async def test_everything_may_stand_in_the_query(accounts: httpx.AsyncClient, he
     assert answer.status_code == 200
 
 
-async def test_a_form_is_read_whatever_its_type(accounts: httpx.AsyncClient) -> None:
+async def test_a_form_is_read_with_any_content_type(accounts: httpx.AsyncClient) -> None:
     answer = await accounts.post(
         "/token/?grant_type=password",
         content="grant_type=client_credentials",
@@ -74,7 +74,7 @@ async def test_an_unknown_grant_type_is_a_redirect_with_a_body(accounts: httpx.A
     assert "location" not in answer.headers
 
 
-async def test_what_is_unexpected_is_a_server_error(accounts: httpx.AsyncClient, services: Services) -> None:
+async def test_an_unexpected_failure_is_a_server_error(accounts: httpx.AsyncClient, services: Services) -> None:
     await services.core.database.write(lambda tx: tx.connection.execute("DROP TABLE device_code"))
     answer = await accounts.post("/device/code", data={"client_id": TV})
     assert (answer.status_code, answer.json()["error"]) == (400, "server_error")
@@ -106,7 +106,7 @@ async def test_an_implicit_token_is_refreshed_on_the_rest_root(api: httpx.AsyncC
     check_headers(answer, cors=False)
 
 
-async def test_other_tokens_are_not(api: httpx.AsyncClient, oauth: OAuthWorld) -> None:
+async def test_other_tokens_are_not_refreshed_on_the_rest_root(api: httpx.AsyncClient, oauth: OAuthWorld) -> None:
     tokens = await oauth.user_tokens(WEB)
     form = {"grant_type": "refresh_token", "refresh_token": tokens["refresh_token"]}
     answer = await api.post("/accounts/token", data=form, headers=bearer(tokens["access_token"]))

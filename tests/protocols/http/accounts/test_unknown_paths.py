@@ -1,4 +1,4 @@
-"""Who comes to an address that has nothing to show."""
+"""Answers to unknown paths and wrong methods."""
 
 import httpx
 import pytest
@@ -20,7 +20,7 @@ PATHS = pytest.mark.parametrize(
 
 
 @PATHS
-async def test_a_person_gets_a_page(browser: Browser, path: str, status: int, words: str, allowed: str | None) -> None:
+async def test_a_browser_gets_a_page(browser: Browser, path: str, status: int, words: str, allowed: str | None) -> None:
     answer = await browser.client.get(path, headers={"Accept": OF_BROWSERS})
     check_headers(answer)
     assert (answer.status_code, answer.headers.get("allow")) == (status, allowed)

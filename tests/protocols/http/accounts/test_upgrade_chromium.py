@@ -1,4 +1,4 @@
-"""The upgrade page in a real browser, which holds its form to the policy wherever the answer redirects to."""
+"""The upgrade page in a real browser, which applies the policy of a form to every redirect that follows the form."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from tests.protocols.http.accounts.test_chromium import site
 
 @dataclass
 class Collector(ManualProcessor):
-    """A processor with pages of its own, at `url`; without one, it takes no money now."""
+    """A payment processor with a page at `url`; without `url` it refuses to begin a payment."""
 
     url: str = ""
     name: str = "collector"
@@ -50,7 +50,7 @@ async def services(
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """A page that another one redirects to: three origins in all, with ours."""
+    """The URL of a page that redirects to another origin: with the daemon there are three origins."""
     with ExitStack() as stack:
         landing = stack.enter_context(site())
         yield f"http://127.0.0.1:{stack.enter_context(site(f'http://127.0.0.1:{landing}/landing'))}/first"
