@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser import Chromium
-from tests.e2e.accounts.node_program import install
+from tests.e2e.accounts.node_program import installed_programs
 from tests.e2e.accounts.person import Person
 from tests.e2e.accounts.postbox import Postbox
 from tests.e2e.accounts.world import Site, running_site
@@ -61,5 +61,5 @@ def screenshots() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("node"))
+def node_folder() -> Path:
+    return installed_programs()

@@ -1,12 +1,15 @@
-"""Programs from npm, installed from the lock file into a folder outside of the source tree."""
+"""Programs from npm, installed from the lock file into the virtual environment."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
@@ -17,16 +20,27 @@ _SOURCES: Final = Path(__file__).parent / "node"
 _INSTALL: Final = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
 
 
-def install(folder: Path) -> Path:
-    """The folder with the programs and their packages. Skips the test if npm cannot install them."""
+def installed_programs() -> Path:
+    """The folder with the programs and their packages. Skips the test if npm cannot install them.
+
+    The folder is in the virtual environment, so that a later run finds it, also in another process.
+    """
     npm = require_program("npm")
-    shutil.copytree(_SOURCES, folder, dirs_exist_ok=True)
-    done = subprocess.run([npm, *_INSTALL], cwd=folder, capture_output=True, text=True, check=False, timeout=100)
-    if done.returncode != 0:
-        message = f"npm could not install {_SOURCES / 'package.json'}: {done.stderr}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_SOURCES.iterdir()))).hexdigest()
+    folder = Path(sys.prefix) / "npm" / digest[:16]
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        fresh = shutil.copytree(_SOURCES, Path(temporary) / "node")
+        done = subprocess.run([npm, *_INSTALL], cwd=fresh, capture_output=True, text=True, check=False, timeout=100)
+        if done.returncode != 0:
+            message = f"npm could not install {_SOURCES / 'package.json'}: {done.stderr}"
+            if os.environ.get("CI") == "true":
+                pytest.fail(message)
+            pytest.skip(message)
+        with suppress(OSError):  # another process installed them meanwhile
+            fresh.rename(folder)
     return folder
 
 
