@@ -6,6 +6,7 @@ MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
 MAX_BODY_BYTES: Final = 1024 * 1024  # reference 1.3: every other body
 MAX_ACTIONS_PER_MESSAGE: Final = 20  # reference 9.1
+JSON_NESTING_MAX: Final = 850  # levels of arrays and objects; Python 3.11 itself decodes fewer than 1,000
 
 PAGE_COUNT_DEFAULT: Final = 100
 PAGE_COUNT_MAX: Final = 100

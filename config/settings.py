@@ -169,11 +169,11 @@ class Subscriptions(_Table, frozen=True):
     batch_seconds: int = 0
 
 
-class Connectors(_Table, frozen=True):
+class ConnectorSettings(_Table, frozen=True):
     pull_minutes: int = CONNECTOR_PULL_MINUTES
 
 
-class Payments(_Table, frozen=True):
+class PaymentSettings(_Table, frozen=True):
     """Who collects for paid tiers: the operator by hand, or Stripe."""
 
     processor: Literal["manual", "stripe"] = "manual"
@@ -209,8 +209,8 @@ class Settings(_Table, frozen=True):
     limits: Limits = Limits()
     storage: Storage = Storage()
     subscriptions: Subscriptions = Subscriptions()
-    connectors: Connectors = Connectors()
-    payments: Payments = Payments()
+    connectors: ConnectorSettings = ConnectorSettings()
+    payments: PaymentSettings = PaymentSettings()
     outbound: Outbound = Outbound()
     log: Log = Log()
     grace_seconds: float = 5.0
@@ -422,7 +422,7 @@ def _check_mail(settings: Settings, where: str) -> None:
         raise SettingsError(f"{where}: outbound.{key}: {error}") from None
 
 
-def _check_payments(payments: Payments, where: str) -> None:
+def _check_payments(payments: PaymentSettings, where: str) -> None:
     if re.fullmatch(r"[a-z]{3}", payments.currency) is None or payments.currency in WHOLE_CURRENCIES:
         raise SettingsError(f"{where}: payments.currency: expected the code of a currency with hundredths, as in usd")
     if payments.processor == "stripe" and not (payments.stripe_key and payments.stripe_webhook_secret):

@@ -1,1 +1,1 @@
-"""Every way in or out. The top layer: nothing imports from here."""
+"""Every protocol and interface of the daemon. The top layer: no other layer imports from it."""

@@ -24,7 +24,7 @@ from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.gnutls import DtlsUnavailable
 from protocols.coap.server import serve_coap
-from protocols.control import serve_control
+from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
 from protocols.interpreter import set_aside_what_stays, switch_threads_often
 from protocols.mqtt.server import serve_mqtt
@@ -34,7 +34,7 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
 from protocols.tls import PeerContext
-from protocols.websocket.server import converse
+from protocols.websocket.server import serve_websocket_connection
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
@@ -54,7 +54,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     Args:
         settings: where and what to serve.
         ready: called once when everything listens, with the bound address of every listener by name.
-        stop: ends the daemon as a signal would.
+        stop: ends the daemon as a signal would. A second signal ends the grace period of connections.
 
     Raises:
         ListenerError: an address cannot be bound or a certificate cannot be read.
@@ -69,7 +69,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     try:
         await _run(settings, ready, stop)
     except BaseExceptionGroup as group:
-        # Nurseries wrap what ends them. Whoever started the daemon wants the one reason, if there is one.
+        # Nurseries wrap errors in groups. If there is one error only, the caller gets it unwrapped.
         raise _only_leaf(group) from group
 
 
@@ -94,7 +94,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 processor=payment_processor(settings),
             )
         )
-        # Whoever sees READY may stop us at once, so the ears are open before the mouth.
+        # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.
         signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
         async with trio.open_nursery() as workers:
             workers.start_soon(systemd.feed_watchdog, services.core.database)
@@ -110,6 +110,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                     await _wait_for_stop(signals, stop)
                     systemd.notify("STOPPING=1")
                     _log.info("stopping")
+                    # A second signal ends the grace period. The workers end after it, as always, and save.
+                    workers.start_soon(_cancel_at_signal, signals, connections.cancel_scope)
                     listeners.cancel_scope.cancel()
                 services.core.life.stopping.set()
                 services.routing.connections.close_all()
@@ -121,7 +123,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
 async def _listen(
     services: Services, settings: Settings, listeners: trio.Nursery, connections: trio.Nursery
 ) -> dict[str, Address]:
-    websocket = partial(converse, services)
+    websocket = partial(serve_websocket_connection, services)
     http, https = (
         partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
         for context in (None, _tls(settings) if settings.http.tls_bind else None)
@@ -211,6 +213,12 @@ async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -
             nursery.start_soon(_cancel_when, stop, nursery.cancel_scope)
         await anext(signals)
         nursery.cancel_scope.cancel()
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(signals)
+    _log.info("stopping_at_once")
+    scope.cancel()
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -1,18 +1,19 @@
-"""What the interpreter is told, so that what one thread does is not a pause for everybody (broker/DECISIONS.md)."""
+"""Settings of the Python interpreter that shorten the pauses of the event loop (broker/DECISIONS.md)."""
 
 import gc
 import sys
 
-# The event loop gives the interpreter lock away at each system call, and a worker thread that folds keeps it for as
-# long as this. Python's own 5 ms were a stall of everybody.
+# The event loop releases the interpreter lock at each system call, and a busy worker thread keeps the lock for this
+# long. With Python's default of 5 ms, the event loop stalled.
 _SWITCH_SECONDS = 0.0005
 
 
 def switch_threads_often() -> None:
+    """Let a waiting thread have the interpreter lock after 0.5 ms."""
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def set_aside_what_stays() -> None:
-    """Garbage is no longer looked for among what is there now: once a daemon listens, that is there until it ends."""
+    """Exclude the objects that exist now from garbage collection: a daemon that listens keeps them until it ends."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What every TCP listener does alike: bind, accept, shake hands for TLS, contain what goes wrong in a connection."""
+"""What all TCP listeners share: bind, accept, TLS handshake, and containing the errors of one connection."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -28,9 +28,18 @@ async def serve_tcp(
     ssl_context: TlsContext | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Accept until cancelled; connections live on in their own nursery. Started means listening, on the given address.
+    """Accept connections until cancelled.
 
-    Raises OSError when the address cannot be bound.
+    Args:
+        bind: where to listen.
+        handle: serves one connection; for TLS, after the handshake.
+        protocol: the name in log entries.
+        connections: the nursery in which connections go on when this listener has ended.
+        ssl_context: for TLS; None for plain text.
+        task_status: told the bound address, once the listener accepts connections.
+
+    Raises:
+        OSError: the address cannot be bound.
     """
     listeners = await trio.open_tcp_listeners(bind.port, host=bind.host, backlog=BACKLOG)
     host, port = listeners[0].socket.getsockname()[:2]
@@ -44,7 +53,7 @@ async def _contain(
     ssl_context: TlsContext | None,
     socket_stream: trio.SocketStream,
 ) -> None:
-    """The edge of one connection: what is raised in it ends it, is logged once, and touches nothing else."""
+    """Serve one connection. An error in it ends this connection only, and is logged once."""
     stream: Stream = socket_stream
     try:
         socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
@@ -54,17 +63,17 @@ async def _contain(
                 await stream.do_handshake()
         await handle(stream)
     except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-        pass  # the peer is gone, or never spoke TLS
-    except* Exception:  # noqa: BLE001 - the one catch for bugs of ours in a connection
+        pass  # the peer has gone, or did not speak TLS
+    except* Exception:  # noqa: BLE001 - a bug must end only its connection
         _log.exception("connection_failed", protocol=protocol)
     finally:
         await trio.aclose_forcefully(stream)
 
 
 def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
-    """For an `Outbox`: sends what the operating system takes without waiting. None where that cannot be had (TLS).
+    """A `send_now` for an `Outbox`: writes what the operating system takes without waiting, and returns how much.
 
-    Not while somebody else sends on this stream.
+    None for TLS streams, which cannot do that. The function must not run while another task sends on this stream.
     """
     return partial(_send_at_once, stream.socket) if isinstance(stream, trio.SocketStream) else None
 
@@ -72,14 +81,14 @@ def sender_at_once(stream: trio.abc.Stream) -> Callable[[bytes], int] | None:
 def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
     try:
         return os.write(socket.fileno(), data)
-    except OSError:  # full or broken: whoever sends the rest will wait, or hear why it cannot be sent
+    except OSError:  # full or broken: the task that sends the rest waits, or gets the error
         return 0
 
 
 async def end_gently(stream: trio.abc.Stream) -> None:
-    """Say that nothing more will come, then read until the peer has closed. To be bounded in time by the caller.
+    """Send the end of the stream, then read and discard until the peer has closed. The caller sets a time limit.
 
-    Closed with unread bytes, a TCP connection would be reset, and what is still on its way to the peer lost with it.
+    If a TCP connection were closed with unread bytes, it would be reset, and bytes on the way to the peer be lost.
     """
     below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     if isinstance(below, trio.abc.HalfCloseableStream):

@@ -1,22 +1,22 @@
-"""Bytes on their way to one peer: bounded, and written by one task.
+"""A bounded queue of the bytes to send to one peer, which one task writes.
 
-Two kinds wait here. Answers to what the peer sent are always taken: whoever reads from the peer stops while `has_room`
-is false, so their number is bounded by what was read. Everything else is offered, and refused when the peer is slow.
+The queue accepts answers to the peer's own requests always: the task that reads from the peer pauses while `has_room`
+is false, so the answers are bounded by what was read. All other bytes are offered, and refused while the peer is slow.
 """
 
 from collections.abc import Awaitable, Callable
 
 import trio
 
-MAX_WAITING_BYTES = 256 * 1024
+OUTBOX_BYTES = 256 * 1024
 
 
 class Outbox:
-    """Where nothing waits, `send_now` spares the sending task: most answers are on the wire before `put` returns.
+    """When no bytes wait, `put` sends through `send_now` without the sending task, so most answers leave at once.
 
     Args:
-        send: sends all of it, and waits for as long as that takes.
-        send_now: sends what the operating system takes at once and answers how much that was.
+        send: sends all bytes, and waits for as long as that takes.
+        send_now: sends what the operating system takes at once, and returns the number of bytes.
         limit: bytes that may wait before `has_room` is false.
     """
 
@@ -27,7 +27,7 @@ class Outbox:
         send: Callable[[bytes], Awaitable[None]],
         *,
         send_now: Callable[[bytes], int] | None = None,
-        limit: int = MAX_WAITING_BYTES,
+        limit: int = OUTBOX_BYTES,
     ) -> None:
         self._send = send
         self._send_now = send_now
@@ -35,12 +35,12 @@ class Outbox:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0  # including what is being sent now
         self._is_corked = False
-        self._wanted = trio.Event()  # set for as long as the sending task has something to do
+        self._wanted = trio.Event()  # set while the sending task has bytes to send
         self._emptied = trio.Event()
 
     @property
     def is_empty(self) -> bool:
-        """Everything put so far was handed to the operating system."""
+        """All bytes so far were handed to the operating system."""
         return not self._waiting_bytes
 
     @property
@@ -48,7 +48,7 @@ class Outbox:
         return self._waiting_bytes < self._limit
 
     def put(self, data: bytes) -> None:
-        """An answer: it is always taken."""
+        """Queue an answer to the peer's own request. Always accepted."""
         if data:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
@@ -56,14 +56,14 @@ class Outbox:
                 self._begin()
 
     def offer(self, data: bytes) -> bool:
-        """Anything else: taken, or refused because the peer does not keep up."""
+        """Queue other bytes; False, and nothing queued, when the peer does not keep up."""
         if not self.has_room:
             return False
         self.put(data)
         return True
 
     def cork(self) -> None:
-        """More than one answer follows: send nothing until `uncork`, then all of it at once."""
+        """Send nothing until `uncork`, then everything at once."""
         self._is_corked = True
 
     def uncork(self) -> None:
@@ -72,7 +72,7 @@ class Outbox:
             self._begin()
 
     def _begin(self) -> None:
-        if self._wanted.is_set():  # the sending task is at it, and the order is its business
+        if self._wanted.is_set():  # the sending task is at work, and keeps the order
             return
         if self._send_now is not None:
             data = self._take_waiting()
@@ -89,12 +89,12 @@ class Outbox:
         return data
 
     async def wait_empty(self) -> None:
-        """Return when everything put so far was handed to the operating system."""
+        """Wait until all bytes so far were handed to the operating system."""
         while self._waiting_bytes:
             await self._emptied.wait()
 
     async def send_forever(self) -> None:
-        """The one task that writes. Raises what the stream raises when the peer is gone."""
+        """Send until cancelled; run by one task. Raises the stream's error when the peer has gone."""
         while True:
             await self._wanted.wait()
             data = self._take_waiting()

@@ -1,13 +1,24 @@
-"""Refusals as protocols share them: what devices on MQTT and CoAP are told, and the members of rate limits.
+"""Refusals in the forms that several protocols share.
 
-reference 16.4 names the device where REST names the organization.
+REST and WebSocket share the error body and its headers (reference 3.1). MQTT and CoAP share the texts for devices:
+reference 16.4 names the device where REST names the organization. REST and MQTT share the members of rate limits.
 """
 
-from typing import Final
+from typing import Any, Final
 
-from broker.errors import DomainError, PayloadTooLarge, ValidationFailed
+import msgspec
+
+from broker.errors import (
+    DomainError,
+    Finding,
+    PayloadTooLarge,
+    StorageUnavailable,
+    TryLater,
+    ValidationFailed,
+)
 from broker.limits.refusals import PlanLimitsNotSet, RateLimitExceeded, Standing
 from config.rates import Rate
+from storage.sql import StoreError
 
 
 class PublishForbidden(DomainError):
@@ -27,10 +38,40 @@ _DEVICE_TEXTS: Final[dict[type[DomainError], str]] = {
     ValidationFailed: "Bad Request",
 }
 
+_encode = msgspec.json.Encoder().encode
+
+
+def refusal_for(error: DomainError | StoreError) -> DomainError:
+    """The refusal that a client gets: a failure of the store is `StorageUnavailable`."""
+    return error if isinstance(error, DomainError) else StorageUnavailable(str(error))
+
 
 def device_text(error: DomainError) -> str:
+    """The text of a refusal on MQTT and CoAP."""
     template = _DEVICE_TEXTS.get(type(error))
     return str(error) if template is None else template.format(**vars(error))
+
+
+def rest_error_body(code: int | str, text: str, error_id: str, findings: tuple[Finding, ...] = ()) -> bytes:
+    """The JSON body of a refused REST call or WebSocket handshake (reference 3.1)."""
+    error: dict[str, Any] = {"code": code, "message": text, "id": error_id}
+    if findings:
+        error["errors"] = [[{"field": one.field, "messages": one.messages} for one in findings]]
+    return _encode({"error": error})
+
+
+def rest_refusal_body(error: DomainError, error_id: str) -> bytes:
+    """The JSON body for `error` (reference 3.1)."""
+    findings = error.findings if isinstance(error, ValidationFailed) else ()
+    return rest_error_body(error.code, str(error), error_id, findings)
+
+
+def rest_refusal_headers(error: DomainError) -> dict[str, str]:
+    """The headers that an answer with `error` needs (reference 3.1 and 21.1)."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if isinstance(error, TryLater):
+        headers["Retry-After"] = str(error.retry_seconds)
+    return headers
 
 
 def rate_members(standing: Standing) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The JSON forms that REST and WebSocket share (reference 6.4, 9.2, 19.2 and 19.3).
 
-Stored `data` is compact JSON already and is spliced in, never decoded and encoded again. The other texts are ids, whose
-alphabets (reference 1.1) need no escaping. `boid` stands in frames and is absent from searches.
+Stored `data` is compact JSON, so it is inserted as it is, not decoded and encoded again. The other texts are ids, whose
+alphabets (reference 1.1) need no escaping. Frames have `boid`, entries of searches do not.
 
-The `_object` forms are the same members as a mapping, for MessagePack.
+The `…_object` functions return the same members as a mapping, for MessagePack.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def message_frame(row: MessageRow, device: Device, mid: str) -> bytes:
-    """A live frame, straight from what was stored: once for each message and all who watch it."""
+    """A live frame as JSON. All subscribers of a message share one frame."""
     owned, typed = device.record, device.type.record
     return (
         f'{{"mid":"{mid}","data":{row.data},"ts":{row.ts},"sdtid":"{typed.id}","cts":{row.cts},'
@@ -36,7 +36,7 @@ def message_entry(message: Message) -> bytes:
 
 
 def action_frame(action: Action) -> bytes:
-    """A frame for the destination's channel, and for those who watch the source."""
+    """A frame as JSON, for the destination's channel and for subscribers that watch the source."""
     return (_action_members(action) + f',"boid":"{action.boid}"}}').encode()
 
 
@@ -53,7 +53,7 @@ def _action_members(action: Action) -> str:
 
 
 def message_object(row: MessageRow, device: Device, mid: str) -> dict[str, Any]:
-    """What `message_frame` says."""
+    """The members of `message_frame`."""
     return {
         "mid": mid,
         "data": _decode(row.data),
@@ -68,7 +68,7 @@ def message_object(row: MessageRow, device: Device, mid: str) -> dict[str, Any]:
 
 
 def action_object(action: Action) -> dict[str, Any]:
-    """What `action_frame` says."""
+    """The members of `action_frame`."""
     return {
         "type": "action",
         "cts": action.cts,

@@ -1,4 +1,4 @@
-"""The state directory: who may use it, the daemon's key, and where the store lies."""
+"""The state directory: its lock, the daemon's key, and the path of the store."""
 
 import fcntl
 import os
@@ -18,12 +18,12 @@ class StateError(Exception):
 
 
 class StateInUseError(StateError):
-    """Another process works on this state directory."""
+    """Another process uses this state directory."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A state directory that is ours alone for as long as `open_state` lasts."""
+class StateDirectory:
+    """A state directory that no other process uses while `open_state` lasts."""
 
     directory: Path
     database: Path
@@ -31,7 +31,7 @@ class State:
 
 
 @contextmanager
-def open_state(settings: Settings) -> Iterator[State]:
+def open_state(settings: Settings) -> Iterator[StateDirectory]:
     """Create the state directory if need be, lock it against other daemons and read its key.
 
     Raises:
@@ -47,7 +47,7 @@ def open_state(settings: Settings) -> Iterator[State]:
         raise StateError(f"state_dir {directory}: {error.strerror}") from error
     try:
         _take(lock, directory)
-        yield State(directory, database, _vault(directory, database))
+        yield StateDirectory(directory, database, _vault(directory, database))
     finally:
         os.close(lock)
 
@@ -82,11 +82,11 @@ def _vault(directory: Path, database: Path) -> Vault:
 
 def _make_key(path: Path, database: Path) -> None:
     if database.exists():
-        # A new key would make every stored secret unreadable without a word.
+        # With a new key, no stored secret could be read any more.
         raise StateError(f"{path}: missing, but {database.name} has secrets that only this key opens: restore it")
     draft = path.with_name("key.new")
     draft.unlink(missing_ok=True)
-    # Written beside and renamed: whoever finds the key finds all of it.
+    # Written to another name and renamed, so that a key file is never incomplete.
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
         file.write(Vault.new_key())
         file.flush()

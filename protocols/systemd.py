@@ -1,4 +1,4 @@
-"""What systemd wants to hear: one datagram to the socket it names. No binding is needed for that (sd_notify(3))."""
+"""Notifications to systemd: one datagram each to the socket that systemd names (sd_notify(3))."""
 
 import os
 import socket
@@ -13,11 +13,11 @@ _log = structlog.get_logger(__name__)
 
 
 def notify(state: str) -> None:
-    """Send `READY=1`, `STOPPING=1`, `STATUS=…` or `WATCHDOG=1`. Does nothing when systemd did not start us."""
+    """Send `READY=1`, `STOPPING=1`, `STATUS=…` or `WATCHDOG=1`, if systemd has started this process."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    if address.startswith("@"):  # an abstract socket, as the kernel spells it
+    if address.startswith("@"):  # an abstract socket; the kernel writes it with a null byte
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
@@ -28,7 +28,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants a sign of life; None when it does not watch this process."""
+    """The longest time between two watchdog notifications; None when systemd does not watch this process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     watched = os.environ.get("WATCHDOG_PID")
     if not microseconds.isdecimal() or (watched is not None and watched != str(os.getpid())):
@@ -37,7 +37,10 @@ def watchdog_seconds() -> float | None:
 
 
 async def feed_watchdog(database: Database) -> None:
-    """Give a sign of life only after the store has committed something: a daemon that cannot store is not alive."""
+    """Commit to the store periodically, and notify the watchdog after each success.
+
+    So systemd restarts a daemon whose store does not commit.
+    """
     period = watchdog_seconds()
     if period is None:
         return

@@ -1,14 +1,13 @@
-"""TLS that asks for a client certificate and leaves it to the application to trust it (reference 7.1).
+"""TLS that asks for a client certificate, and leaves the decision about its trust to the application (reference 7.1).
 
-Whom a certificate is worth something to depends on the device that it is shown for, which is known only after the
-handshake: each device type has certificate authorities of its own, they change while the daemon runs, and an ordinary
-device may show whatever it likes. Python's `ssl` cannot serve that: it has no verify callback, and with CERT_OPTIONAL
-or CERT_REQUIRED it refuses every chain that it does not know (cpython issues 75425 and 90935). OpenSSL itself can, and
-pyOpenSSL has it. So the handshake proves that the peer holds the key of the certificate that it shows, and nothing
-else; `broker/registration` decides what it is worth.
+Which authorities are trusted depends on the device, which is known only after the handshake: each device type has
+certificate authorities of its own, they change while the daemon runs, and an ordinary device may show any certificate.
+Python's `ssl` cannot do that: it has no verify callback, and with CERT_OPTIONAL or CERT_REQUIRED it refuses every chain
+that it does not know (cpython issues 75425 and 90935). OpenSSL can, through pyOpenSSL. So the handshake proves that the
+peer holds the key of its certificate, and nothing else; `broker/registration` decides whether to trust the certificate.
 
 `PeerContext` has the one method of `ssl.SSLContext` that `trio.SSLStream` calls, and `_Connection` those of
-`ssl.SSLObject`. Sessions are never resumed: a resumed one would come without the intermediate certificates.
+`ssl.SSLObject`. Sessions are never resumed, because a resumed session has no intermediate certificates.
 """
 
 import ssl
@@ -22,18 +21,18 @@ from OpenSSL import SSL, crypto
 from broker.registration.certificates import ClientCertificate
 
 T = TypeVar("T")
-#: A certificate with those that lead to its authority, and its key, as PEM files.
+#: Two PEM files: a certificate with its intermediate certificates, and its key.
 Chain = tuple[Path, Path]
 
 _BIO_BYTES: Final = 64 * 1024
-#: The longest chain of a peer that is kept for as long as its connection lasts.
+#: The longest certificate chain that is accepted of a peer. It stays in memory while the connection lasts.
 CHAIN_BYTES: Final = 16 * 1024
-#: Those of `ssl.create_default_context`, for TLS 1.2.
+#: The ciphers of `ssl.create_default_context`, for TLS 1.2.
 _CIPHERS: Final = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
 
 
 class PeerContext:
-    """What a TLS listener has instead of an `ssl.SSLContext` when it asks for client certificates."""
+    """Replaces `ssl.SSLContext` at a TLS listener that asks for client certificates."""
 
     def __init__(self, certificate: Path, key: Path, *, required: bool, second: Chain | None = None) -> None:
         """`second` as for `use_certificates`. Raises OSError when a certificate and its key cannot be used."""
@@ -62,9 +61,10 @@ class PeerContext:
 
 
 def use_certificates(context: SSL.Context, first: Chain, second: Chain | None = None) -> None:
-    """Give a context its own chain and key, or two of them: OpenSSL has a place for each kind of key.
+    """Give a context its certificate chain and key, or two of both with different kinds of key (RSA and ECDSA).
 
-    Raises OSError when they cannot be used, or have the same kind of key.
+    Raises:
+        OSError: they cannot be used, or have the same kind of key.
     """
     _use_certificate(context, *first)
     if second is not None:
@@ -73,7 +73,7 @@ def use_certificates(context: SSL.Context, first: Chain, second: Chain | None = 
 
 
 def require_two_kinds(first: Chain, second: Chain) -> None:
-    """Raises OSError when two chains have the same kind of key, so that no client could need the second."""
+    """Raises OSError when two chains have the same kind of key: no client would ever get the second."""
     if _kind_of_key(first[0]) == _kind_of_key(second[0]):
         raise OSError(f"cannot use certificate {second[0]} beside {first[0]}: both have the same kind of key")
 
@@ -96,29 +96,26 @@ TlsStream = trio.SSLStream[trio.SocketStream]
 
 
 def server_stream(transport: trio.SocketStream, context: TlsContext) -> TlsStream:
-    """The server's side of a connection; its handshake is still to come."""
+    """The server's side of a TLS connection, before its handshake."""
     return trio.SSLStream(transport, cast("ssl.SSLContext", context), server_side=True, https_compatible=True)
 
 
-def client_certificate(stream: trio.abc.Stream) -> ClientCertificate | None:
-    """What the peer has shown in its handshake, which is over; None when nothing, or when nobody asked.
-
-    Streams that stand before one of TLS have a `getpeercert` that hands on what it has.
-    """
-    ask = getattr(stream, "getpeercert", None)
-    shown = None if ask is None else ask()
+def peer_certificate(stream: trio.abc.Stream) -> ClientCertificate | None:
+    """The client certificate of a finished handshake; None when the peer has shown none, or was not asked for one."""
+    shown = stream.getpeercert() if isinstance(stream, trio.SSLStream) else None
     return shown if isinstance(shown, ClientCertificate) else None
 
 
 def shown_by(connection: SSL.Connection) -> ClientCertificate | None:
-    """The certificate that the peer of a server has shown, as bytes that nobody has looked into yet.
+    """The certificate chain that the peer of a server has shown, as unparsed bytes; None when it has shown none.
 
-    Raises SSL.Error for a chain that no device has: it would be kept for as long as the connection lasts.
+    Raises:
+        SSL.Error: the chain is longer than `CHAIN_BYTES`.
     """
     certificate = connection.get_peer_certificate()
     if certificate is None:
         return None
-    chain = connection.get_peer_cert_chain() or ()  # on this side without the peer's own
+    chain = connection.get_peer_cert_chain() or ()  # on the server's side without the peer's own certificate
     shown = ClientCertificate(_der(certificate), tuple(map(_der, chain)))
     if shown.size > CHAIN_BYTES:
         raise SSL.Error("the chain of certificates is too long")
@@ -153,7 +150,7 @@ class _Connection:
     def read(self, max_bytes: int) -> bytes:
         try:
             return self._run(lambda: self._connection.recv(max_bytes))
-        except SSL.ZeroReturnError:  # the peer has said that it is over
+        except SSL.ZeroReturnError:  # the peer has closed TLS
             return b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -163,7 +160,7 @@ class _Connection:
         return self._connection.get_protocol_version_name()
 
     def getpeercert(self) -> ClientCertificate | None:
-        """What the peer has shown; `ssl` would give a dictionary."""
+        """The peer's certificate chain; `ssl.SSLObject` returns a dictionary here."""
         return self._shown
 
     def _run(self, operation: Callable[[], T]) -> T:

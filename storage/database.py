@@ -46,7 +46,7 @@ class RunSync(Protocol):
     def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> Awaitable[T]: ...
 
 
-async def run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
+async def _run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> T:
     return await trio.to_thread.run_sync(sync_fn, limiter=limiter)
 
 
@@ -127,7 +127,7 @@ class DatabaseStatistics:
 class Database:
     """One writer, a few readers, and the group that is open for writing now."""
 
-    def __init__(self, engine: Engine, *, run_sync: RunSync = run_in_thread) -> None:
+    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread) -> None:
         self._engine = engine
         self._run_sync = run_sync
         self._write_limiter = trio.CapacityLimiter(1)

@@ -1,21 +1,20 @@
 """Fixtures everyone uses: a real store in a temporary folder, and the services on top of it."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+import datetime as dt
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from argon2.profiles import CHEAPEST
 
-from broker.clock import Clock
-from broker.secrets import Vault
-from broker.services import Services, open_services
+from broker.services import Services
 from config.settings import Limits, Settings
-from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
+from tests.builders import ServicesOpener, new_engine
+from tests.certificates import Authority
 from tests.factories import NOW_MS, World, build_world
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
     from tests.browser import Chromium
@@ -26,6 +25,20 @@ def cheap_passwords() -> Iterator[None]:
     """Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("broker.secrets.ARGON2_COST", CHEAPEST)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_authority_is_trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """TLS trusts one authority that signs nothing.
+
+    Every HTTP client reads the authorities that its machine trusts. To read the usual 150 takes 28 ms, this one 1 ms.
+    """
+    path = tmp_path_factory.mktemp("authorities") / "none.pem"
+    path.write_text(Authority("Nobody", now=dt.datetime.now(dt.UTC)).pem, encoding="ascii")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SSL_CERT_FILE", str(path))
+        environment.delenv("SSL_CERT_DIR", raising=False)
         yield
 
 
@@ -41,27 +54,18 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> SqliteEngine:
-    # What a power cut would lose is tested by itself; everywhere else waiting for the disk only costs time.
-    return SqliteEngine(tmp_path / "store.sqlite", synchronous="off")
-
-
-OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
+    return new_engine(tmp_path / "store.sqlite")
 
 
 @pytest.fixture
-def open_again(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> OpenServices:
-    """Opens services on the same file as often as a test likes: every time but the first is a restart."""
-    vault = Vault(Vault.new_key())
-    clock = Clock(fake_clock, fake_clock.steady_ms)
-    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, clock)
+def opener(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> ServicesOpener:
+    """Opens services on the test's store. Their clock stands still until the test moves it."""
+    return ServicesOpener(settings, engine, fake_clock.clock)
 
 
 @pytest.fixture
-async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> AsyncIterator[Services]:
-    """Services whose clock stands still until the test moves it."""
-    database = Database(engine, run_sync=run_inline)
-    clock = Clock(fake_clock, fake_clock.steady_ms)
-    async with open_services(settings, database, Vault(Vault.new_key()), clock) as opened:
+async def services(opener: ServicesOpener) -> AsyncIterator[Services]:
+    async with opener() as opened:
         yield opened
 
 

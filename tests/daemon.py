@@ -58,7 +58,7 @@ class Daemon:
         )
 
     def start(self) -> None:
-        """Returns when the daemon says that it is ready."""
+        """Start the daemon, and wait for its ready line."""
         self.process = subprocess.Popen(
             [TRUNKLINE, "serve", "--config", self.config],
             stdout=subprocess.PIPE,
@@ -86,12 +86,17 @@ class Daemon:
         return f"ws://{self.addresses['http']}/v1.1"
 
     def kill(self) -> None:
-        """As a power cut would end it."""
+        """End the process with SIGKILL, without a chance to save."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """As systemd would end it; gives the exit status."""
+        """End the process with SIGTERM, as systemd does; return the exit status."""
         return self._end(signal.SIGTERM)
+
+    def begin_to_stop(self) -> None:
+        """Send SIGTERM without waiting; `stop` sends another one."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> int:
         process = self.process

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from broker.clock import Clock
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import Rows
@@ -24,6 +25,11 @@ class FakeClock:
 
     def steady_ms(self) -> int:
         return self._steady
+
+    @property
+    def clock(self) -> Clock:
+        """This time, as services take it."""
+        return Clock(self, self.steady_ms)
 
     def advance(self, milliseconds: int) -> None:
         self.now += milliseconds

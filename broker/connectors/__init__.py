@@ -1,4 +1,5 @@
-"""Cloud connectors: devices that live in a third party's cloud, reached through a plug-in (reference 23).
+"""Cloud connectors: plug-ins for devices that are reached through a third party's cloud (reference 23).
 
-`plugin` is what a plug-in is written against, `generic` the one that ships and is configured entirely by the operator.
+`plugin` has the interface of plug-ins. `generic` is the plug-in that ships with the product and is configured by the
+operator.
 """

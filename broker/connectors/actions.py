@@ -1,8 +1,8 @@
-"""Actions to devices of connectors go to the action hook, and from there to the third party.
+"""Sends the Actions for devices of connectors through the plug-in's action hook to the third party.
 
-They are taken from the log as they become durable. Where that stands is kept, so that what a stop or a crash leaves
-unsent is sent after the restart, unless it is too old to be wanted; so an Action may arrive twice, but it is not lost.
-Without a link there is nobody to send it to, and it is not kept for later (reference 9.1).
+Actions are taken up once they are durable, and the position in the log is saved. What a stop or a crash leaves unsent
+is sent after the restart, unless it is older than `_WANTED_MS`; so an Action may be sent twice, but it is not lost. An
+Action for a device without a link is dropped (reference 9.1).
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from broker.connectors.calls import CALL_FAILURES, Calls
 from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
-from broker.connectors.links import Link, Links
+from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import ActionDefinition, Phase
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
@@ -29,7 +29,7 @@ from storage.sql import StoreError
 
 _CONSUMER: Final = "connector actions"
 _SAVE_SECONDS: Final = 5.0
-_WANTED_MS: Final = 600_000  # what was left unsent for longer is not sent any more
+_WANTED_MS: Final = 600_000  # an Action that was left unsent for longer is dropped at a restart
 _log = structlog.get_logger(__name__)
 
 
@@ -53,13 +53,13 @@ class Actions:
         router: Router,
         devices: Devices,
         catalog: Catalog,
-        links: Links,
+        links: ConnectorLinks,
         calls: Calls,
         intake: Intake,
         lanes: Lanes,
         quotas: Quotas | None,
     ) -> None:
-        """`quotas`: who charges deliveries; None charges nobody."""
+        """`quotas` charges the deliveries; None: nothing is charged."""
         self._database = database
         self._clock = clock
         self._devices = devices
@@ -105,10 +105,10 @@ class Actions:
         except (*CALL_FAILURES, StoreError) as error:
             self.failed += 1
             _log.warning("connector_action_failed", device=device, position=position, reason=str(error))
-        except Exception:  # noqa: BLE001 - a bug of ours must not keep everything after it from counting as sent
+        except Exception:  # noqa: BLE001 - an unexpected error must not keep the saved position from moving on
             self.failed += 1
             _log.exception("connector_action_failed", device=device, position=position)
-        # Whoever is cancelled does not get here: it is still unsent, and is sent after the restart.
+        # A cancelled task does not get here: its Action stays unsent and is sent after the restart.
         del self._unsent[position]
 
     async def _tell(self, connector: Connector, device: int, data: str) -> None:
@@ -125,8 +125,8 @@ class Actions:
                     self.failed += 1
                     _log.info("connector_action_refused", device=device, status=response.status)
 
-    async def _link_for(self, device: int) -> tuple[Link | None, str | None]:
-        """The link that speaks for a device, and the name that the third party has for it if it is a sub-device."""
+    async def _link_for(self, device: int) -> tuple[ConnectorLink | None, str | None]:
+        """The link that authorizes requests for a device, and the device's external id when it is a sub-device."""
         if (link := await self._links.of_device(device)) is not None:
             return link, None
         holder = await self._database.read(lambda tx: tx.connectors.holder_of(device))
@@ -139,7 +139,7 @@ class Actions:
         return await self._links.of_device(holder), eid
 
     async def resume(self) -> None:
-        """Take up again what the last run left unsent. The lanes must be running."""
+        """Queue the Actions that the last run left unsent. The lanes must be running."""
         since_ms = self._clock.now_ms() - _WANTED_MS
         self._last = self._saved = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
         unsent = await self._database.read(
@@ -166,7 +166,7 @@ class Actions:
                 _log.warning("connector_actions_not_saved", reason=str(error))
 
     async def save(self) -> None:
-        """Keep where the first unsent Action stands. Raises StoreError."""
+        """Save the position before the first unsent Action. Raises StoreError."""
         position = min(self._unsent) - 1 if self._unsent else self._last
         if self._has_resumed and position > self._saved:
             await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))

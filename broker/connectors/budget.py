@@ -8,13 +8,13 @@ _USUAL = Rate(CONNECTOR_CALLS_PER_MINUTE, CONNECTOR_CALLS_PER_DAY)
 
 
 class CallBudget:
-    """All of a user's connectors share one count, except for those whose type has limits of its own."""
+    """Counts the calls for each user; connectors of a type that has its own limits are counted separately."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
 
     def take(self, user: int, device_type: int, own_rate: Rate | None) -> None:
-        """Count one call for the user. Raises RateLimitExceeded; then it is not counted."""
+        """Count one call for the user. Raises RateLimitExceeded; the call is not counted then."""
         if not self._meters.are_on:
             return
         name = f"connectors user {user}"

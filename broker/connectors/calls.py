@@ -1,4 +1,4 @@
-"""Requests to third parties: counted, signed, and with a token that is renewed when it has to be."""
+"""Sends requests to third parties: counts and signs them, and renews access tokens."""
 
 import msgspec
 import structlog
@@ -7,7 +7,7 @@ from broker.clock import Clock
 from broker.connectors.budget import CallBudget
 from broker.connectors.catalog import Connector
 from broker.connectors.hooks import PluginFailedError
-from broker.connectors.links import Link, Links
+from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.oauth import AuthorizationRefusedError, TokenRevokedError
 from broker.connectors.plugin import AccessToken, Phase, Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
@@ -15,11 +15,11 @@ from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, TryLater
 from broker.limits.quotas import Quotas
 
-_EARLY_MS = 30_000  # a token that expires on its way is as good as expired
+_EARLY_MS = 30_000  # a token may expire while the request is under way
 _CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # reference 21.2: data pulls and Action sends
 _log = structlog.get_logger(__name__)
 
-#: Why nothing came of a call that is no fault of ours. Whoever started it logs it and goes on.
+#: The expected failures of a call. The caller logs them and continues.
 CALL_FAILURES = (
     ThirdPartyUnreachableError,
     TryLater,
@@ -33,14 +33,14 @@ CALL_FAILURES = (
 class Calls:
     def __init__(
         self,
-        links: Links,
+        links: ConnectorLinks,
         devices: Devices,
         budget: CallBudget,
         quotas: Quotas | None,
         clock: Clock,
         third_party: ThirdParty | None,
     ) -> None:
-        """`quotas`: who charges devices on a plan; None charges nobody. Without a `third_party` nothing is sent."""
+        """`quotas` charges devices on a plan; None: nothing is charged. `third_party` None: every call fails."""
         self._links = links
         self._devices = devices
         self._budget = budget
@@ -50,13 +50,13 @@ class Calls:
         self.sent = self.failed = 0
 
     async def plain(self, connector: Connector, user: int, request: Request) -> Response:
-        """Send a request that needs no link, counted for the user.
+        """Send a request that needs no link, and count it for the user.
 
         Raises RateLimitExceeded, ThirdPartyUnreachableError.
         """
         self._budget.take(user, connector.type.key, connector.terms.own_rate)
         if self._third_party is None:
-            raise ThirdPartyUnreachableError("there is no way out")
+            raise ThirdPartyUnreachableError("requests to third parties are switched off")
         try:
             response = await self._third_party.send(request)
         except ThirdPartyUnreachableError:
@@ -66,12 +66,13 @@ class Calls:
         return response
 
     async def send(
-        self, connector: Connector, link: Link, request: Request, phase: Phase, sub_device: str | None = None
+        self, connector: Connector, link: ConnectorLink, request: Request, phase: Phase, sub_device: str | None = None
     ) -> Response:
         """Send a plug-in's request for a linked device.
 
-        A token that has expired, or that the third party refuses with 401, is renewed first, once. When only the user
-        can renew it, the link has ended: TokenRevokedError.
+        A token that has expired is renewed before the request. A token that the third party refuses with 401 is renewed
+        once, and the request is sent again. When only the user can renew the token, the link is ended and
+        TokenRevokedError raised.
 
         Raises one of CALL_FAILURES.
         """
@@ -93,7 +94,7 @@ class Calls:
         return response
 
     async def _once(
-        self, connector: Connector, link: Link, request: Request, phase: Phase, sub_device: str | None
+        self, connector: Connector, link: ConnectorLink, request: Request, phase: Phase, sub_device: str | None
     ) -> Response:
         if self._quotas is not None and phase in _CHARGED:
             self._quotas.charge_connector_request(await self._devices.get(link.record.device))
@@ -102,13 +103,13 @@ class Calls:
             prepared = connector.oauth.sign(request, link.contents.token)
         return await self.plain(connector, link.record.owner, prepared)
 
-    async def _renew(self, connector: Connector, link: Link, used: AccessToken) -> None:
+    async def _renew(self, connector: Connector, link: ConnectorLink, used: AccessToken) -> None:
         async with self._links.lock(link.record.device):
             current = await self._links.of_device(link.record.device)
             if current is None or current.record.linked_on != link.record.linked_on:
                 raise TokenRevokedError
             link.contents = current.contents
-            if current.contents.token != used:  # somebody else has renewed it meanwhile
+            if current.contents.token != used:  # another call has renewed it meanwhile
                 return
             request = connector.oauth.refresh(used)
             if request is None:

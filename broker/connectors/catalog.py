@@ -1,4 +1,4 @@
-"""The connectors that are installed and bound to device types, as they run now."""
+"""The connectors of device types: which plug-in each type has, loaded and configured."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class ConnectorUnavailable(DomainError):
-    """The type has a connector, but its plug-in cannot be used: the log says why."""
+    """The plug-in of the type's connector cannot be used. The log has the reason."""
 
     status = 503
     template = "Service Unavailable"
@@ -45,7 +45,7 @@ class Connector:
 
 
 def load_plugin(name: str) -> type[ConnectorPlugin]:
-    """The installed plug-in of this name. It runs foreign code: call it beside the loop.
+    """Load the installed plug-in of this name. This runs third-party code: call it in a worker thread.
 
     Raises PluginFailedError.
     """
@@ -61,7 +61,7 @@ def load_plugin(name: str) -> type[ConnectorPlugin]:
 
 
 def make_plugin(terms: ConnectorTerms, setting: Setting) -> ConnectorPlugin:
-    """A plug-in with the operator's parameters. Beside the loop. Raises PluginFailedError."""
+    """Create a plug-in with the operator's parameters, in a worker thread. Raises PluginFailedError."""
     kind = load_plugin(terms.plugin)
     return guarded(lambda: kind(setting), terms.plugin)
 
@@ -80,7 +80,7 @@ class Catalog:
         self._by_id: dict[str, Connector] = {}
 
     async def reload(self) -> None:
-        """Read what is bound to which type. A plug-in that cannot be used is logged; its type has none then."""
+        """Read the connectors of all types. A plug-in that cannot be used is logged, and its connector left out."""
         found: dict[int, Connector] = {}
         for record in await self._database.read(lambda tx: tx.connectors.connectors()):
             try:
@@ -100,18 +100,23 @@ class Catalog:
         raise PluginFailedError(f"{terms.plugin}: not ready after {CONNECTOR_HOOK_SECONDS} s")
 
     def address(self, device_type_id: str) -> str:
-        """Under which third parties and browsers reach the connector of this type."""
+        """The base address at which third parties and browsers reach the connector of this type."""
         return f"{self._base_url()}/cloudconnectors/{device_type_id}"
 
     def of_type(self, type_: DeviceType) -> Connector:
-        """Raises Conflict when the type has no connector, ConnectorUnavailable when its plug-in cannot be used."""
+        """The connector of a type.
+
+        Raises:
+            Conflict: the type has no connector.
+            ConnectorUnavailable: the plug-in of its connector cannot be used.
+        """
         if (found := self._by_key.get(type_.key)) is not None:
             return found
         self.check(type_)
         raise ConnectorUnavailable
 
     def check(self, type_: DeviceType) -> None:
-        """Raises Conflict when the type has no connector, be it usable or not."""
+        """Raise Conflict when the type has no connector. A connector that cannot be used counts."""
         if not type_.record.has_cloud_connector:
             raise Conflict("Device type has no cloud connector.")
 

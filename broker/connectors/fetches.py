@@ -1,4 +1,4 @@
-"""Asking third parties for data: once in a while for every linked device, and when a notification says so."""
+"""Fetches data from third parties: periodically for each linked device, and when a notification asks for it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,10 +9,10 @@ import trio
 from broker.clock import Clock
 from broker.connectors.calls import CALL_FAILURES, Calls
 from broker.connectors.catalog import Catalog, Connector
-from broker.connectors.hooks import Outcome
+from broker.connectors.hooks import HookOutcome
 from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
-from broker.connectors.links import Link, Links
+from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import Phase, Request
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
@@ -30,7 +30,7 @@ class Fetches:
         clock: Clock,
         devices: Devices,
         catalog: Catalog,
-        links: Links,
+        links: ConnectorLinks,
         calls: Calls,
         intake: Intake,
         lanes: Lanes,
@@ -48,11 +48,11 @@ class Fetches:
         self._pull_minutes = pull_minutes
         self._waiting: set[int] = set()
         self._woken = trio.Event()
-        self._has_more = False  # at the last look there was room for no more pulls than it began
+        self._has_more = False  # the last look used all the room in the lanes, so more pulls may be due
         self.failed = 0
 
     def wake(self) -> None:
-        """Look now: a pull may be due, as that of a device that was linked."""
+        """Look for due pulls now: a device that was just linked has one."""
         self._woken.set()
 
     async def pull_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -67,9 +67,9 @@ class Fetches:
                 _log.warning("connector_pulls_not_read", reason=str(error))
 
     async def pull_due(self) -> None:
-        """Begin the pulls that are due, as many as third parties have room for. Each is due again in its interval.
+        """Start the pulls that are due, as many as the lanes have room for. Each is due again after its interval.
 
-        That is written before anything is asked, so that a restart does not ask again.
+        The next time is stored before the first request, so that a restart does not repeat the pull. Raises StoreError.
         """
         self._has_more = False
         for connector in self._catalog.all():
@@ -91,7 +91,10 @@ class Fetches:
         )
 
     def offer(self, connector: Connector, device: int, requests: Sequence[Request] | None = None) -> bool:
-        """Take up a fetch. Without `requests` it asks what the plug-in wants to ask; a second one of those is one."""
+        """Queue a fetch; False when there is no room for it.
+
+        Without `requests`, the plug-in's fetch hook names the requests; a device has at most one such fetch waiting.
+        """
         if requests is None:
             if device in self._waiting:
                 return True
@@ -116,10 +119,10 @@ class Fetches:
             self.failed += 1
             _log.warning("connector_fetch_failed", device_type=connector.type.id, device=device, reason=str(error))
         finally:
-            if self._has_more:  # there is room for the next one now
+            if self._has_more:  # this fetch has left room for another one
                 self.wake()
 
-    async def _usable_link(self, device: int) -> Link | None:
+    async def _usable_link(self, device: int) -> ConnectorLink | None:
         try:
             record = (await self._devices.get(device)).record
         except DeviceNotFound:
@@ -128,12 +131,12 @@ class Fetches:
             return None
         return await self._links.of_device(device)
 
-    async def _ask(self, connector: Connector, link: Link, request: Request) -> None:
+    async def _ask(self, connector: Connector, link: ConnectorLink, request: Request) -> None:
         response = await self._calls.send(connector, link, request, Phase.FETCH)
         await self.keep(link, await connector.hooks.fetched(link.device(), request, response))
 
-    async def keep(self, link: Link, outcome: Outcome) -> None:
-        """Store what a hook found, then what it wants to remember: what is repeated is at least not lost.
+    async def keep(self, link: ConnectorLink, outcome: HookOutcome) -> None:
+        """Store a hook's records, then the texts to remember. A crash in between repeats records and loses none.
 
         Raises StorageUnavailable, StoreError.
         """

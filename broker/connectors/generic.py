@@ -1,8 +1,8 @@
-"""The plug-in that ships: a third party with a JSON interface, described entirely by the operator's parameters.
+"""The plug-in that ships with the product: for third parties with a JSON interface, described by parameters.
 
 `config/connector.example.toml` has all of them. `items` is a dotted path to a list or to one object; `payload`, `ts`,
 `sub_device`, `account` and `device` are JMESPath expressions on each item, as Advanced Manifests have them. Addresses,
-headers and bodies have places for values (templates.py).
+headers and bodies are templates (templates.py).
 """
 
 import hashlib
@@ -29,8 +29,9 @@ from broker.connectors.plugin import (
     Result,
     Setting,
 )
-from broker.connectors.reading import Reader, Reading, Since, Unit, text_of
-from broker.connectors.templates import check_template, filled, filled_url
+from broker.connectors.reading import ItemReader, Reading, Since, Unit, text_of
+from broker.connectors.templates import check_template, fill_template, fill_url
+from broker.nesting import check_nesting
 
 _EVERY_ACTION: Final = "*"
 _JSON: Final = "application/json"
@@ -51,15 +52,15 @@ class _Call(_Table, frozen=True, kw_only=True):
     form: dict[str, str] | None = None
 
     def request(self, values: Mapping[str, Any], tag: str = "") -> Request:
-        headers = {name: str(filled(value, values)) for name, value in self.headers.items()}
+        headers = {name: str(fill_template(value, values)) for name, value in self.headers.items()}
         body = b""
         if self.json is not None:
             headers.setdefault("Content-Type", _JSON)
-            body = msgspec.json.encode(filled(self.json, values))
+            body = msgspec.json.encode(fill_template(self.json, values))
         elif self.form is not None:
             headers.setdefault("Content-Type", _FORM)
-            body = urlencode(filled(self.form, values)).encode()
-        return Request(self.method, filled_url(self.url, values), headers, body, tag)
+            body = urlencode(fill_template(self.form, values)).encode()
+        return Request(self.method, fill_url(self.url, values), headers, body, tag)
 
     def check(self, names: frozenset[str]) -> None:
         """Raises ValueError."""
@@ -72,7 +73,7 @@ class _Call(_Table, frozen=True, kw_only=True):
 
 
 class _Subscribe(_Call, frozen=True, kw_only=True):
-    account: str | None = None  # where its answer has the id of the user's account
+    account: str | None = None  # expression: the id of the user's account in the answer
 
 
 class _Fetch(_Call, frozen=True, kw_only=True):
@@ -85,7 +86,7 @@ class _Fetch(_Call, frozen=True, kw_only=True):
 
 
 class _Signature(_Table, frozen=True, kw_only=True):
-    """A keyed hash over the body, in a header."""
+    """An HMAC of the body, in a header."""
 
     header: str
     secret: str
@@ -111,11 +112,11 @@ class _SecretParameter(_Table, frozen=True, kw_only=True):
 
 
 class _Notification(_Table, frozen=True, kw_only=True):
-    """What the third party sends. Without `payload` it only says whose data have changed, and they are fetched."""
+    """The third party's notifications. Without `payload`, they only name devices, whose data are fetched then."""
 
     signature: _Signature | None = None
     secret_parameter: _SecretParameter | None = None
-    challenge: str | None = None  # the query parameter that a GET wants back
+    challenge: str | None = None  # the query parameter whose value is the answer to a GET
     items: str = ""
     device: str | None = None
     account: str | None = None
@@ -150,8 +151,8 @@ _NAMES: Final = frozenset({"did", "account", "callback"})
 @dataclass(frozen=True, slots=True)
 class _Notifier:
     terms: _Notification
-    named: Reader
-    reader: Reader | None
+    named: ItemReader
+    reader: ItemReader | None
 
 
 class GenericConnector(ConnectorPlugin):
@@ -162,10 +163,10 @@ class GenericConnector(ConnectorPlugin):
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
         self._check()
-        self._readers = [Reader(fetch.items, _reading(fetch), fetch.ts_unit) for fetch in self._parameters.fetch]
+        self._readers = [ItemReader(fetch.items, _reading(fetch), fetch.ts_unit) for fetch in self._parameters.fetch]
         self._notifier = _notifier(self._parameters.notification)
         self._account_readers = [
-            None if call.account is None else Reader("", {"account": call.account})
+            None if call.account is None else ItemReader("", {"account": call.account})
             for call in self._parameters.subscribe
         ]
 
@@ -185,7 +186,7 @@ class GenericConnector(ConnectorPlugin):
         return [call.request(values, str(index)) for index, call in enumerate(self._parameters.subscribe)]
 
     def subscribe_response(self, device: LinkedDevice, request: Request, response: Response) -> Sequence[Result]:
-        if response.status == 409:  # it is there already
+        if response.status == 409:  # the subscription exists already
             return ()
         super().subscribe_response(device, request, response)
         reader = self._account_readers[int(request.tag)]
@@ -220,6 +221,7 @@ class GenericConnector(ConnectorPlugin):
         if not notifier.terms.proven(request):
             return Notification(status=403)
         try:
+            check_nesting(request.body)
             items = notifier.named.items(msgspec.json.decode(request.body))
             return Notification([self._notified(notifier, item) for item in items])
         except ValueError:  # msgspec's errors are ValueErrors, too
@@ -255,5 +257,5 @@ def _reading(terms: _Fetch | _Notification) -> Reading:
 def _notifier(terms: _Notification | None) -> _Notifier | None:
     if terms is None:
         return None
-    named = Reader(terms.items, {"device": terms.device, "account": terms.account})
-    return _Notifier(terms, named, None if terms.payload is None else Reader("", _reading(terms), terms.ts_unit))
+    named = ItemReader(terms.items, {"device": terms.device, "account": terms.account})
+    return _Notifier(terms, named, None if terms.payload is None else ItemReader("", _reading(terms), terms.ts_unit))

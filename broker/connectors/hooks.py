@@ -1,9 +1,9 @@
-"""Calls the hooks of one plug-in so that it harms nobody: beside the loop, for a bounded time, with bounded results."""
+"""Calls the hooks of a plug-in in worker threads, with bounds on their time and their results."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -21,6 +21,7 @@ from broker.connectors.plugin import (
     Request,
     Response,
 )
+from broker.threads import RunInThread, run_in_thread
 from config.limits import (
     CONNECTOR_ANSWER_BYTES,
     CONNECTOR_HOOK_SECONDS,
@@ -30,30 +31,19 @@ from config.limits import (
     MAX_DATA_BYTES,
 )
 
-P = ParamSpec("P")
 T = TypeVar("T")
-_THREADS: Final = 4  # of one plug-in: what hangs in them holds up only its own devices
+_THREADS: Final = 4  # of one plug-in: hooks that hang delay only its own devices
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 _URL_CHARACTERS: Final = 8_000
 _TEXT_CHARACTERS: Final = 1_000
 _REMEMBERED_CHARACTERS: Final = 16_384
 _ID_CHARACTERS: Final = 128
-_RECORD_BYTES: Final = 64 * MAX_DATA_BYTES  # Ingest says what is too large; this only bounds what it is asked
+_RECORD_BYTES: Final = 64 * MAX_DATA_BYTES  # Ingest refuses what is too large; this bounds what Ingest has to read
 _NOTIFICATION_ANSWER_BYTES: Final = 65_536
 
 
 class PluginFailedError(Exception):
-    """A hook raised, took too long, or returned what it must not. The text is for the operator's log."""
-
-
-class RunHook(Protocol):
-    """Runs a blocking function beside the loop; it is abandoned when the caller is cancelled."""
-
-    def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter) -> Awaitable[T]: ...
-
-
-async def run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter) -> T:
-    return await trio.to_thread.run_sync(sync_fn, abandon_on_cancel=True, limiter=limiter)
+    """A hook raised an exception, took too long or returned an invalid result. The text is for the operator's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +57,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a hook returned, sorted: what to store, and what to keep with the link."""
+class HookOutcome:
+    """The results of a hook: the records to store, and what to keep with the link."""
 
     records: tuple[Record, ...] = ()
     remembered: tuple[Remember, ...] = ()
@@ -77,18 +67,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NotifiedDevices:
-    """One entry of a notification: a device by its id, or those of an account."""
+    """One entry of a notification: a device by its id, or the devices of an account."""
 
     device: str | None
     account: str | None
-    outcome: Outcome
+    outcome: HookOutcome
     requests: tuple[Request, ...]
     fetch: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A notification as the plug-in understood it."""
+    """A notification as the plug-in interpreted it, and the answer to it."""
 
     devices: tuple[NotifiedDevices, ...]
     status: int
@@ -96,9 +86,9 @@ class Heard:
 
 
 class Hooks:
-    """One plug-in, behind its hooks. Every method raises PluginFailedError."""
+    """The hooks of one plug-in. Every method raises PluginFailedError."""
 
-    def __init__(self, plugin: ConnectorPlugin, run: RunHook = run_in_thread) -> None:
+    def __init__(self, plugin: ConnectorPlugin, run: RunInThread = run_in_thread) -> None:
         self._plugin = plugin
         self._run = run
         self._limiter = trio.CapacityLimiter(_THREADS)
@@ -115,7 +105,7 @@ class Hooks:
     async def subscribe(self, device: LinkedDevice) -> tuple[Request, ...]:
         return await self._call(lambda: _requests(self._plugin.subscribe(device)), "subscribe")
 
-    async def subscribed(self, device: LinkedDevice, request: Request, response: Response) -> Outcome:
+    async def subscribed(self, device: LinkedDevice, request: Request, response: Response) -> HookOutcome:
         return await self._call(
             lambda: _outcome(self._plugin.subscribe_response(device, request, response)), "subscribe_response"
         )
@@ -132,7 +122,7 @@ class Hooks:
     async def fetch(self, device: LinkedDevice) -> tuple[Request, ...]:
         return await self._call(lambda: _requests(self._plugin.fetch(device)), "fetch")
 
-    async def fetched(self, device: LinkedDevice, request: Request, response: Response) -> Outcome:
+    async def fetched(self, device: LinkedDevice, request: Request, response: Response) -> HookOutcome:
         return await self._call(
             lambda: _outcome(self._plugin.fetch_response(device, request, response)), "fetch_response"
         )
@@ -147,7 +137,7 @@ class Hooks:
 
 
 def guarded(hook: Callable[[], T], name: str) -> T:
-    """Whatever foreign code raises, SystemExit included, is one failure."""
+    """Call a hook. Whatever it raises, SystemExit included, becomes a PluginFailedError."""
     try:
         return hook()
     except PluginFailedError as error:
@@ -157,7 +147,7 @@ def guarded(hook: Callable[[], T], name: str) -> T:
         raise PluginFailedError(f"{name}: {type(error).__name__}{text and ': '}{text}") from error
 
 
-# What hooks return is foreign: it is looked through in their own thread.
+# Results are checked in the hook's thread, because reading them may run code of the plug-in.
 
 
 def _several(returned: Iterable[Any], most: int, what: str) -> tuple[Any, ...]:
@@ -189,7 +179,7 @@ def _requests(returned: Iterable[Any]) -> tuple[Request, ...]:
     return tuple(map(_request, _several(returned, CONNECTOR_REQUESTS, "requests")))
 
 
-def _outcome(returned: Iterable[Any]) -> Outcome:
+def _outcome(returned: Iterable[Any]) -> HookOutcome:
     records: list[Record] = []
     remembered: list[Remember] = []
     account = None
@@ -210,7 +200,7 @@ def _outcome(returned: Iterable[Any]) -> Outcome:
                 account = id_
             case _:
                 raise PluginFailedError(f"{type(result).__name__} is no result")
-    return Outcome(tuple(records), tuple(remembered), account)
+    return HookOutcome(tuple(records), tuple(remembered), account)
 
 
 def _action(definition: ActionDefinition) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What connectors bring goes the same way as everybody's messages: Ingest, with its checks and its commit."""
+"""Stores what connectors bring through Ingest, as all other messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -7,13 +7,13 @@ from typing import Final
 import structlog
 
 from broker.connectors.hooks import Record
-from broker.connectors.links import Link
+from broker.connectors.links import ConnectorLink
 from broker.connectors.sub_devices import SubDevices
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, DomainError
 from broker.messages.ingest import Ingest
 
-_AT_ONCE: Final = 100  # others use the loop, too
+_AT_ONCE: Final = 100  # records that are submitted before other tasks get their turn
 _log = structlog.get_logger(__name__)
 
 
@@ -22,12 +22,12 @@ class Intake:
         self._devices = devices
         self._sub_devices = sub_devices
         self._ingest = ingest
-        #: Positions of Actions that came from third parties and are not durable yet: they do not go back there.
+        #: Positions of Actions that came from third parties and are not durable yet. They are not sent back.
         self.echoes: set[int] = set()
         self.stored = self.refused = 0
 
-    async def store(self, link: Link, records: Sequence[Record]) -> None:
-        """Store what a hook found for a linked device; it is durable on return. What Ingest refuses is logged.
+    async def store(self, link: ConnectorLink, records: Sequence[Record]) -> None:
+        """Store a hook's records for a linked device; they are durable on return. Refused records are logged.
 
         Raises StorageUnavailable.
         """
@@ -49,11 +49,11 @@ class Intake:
                 self.echoes -= actions
 
     def _submit(self, targets: Mapping[str | None, Device], records: Iterable[Record]) -> set[int]:
-        """Positions of the Actions among them."""
+        """Submit records; the positions of the Actions among them."""
         actions: set[int] = set()
         for record in records:
             device = targets.get(record.sub_device)
-            if device is None:  # it would have been one sub-device too many
+            if device is None:  # a sub-device beyond the limit
                 self.refused += 1
                 continue
             try:

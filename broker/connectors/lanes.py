@@ -1,6 +1,6 @@
-"""Jobs that wait for third parties: one at a time for each device, in order; a few at once for each device type.
+"""Queues of jobs that wait for third parties: one job at a time for each device, a few at once for each device type.
 
-Each kind of job has lanes of its own, so that nobody waits for a lamp because of a slow fetch.
+The jobs of a device run in order. Fetches and Actions have separate lanes, so that a slow fetch does not delay Actions.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ import trio
 from config.limits import CONNECTOR_WAITING
 
 Job = Callable[[], Awaitable[None]]
-_AT_ONCE: Final = 8  # a third party that is slow holds up only its own type
+_AT_ONCE: Final = 8  # jobs of one device type: a slow third party delays only its own type
 _log = structlog.get_logger(__name__)
 
 
@@ -34,7 +34,7 @@ class Lanes:
         self.dropped = 0
 
     def room(self, device_type: int) -> int:
-        """How many more jobs could begin at once."""
+        """How many more jobs of the type could start now."""
         known = self._types.get(device_type)
         return _AT_ONCE if known is None else max(0, _AT_ONCE - len(known.devices))
 
@@ -43,7 +43,7 @@ class Lanes:
         return sum(lane.waiting for lane in self._types.values())
 
     def offer(self, device_type: int, device: int, job: Job) -> bool:
-        """Take the job, or say at once that there is no room for it."""
+        """Queue the job; False when there is no room for it."""
         lane = self._types.setdefault(device_type, _Type())
         if self._nursery is None or lane.waiting >= CONNECTOR_WAITING:
             self.dropped += 1
@@ -80,5 +80,5 @@ class Lanes:
 async def _isolated(job: Job) -> None:
     try:
         await job()
-    except Exception:  # noqa: BLE001 - one job that finds a bug of ours must not hold up the others
+    except Exception:  # noqa: BLE001 - an unexpected error in one job must not end the others
         _log.exception("connector_job_failed")

@@ -1,4 +1,4 @@
-"""Links: a device and its user's authorization at the third party, sealed in the store."""
+"""Links: a device and its user's authorization at the third party, encrypted in the store."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,7 +8,7 @@ import msgspec
 import trio
 from cryptography.fernet import InvalidToken
 
-from broker.connectors.hooks import Outcome
+from broker.connectors.hooks import HookOutcome
 from broker.connectors.plugin import AccessToken, LinkedDevice
 from broker.devices.registry import Devices
 from broker.secrets import Vault, token_hash
@@ -21,15 +21,15 @@ _REMEMBERED = 20
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sealed in a link."""
+    """The encrypted part of a link."""
 
     token: AccessToken
     account: str | None = None
     remembered: Mapping[str, str] = {}
 
 
-class Link:
-    """One device's link as we last saw it."""
+class ConnectorLink:
+    """One device's link as it was last read or written."""
 
     __slots__ = ("contents", "record")
 
@@ -38,14 +38,14 @@ class Link:
         self.contents = contents
 
     def device(self, sub_device: str | None = None) -> LinkedDevice:
-        """As plug-ins see it."""
+        """The link in the form that plug-ins get."""
         contents = self.contents
         return LinkedDevice(
             self.record.device_id, contents.token, contents.account, dict(contents.remembered), sub_device
         )
 
 
-class Links:
+class ConnectorLinks:
     def __init__(self, database: Database, vault: Vault, devices: Devices) -> None:
         self._database = database
         self._vault = vault
@@ -53,33 +53,33 @@ class Links:
         self._locks: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
 
     def lock(self, device: int) -> trio.Lock:
-        """Held while a link is read and changed."""
+        """The lock of a device's link, to be held while the link is read and changed."""
         if (known := self._locks.get(device)) is not None:
             return known
         lock = self._locks[device] = trio.Lock()
         return lock
 
-    async def of_device(self, device: int) -> Link | None:
+    async def of_device(self, device: int) -> ConnectorLink | None:
         record = await self._database.read(lambda tx: tx.connectors.link(device))
         return None if record is None else self.opened(record)
 
-    async def of_account(self, device_type: int, account: str, *, limit: int) -> list[Link]:
-        """At most `limit` of them, oldest device first."""
+    async def of_account(self, device_type: int, account: str, *, limit: int) -> list[ConnectorLink]:
+        """The links of an account, at most `limit`, oldest device first."""
         hashed = token_hash(account)
         records = await self._database.read(lambda tx: tx.connectors.links_of_account(device_type, hashed, limit=limit))
         return [link for record in records if (link := self.opened(record)) is not None]
 
-    def opened(self, record: ConnectorLinkRecord) -> Link | None:
-        """None when it cannot be read any more: the key is another one."""
+    def opened(self, record: ConnectorLinkRecord) -> ConnectorLink | None:
+        """The link with its decrypted contents; None when they were encrypted with another key."""
         try:
-            return Link(record, msgspec.json.decode(self._vault.open(record.sealed), type=Contents))
+            return ConnectorLink(record, msgspec.json.decode(self._vault.open(record.sealed), type=Contents))
         except (InvalidToken, msgspec.DecodeError):
             return None
 
     async def make(
         self, device: int, device_type: int, contents: Contents, *, now_ms: int, next_fetch_on: int
-    ) -> Link | None:
-        """Link the device; a former link is replaced. It does not count as authorized yet. None: it was deleted."""
+    ) -> ConnectorLink | None:
+        """Link the device; a former link is replaced. The device is not authorized yet. None: it was deleted."""
 
         def work(tx: Transaction) -> ConnectorLinkRecord | None:
             former = tx.connectors.link(device)
@@ -88,7 +88,7 @@ class Links:
                 device_type=device_type,
                 account=self._hash_of(contents),
                 sealed=self._sealed(contents),
-                # It tells links apart, also when the clock was set back.
+                # `linked_on` identifies the link, so it must grow even when the clock was set back.
                 linked_on=now_ms if former is None else max(now_ms, former.linked_on + 1),
                 next_fetch_on=next_fetch_on,
             )
@@ -96,10 +96,10 @@ class Links:
 
         async with self.lock(device):
             record = await self._database.write(work)
-        return None if record is None else Link(record, contents)
+        return None if record is None else ConnectorLink(record, contents)
 
-    async def note(self, link: Link, outcome: Outcome) -> None:
-        """Keep what a hook asked to remember."""
+    async def note(self, link: ConnectorLink, outcome: HookOutcome) -> None:
+        """Store what a hook asked to remember, unless the link was ended or replaced meanwhile."""
         if not outcome.remembered and outcome.account is None:
             return
         async with self.lock(link.record.device):
@@ -115,8 +115,8 @@ class Links:
             account = current.contents.account if outcome.account is None else outcome.account
             await self.replace(link, msgspec.structs.replace(current.contents, remembered=newest, account=account))
 
-    async def replace(self, link: Link, contents: Contents) -> None:
-        """Change what is in the link, if it still is this one. The caller holds its lock."""
+    async def replace(self, link: ConnectorLink, contents: Contents) -> None:
+        """Change the contents of the link, unless it was ended or replaced. The caller holds its lock."""
         record = link.record
         account, sealed = self._hash_of(contents), self._sealed(contents)
         await self._database.write(
@@ -126,8 +126,8 @@ class Links:
         )
         link.contents = contents
 
-    async def confirm(self, link: Link) -> bool:
-        """The device and its sub-devices are authorized now. False when the link is gone."""
+    async def confirm(self, link: ConnectorLink) -> bool:
+        """Mark the device and its sub-devices as authorized. False when the link was ended or replaced."""
         device, linked_on = link.record.device, link.record.linked_on
 
         def work(tx: Transaction) -> list[DeviceRecord] | None:
@@ -139,7 +139,7 @@ class Links:
         return await self._database.write(work, announce=self._announce) is not None
 
     async def end(self, record: ConnectorLinkRecord) -> bool:
-        """The device and its sub-devices need a new authorization. False when the link had ended already."""
+        """End the link: device and sub-devices need a new authorization. False when it had ended already."""
         device, linked_on = record.device, record.linked_on
 
         def work(tx: Transaction) -> list[DeviceRecord] | None:

@@ -1,4 +1,4 @@
-"""Third parties call in: the plug-in says what it means and whom it is about (reference 23)."""
+"""Notifications of third parties: the plug-in says what they mean and which devices they are about (reference 23)."""
 
 from collections import Counter
 from typing import Final
@@ -8,7 +8,7 @@ import structlog
 from broker.connectors.catalog import Catalog, Connector, ConnectorUnavailable
 from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard, NotifiedDevices, PluginFailedError
-from broker.connectors.links import Link, Links
+from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import IncomingRequest
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 class Notifications:
     def __init__(
-        self, device_types: DeviceTypes, devices: Devices, catalog: Catalog, links: Links, fetches: Fetches
+        self, device_types: DeviceTypes, devices: Devices, catalog: Catalog, links: ConnectorLinks, fetches: Fetches
     ) -> None:
         self._types = device_types
         self._devices = devices
@@ -32,11 +32,11 @@ class Notifications:
         self.heard = self.failed = 0
 
     async def hear(self, device_type: str, request: IncomingRequest) -> Heard:
-        """What a third party told us is durable on return; the answer to it is in the result.
+        """Process a notification. Its records are durable on return; the result has the answer to the third party.
 
         Raises:
             DeviceTypeNotFound, Conflict: there is no such type, or it has no connector.
-            ConnectorUnavailable: the plug-in failed, or too much is under way: the third party may try again.
+            ConnectorUnavailable: the plug-in failed, or too many notifications wait. The third party may try again.
             StorageUnavailable.
         """
         connector = self._catalog.by_id(device_type)
@@ -64,8 +64,8 @@ class Notifications:
         self.heard += 1
         return heard
 
-    async def _links_of(self, connector: Connector, notified: NotifiedDevices) -> list[Link]:
-        """Those of this connector's devices that the notification names: nobody reaches another type's."""
+    async def _links_of(self, connector: Connector, notified: NotifiedDevices) -> list[ConnectorLink]:
+        """The links that the notification names, if their devices are of this connector's type."""
         if notified.account is not None:
             return await self._links.of_account(connector.type.key, notified.account, limit=IDS_MAX)
         try:
@@ -75,7 +75,7 @@ class Notifications:
         link = await self._links.of_device(device.key) if device.type_key == connector.type.key else None
         return [] if link is None else [link]
 
-    async def _take(self, connector: Connector, link: Link, notified: NotifiedDevices) -> None:
+    async def _take(self, connector: Connector, link: ConnectorLink, notified: NotifiedDevices) -> None:
         await self._fetches.keep(link, notified.outcome)
         device = link.record.device
         taken = not notified.requests or self._fetches.offer(connector, device, notified.requests)

@@ -1,4 +1,4 @@
-"""Being a client of the third party's authorization server. Authlib knows the protocols; nothing here does I/O."""
+"""The client of a third party's authorization server. Authlib implements the protocols; nothing here does I/O."""
 
 import secrets
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from broker.connectors.terms import ConnectorTerms, OAuth1Terms, OAuth2Terms
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _TOKEN_CHARACTERS: Final = 16_384
-# RFC 6749, 5.2: what says that only the user can mend it. 401 is how some servers say the same.
+# RFC 6749, 5.2: the errors after which only the user can authorize again. Some servers answer 401 instead.
 _REVOKED: Final = frozenset({"invalid_grant", "unauthorized_client", "invalid_token"})
 
 
 class AuthorizationRefusedError(Exception):
-    """The third party does not give us a token. `error` is an error code of RFC 6749."""
+    """The third party did not issue a token. `error` is an error code of RFC 6749."""
 
     def __init__(self, error: str, reason: str) -> None:
         super().__init__(reason)
@@ -31,12 +31,12 @@ class AuthorizationRefusedError(Exception):
 
 
 class TokenRevokedError(Exception):
-    """The third party does not know our token any more: the user must authorize us again."""
+    """The third party does not accept the token any more: the user must authorize again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Where to send the browser, and what the answer will be checked with."""
+    """The address to send the browser to, and the secret to check the answer with."""
 
     url: str
     secret: str
@@ -50,29 +50,34 @@ class Granted:
 
 class OAuthClient(Protocol):
     def first_request(self, redirect_uri: str) -> Request | None:
-        """What must be asked of the third party before the browser is sent there."""
+        """The request to send before the browser goes to the third party; None when none is needed."""
 
     def start(self, *, redirect_uri: str, state: str, mobile: bool, response: Response | None) -> Started:
-        """Raises AuthorizationRefusedError."""
+        """The authorization request for the browser. Raises AuthorizationRefusedError."""
 
     def exchange(self, *, redirect_uri: str, parameters: Mapping[str, str], secret: str) -> Request:
-        """The request that turns what the browser came back with into a token. Raises AuthorizationRefusedError."""
+        """The request that exchanges the browser's parameters for a token. Raises AuthorizationRefusedError."""
 
     def granted(self, response: Response, *, now_ms: int) -> Granted:
-        """Raises AuthorizationRefusedError."""
+        """The token in the answer to `exchange`. Raises AuthorizationRefusedError."""
 
     def refresh(self, token: AccessToken) -> Request | None:
-        """None when only the user can renew it."""
+        """The request that renews a token; None when only the user can renew it."""
 
     def refreshed(self, response: Response, old: AccessToken, *, now_ms: int) -> AccessToken:
-        """Raises TokenRevokedError, or AuthorizationRefusedError when it may work later."""
+        """The token in the answer to `refresh`.
+
+        Raises:
+            TokenRevokedError: only the user can renew the token.
+            AuthorizationRefusedError: a later attempt may succeed.
+        """
 
     def sign(self, request: Request, token: AccessToken) -> Request:
-        """The request with the proof that we may send it."""
+        """The request with its `Authorization` header."""
 
 
 def oauth_client(terms: ConnectorTerms) -> OAuthClient:
-    """Raises ValueError when the terms have none, or both."""
+    """The client for OAuth 1 or 2. Raises ValueError when the terms have neither, or both."""
     if terms.oauth2 is not None and terms.oauth1 is None:
         return OAuth2Client(terms.oauth2)
     if terms.oauth1 is not None and terms.oauth2 is None:
@@ -208,7 +213,7 @@ class OAuth1Client:
 def _object(response: Response) -> Mapping[str, Any]:
     try:
         answer = response.json()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         answer = None
     return answer if isinstance(answer, dict) else {}
 

@@ -1,9 +1,9 @@
-"""What a cloud connector is written against: the hooks of a plug-in, and what passes through them.
+"""The interface of plug-ins for cloud connectors: the hooks, their arguments and their results.
 
 A plug-in is a subclass of `ConnectorPlugin` that an installed distribution names in the entry-point group
-`trunkline.connectors`. Hooks are plain functions: they do no I/O, but say which requests to send and what an answer
-means. They run in a worker thread, one call at a time for each thread, for a few seconds at most; what they raise is
-logged and harms nobody else.
+`trunkline.connectors`. Hooks are plain functions without I/O: they return the requests to send, and interpret the
+answers. Several worker threads may call the hooks of a plug-in at the same time. A call may take a few seconds at most;
+an exception is logged and ends only that call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from broker.nesting import check_nesting
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to the third party. `tag` is the plug-in's own: it comes back with the response."""
+    """A request to the third party. `tag` is for the plug-in: its response hook gets the request with the tag."""
 
     method: str
     url: str
@@ -27,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the third party answered. Header names are in lower case."""
+    """An answer of the third party. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -38,13 +40,17 @@ class Response:
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Raises msgspec.DecodeError."""
+        """The decoded body. Raises msgspec.DecodeError and UnicodeDecodeError."""
+        check_nesting(self.body)
         return msgspec.json.decode(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """What the third party sent to `/cloudconnectors/{dtid}/thirdpartynotifications`. Header names in lower case."""
+    """A request that the third party sent to `/cloudconnectors/{dtid}/thirdpartynotifications`.
+
+    Header names are in lower case.
+    """
 
     method: str
     query: Mapping[str, str]
@@ -69,7 +75,8 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
 class LinkedDevice:
     """A device that its user has linked with the third party.
 
-    `account` is the id of the user's account there, if a plug-in told it; `remembered` is what it asked to remember.
+    `account` is the id of the user's account there, if the plug-in reported it (`Account`); `remembered` has the texts
+    that the plug-in asked to keep (`Remember`).
     `sub_device` is the external id of the device that an Action is for, when that is one of its sub-devices.
     """
 
@@ -91,11 +98,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened at the third party. `payload` is `data` as the Manifest of the device type has it.
+    """An event at the third party. `payload` is `data` as the Manifest of the device type declares it.
 
-    Kind `action` records what the device was told to do there: its payload is `{"actions": […]}`. `ts` is in ms; None
-    is now. `sub_device` is the external id of the device that it is about, when that is not the linked device itself;
-    it is created when it is first named.
+    Kind `action` records an Action that the device got at the third party: its payload is `{"actions": […]}`. `ts` is
+    in ms; None is now. `sub_device` is the external id of the event's device when that is not the linked device itself;
+    a sub-device is created when it is first named.
     """
 
     payload: Mapping[str, Any]
@@ -106,7 +113,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ActionDefinition:
-    """One Action that the device was told to do."""
+    """One Action for the device."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -116,7 +123,7 @@ class ActionDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Keep a text with the link of the device, for later hooks. An empty one is forgotten."""
+    """Keep a text with the link of the device, for later hooks. An empty text removes it."""
 
     name: str
     value: str
@@ -124,7 +131,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The linked device's user has this id at the third party: notifications may name the device by it."""
+    """The id of the linked device's user at the third party, by which notifications may name the device."""
 
     id: str
 
@@ -134,10 +141,10 @@ Result = Event | ActionDefinition | Remember | Account
 
 @dataclass(frozen=True, slots=True)
 class Notified:
-    """What a notification says of one device, or of every device of one account.
+    """What a notification says of one device, or of all devices of one account.
 
-    `results` are stored before the third party is answered. After that, `requests` are sent and their answers go to
-    `fetch_response`; `fetch` asks for what the `fetch` hook asks for.
+    `results` are stored before the third party is answered. After that, `requests` are sent; `fetch` sends the requests
+    of the `fetch` hook. The answers to both go to `fetch_response`.
     """
 
     device: str | None = None
@@ -149,7 +156,7 @@ class Notified:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What an incoming request means, and how it is answered."""
+    """The meaning of an incoming request, and the answer to it."""
 
     devices: Sequence[Notified] = ()
     status: int = 200
@@ -157,7 +164,7 @@ class Notification:
 
 
 class Setting:
-    """What a plug-in is told about its device type. `parameters` are the operator's own, from the provision file."""
+    """The device type of a plug-in and its configuration. `parameters` are from the operator's provision file."""
 
     def __init__(self, device_type: str, parameters: Mapping[str, Any], notification_url: Callable[[], str]) -> None:
         self.device_type = device_type
@@ -166,51 +173,51 @@ class Setting:
 
     @property
     def notification_url(self) -> str:
-        """Where the third party reaches us. It is known once the daemon listens."""
+        """The address for the third party's notifications. It is known once the daemon listens."""
         return self._notification_url()
 
 
 class ConnectorPlugin:
-    """The hooks, each with the behaviour of a plug-in that does not care."""
+    """The hooks, each with the behaviour of a plug-in that does not use it."""
 
-    #: Whether linked devices are pulled, at most once in the operator's interval.
+    #: Whether data of linked devices are fetched periodically, in the operator's interval.
     pulls: ClassVar[bool] = True
 
     def __init__(self, setting: Setting) -> None:
-        """Raises ValueError when the parameters do not fit; its text is for the operator."""
+        """Raises ValueError when the parameters are invalid; its text is for the operator."""
         self.setting = setting
 
     def sign_and_prepare(self, request: Request, device: LinkedDevice, phase: Phase) -> Request | None:
-        """The request as it is to be sent, with its own proof of who sends it.
+        """The request as it is to be sent, with its own credentials.
 
-        None leaves that to the service, which adds the bearer token or the OAuth 1 signature.
+        None: the service adds the bearer token or the OAuth 1 signature.
         """
         del request, device, phase
         return None
 
     def subscribe(self, device: LinkedDevice) -> Sequence[Request]:
-        """Requests by which the third party will notify us of the device."""
+        """Requests that make the third party send notifications about the device."""
         del device
         return ()
 
     def subscribe_response(self, device: LinkedDevice, request: Request, response: Response) -> Sequence[Result]:
-        """What the third party said to that. Raise ValueError to refuse: the device is not linked then."""
+        """Interpret the answer to a request of `subscribe`. Raise ValueError to refuse to link the device."""
         del device, request
         if not response.ok:
             raise ValueError(f"the subscription was answered with {response.status}")
         return ()
 
     def unsubscribe(self, device: LinkedDevice) -> Sequence[Request]:
-        """Requests by which the third party will forget the device."""
+        """Requests that end the notifications about the device."""
         del device
         return ()
 
     def unsubscribe_response(self, device: LinkedDevice, request: Request, response: Response) -> None:
-        """What the third party said to that. The device is unlinked anyway."""
+        """Interpret the answer to a request of `unsubscribe`. The link is ended in any case."""
         del device, request, response
 
     def notification(self, request: IncomingRequest) -> Notification:
-        """What the third party's call means. Check first that it comes from the third party."""
+        """Interpret a request of the third party. Check first that the third party sent it."""
         del request
         return Notification(status=404)
 
@@ -220,11 +227,11 @@ class ConnectorPlugin:
         return ()
 
     def fetch_response(self, device: LinkedDevice, request: Request, response: Response) -> Sequence[Result]:
-        """What the data mean."""
+        """Interpret the answer to a request of `fetch` or of a notification."""
         del device, request, response
         return ()
 
     def action(self, device: LinkedDevice, action: ActionDefinition) -> Sequence[Request]:
-        """Requests by which the device does what it is told."""
+        """Requests that carry out the Action."""
         del device, action
         return ()

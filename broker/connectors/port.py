@@ -1,4 +1,4 @@
-"""The way out to third parties, which `protocols/outbound` goes."""
+"""The port through which requests leave for third parties. `protocols/outbound` implements it."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from broker.connectors.plugin import Request, Response
 
 
 class ThirdPartyUnreachableError(Exception):
-    """No usable answer: refused address, no connection, too slow, too large. The text has no secrets in it."""
+    """No usable answer: address refused, no connection, too slow, or too large. The text contains no secrets."""
 
 
 class ThirdParty(Protocol):

@@ -1,4 +1,4 @@
-"""Linking a device with its user's account at the third party, and undoing that (reference 23)."""
+"""Links devices with their users' accounts at the third party, and ends these links (reference 23)."""
 
 import secrets
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.connectors.calls import CALL_FAILURES, Calls
 from broker.connectors.catalog import Catalog, Connector
-from broker.connectors.links import Contents, Link, Links
+from broker.connectors.links import ConnectorLink, ConnectorLinks, Contents
 from broker.connectors.oauth import AuthorizationRefusedError, Granted
 from broker.connectors.plugin import Phase
 from broker.connectors.port import ThirdPartyUnreachableError
@@ -27,7 +27,7 @@ from storage.records import ConnectorLinkRecord, ConnectorStateRecord
 
 _REFERER_CHARACTERS: Final = 2_000
 _CLEANED_AT_ONCE: Final = 100
-#: What RFC 6749, 4.1.2.1 calls the ways to say no. The browser is told in these words and in no others.
+#: The error codes of RFC 6749, 4.1.2.1. No other text of the third party is passed on in the browser's address.
 _ERRORS: Final = frozenset(
     {
         "access_denied",
@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ThirdPartyFailed(DomainError):
-    """The third party cannot be asked now. The reason is in the log."""
+    """The request to the third party failed. The reason is in the log."""
 
     status = 502
     template = "Bad Gateway"
@@ -58,7 +58,7 @@ class ProviderAuth:
         router: Router,
         devices: Devices,
         catalog: Catalog,
-        links: Links,
+        links: ConnectorLinks,
         calls: Calls,
     ) -> None:
         self._database = database
@@ -71,19 +71,19 @@ class ProviderAuth:
         self._calls = calls
 
     async def holder(self, device: Device) -> Device:
-        """The device whose link speaks for this one: itself, or the one whose sub-device it is."""
+        """The device whose link authorizes requests for this one: itself, or the one whose sub-device it is."""
         key = await self._database.read(lambda tx: tx.connectors.holder_of(device.key))
         return device if key is None else await self._devices.get(key)
 
     # Beginning
 
     async def begin(self, caller: Caller, device: Device, *, referer: str, mobile: bool) -> str:
-        """Begin an authorization; the answer is where to send the browser.
+        """Begin an authorization; returns the address to send the browser to.
 
         Args:
-            caller: with the right to write to the device already checked.
-            device: the one to link; the holder, when it is a sub-device.
-            referer: where the browser comes back to at the end of it.
+            caller: whose right to write to the device is checked already.
+            device: the device to link; for a sub-device, its holder.
+            referer: the address to which the browser returns at the end.
             mobile: prefer the third party's page for small screens.
 
         Raises:
@@ -100,7 +100,7 @@ class ProviderAuth:
             first = connector.oauth.first_request(with_parameters(redirect_uri, [("state", state)]))
             response = None if first is None else await self._calls.plain(connector, device.owner, first)
             started = connector.oauth.start(redirect_uri=redirect_uri, state=state, mobile=mobile, response=response)
-        except TryLater:  # the caller can read that
+        except TryLater:  # has its own answer to the client
             raise
         except CALL_FAILURES as error:
             _log.warning("connector_authorization_failed", device=device.id, reason=str(error))
@@ -123,9 +123,10 @@ class ProviderAuth:
     # Coming back
 
     async def finish(self, device_type: str, parameters: Mapping[str, str]) -> str:
-        """The browser comes back from the third party; the answer is where to send it.
+        """Finish an authorization when the browser returns from the third party.
 
-        That is the Referer it began with: with `error` in its query when the device could not be linked.
+        Returns the address to send the browser to: the `referer` of `begin`, with `error` in its query when the device
+        could not be linked.
 
         Raises ValidationFailed: the state is unknown, used, expired, or another type's.
         """
@@ -172,7 +173,7 @@ class ProviderAuth:
         return connector.oauth.granted(response, now_ms=self._clock.now_ms())
 
     async def _link(self, connector: Connector, device: Device, granted: Granted) -> None:
-        """Store the credentials, subscribe, and only then call it authorized."""
+        """Store the credentials, subscribe, and only then mark the device as authorized."""
         now_ms = self._clock.now_ms()
         link = await self._links.make(
             device.key,
@@ -191,7 +192,7 @@ class ProviderAuth:
         if not await self._links.confirm(link):
             raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
 
-    async def _subscribe(self, connector: Connector, link: Link) -> None:
+    async def _subscribe(self, connector: Connector, link: ConnectorLink) -> None:
         for request in await connector.hooks.subscribe(link.device()):
             response = await self._calls.send(connector, link, request, Phase.SUBSCRIBE)
             await self._links.note(link, await connector.hooks.subscribed(link.device(), request, response))
@@ -199,7 +200,7 @@ class ProviderAuth:
     # Ending
 
     async def revoke(self, device: Device) -> None:
-        """Unsubscribe and forget the credentials, whatever the third party says to that, and before long.
+        """Unsubscribe and delete the credentials, whatever the third party answers, within `CONNECTOR_SECONDS`.
 
         Raises Conflict: the type has no connector.
         """
@@ -222,7 +223,7 @@ class ProviderAuth:
             await self._unsubscribe(connector, link)
         await self._links.end(record)
 
-    async def _unsubscribe(self, connector: Connector, link: Link) -> None:
+    async def _unsubscribe(self, connector: Connector, link: ConnectorLink) -> None:
         with trio.move_on_after(CONNECTOR_SECONDS):
             try:
                 for request in await connector.hooks.unsubscribe(link.device()):
@@ -233,7 +234,7 @@ class ProviderAuth:
 
 
 def _is_of_application(tx: Transaction, caller: Caller, referer: str) -> bool:
-    """The Referer has scheme and host of a redirect URI of the application that the caller's token is of."""
+    """Whether the Referer has the scheme and host of a redirect URI of the application of the caller's token."""
     key = caller.application
     if key is None and (token := tx.devices.token_by_hash(caller.token)) is not None:
         key = token.application

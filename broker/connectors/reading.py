@@ -1,4 +1,4 @@
-"""Finding readings in a third party's JSON, and not finding the same ones twice."""
+"""Extracts readings from a third party's JSON, and skips those that an earlier fetch brought."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ import msgspec
 from broker.connectors.plugin import Event, LinkedDevice
 from broker.device_types.expressions import Expression, ExpressionFailedError, InvalidExpressionError
 
-#: By name, the expressions of what is read from each item. None is not read.
+#: Expressions by name, evaluated on each item. None is not evaluated.
 Reading = Mapping[str, str | None]
 
 Unit = Literal["ms", "s"]
@@ -22,7 +22,7 @@ _SUB_DEVICES: Final = 100  # whose newest reading is remembered
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One item: its payload, when it was in ms, and whose it is."""
+    """One reading: its payload, its time in ms, and the external id of its sub-device."""
 
     payload: Mapping[str, Any]
     ts: int | None
@@ -32,10 +32,10 @@ class Read:
         return Event(self.payload, self.ts, kind, self.sub_device)
 
 
-class Reader:
-    """Reads the items at a dotted path. `unit` is that of times which are numbers.
+class ItemReader:
+    """Evaluates expressions on the items at a dotted path. `unit` applies to times that are numbers.
 
-    Raises ValueError when an expression is none.
+    Raises ValueError when an expression is invalid.
     """
 
     def __init__(self, items: str, expressions: Reading, unit: Unit = "ms") -> None:
@@ -45,10 +45,10 @@ class Reader:
             self._expressions = {name: Expression(text) for name, text in expressions.items() if text is not None}
         except InvalidExpressionError as error:
             raise ValueError(str(error)) from error
-        self._lock = threading.Lock()  # an expression is for one thread at a time
+        self._lock = threading.Lock()  # an Expression must not be used by several threads at once
 
     def items(self, document: Any) -> Iterator[Any]:
-        """At most so many; an object at the path is the only item. Raises ValueError."""
+        """The items at the path, at most `_ITEMS`. An object there is the only item. Raises ValueError."""
         found = document
         for name in self._path:
             found = found.get(name) if isinstance(found, dict) else None
@@ -58,7 +58,7 @@ class Reader:
         yield from items
 
     def one(self, item: Any, name: str) -> Any:
-        """What the expression of this name finds; None without one. Raises ValueError."""
+        """The result of the expression of this name; None when there is none. Raises ValueError."""
         expression = self._expressions.get(name)
         if expression is None:
             return None
@@ -73,7 +73,7 @@ class Reader:
         payload = self.one(item, "payload")
         if not isinstance(payload, dict):
             raise ValueError("the payload is no object")
-        return Read(payload, milliseconds(self.one(item, "ts"), self._unit), text_of(self.one(item, "sub_device")))
+        return Read(payload, time_in_ms(self.one(item, "ts"), self._unit), text_of(self.one(item, "sub_device")))
 
     def readings(self, document: Any) -> Iterator[Read]:
         """Raises ValueError."""
@@ -81,7 +81,7 @@ class Reader:
 
 
 class Since:
-    """The newest reading of each sub-device that a fetch has brought, so that the next one does not bring it again."""
+    """The time of each sub-device's newest reading that a fetch has brought; later fetches skip readings up to it."""
 
     def __init__(self, name: str, newest: dict[str, int]) -> None:
         self._name = name
@@ -97,7 +97,7 @@ class Since:
         return max(self._newest.values(), default=0)
 
     def newer(self, readings: Iterable[Read], kind: Literal["data", "action"]) -> list[Event]:
-        """The events of what was not there before; from now on it was."""
+        """Events of the readings that are new. They count as known from then on."""
         before = dict(self._newest)
         events = []
         for reading in readings:
@@ -110,13 +110,13 @@ class Since:
         return events
 
     def remembered(self) -> tuple[str, str]:
-        """Name and value to remember; whoever has been silent for longest is forgotten first."""
+        """Name and value for a `Remember`. Beyond `_SUB_DEVICES`, the ones with the oldest readings are left out."""
         latest = sorted(self._newest.items(), key=lambda one: one[1])[-_SUB_DEVICES:]
         return self._name, msgspec.json.encode(dict(latest)).decode()
 
 
-def milliseconds(value: Any, unit: Unit) -> int | None:
-    """A number in `unit`, or an ISO 8601 text, in UTC if it does not say. Raises ValueError."""
+def time_in_ms(value: Any, unit: Unit) -> int | None:
+    """A time in ms: from a number in `unit`, or an ISO 8601 text, in UTC if it has no offset. Raises ValueError."""
     match value:
         case None:
             return None

@@ -17,7 +17,7 @@ from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard
 from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
-from broker.connectors.links import Links
+from broker.connectors.links import ConnectorLinks
 from broker.connectors.notifications import Notifications
 from broker.connectors.plugin import IncomingRequest
 from broker.connectors.port import ThirdParty
@@ -75,7 +75,7 @@ class Connectors:
     ) -> None:
         self.catalog = Catalog(database, vault, device_types, base_url)
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
-        links = Links(database, vault, devices)
+        links = ConnectorLinks(database, vault, devices)
         self._calls = Calls(links, devices, CallBudget(meters), quotas, clock, third_party)
         self._intake = Intake(devices, SubDevices(database, devices, inventory), ingest)
         self.fetches = Fetches(
@@ -102,11 +102,11 @@ class Connectors:
         return await self._provider_auth.holder(device)
 
     async def authorize(self, caller: Caller, device: Device, *, referer: str, mobile: bool) -> str:
-        """Where to send the browser to. See `ProviderAuth.begin`."""
+        """Begin an authorization. See `ProviderAuth.begin`."""
         return await self._provider_auth.begin(caller, device, referer=referer, mobile=mobile)
 
     async def authorized(self, device_type: str, parameters: Mapping[str, str]) -> str:
-        """The browser is back; where to send it to. See `ProviderAuth.finish`."""
+        """Finish an authorization. See `ProviderAuth.finish`."""
         back = await self._provider_auth.finish(device_type, parameters)
         self.fetches.wake()
         return back
@@ -123,7 +123,7 @@ class Connectors:
         self._orphaned.set()
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Everything that connectors do by themselves."""
+        """Run the workers of the connectors."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._fetch_lanes.run_forever)
             await nursery.start(self._action_lanes.run_forever)
@@ -147,7 +147,7 @@ class Connectors:
         await self._provider_auth.clean_up()
 
     async def save(self) -> None:
-        """Keep where Actions stand. Raises StoreError."""
+        """Save how far Actions have been sent. Raises StoreError."""
         await self._actions.save()
 
     def statistics(self) -> ConnectorStatistics:

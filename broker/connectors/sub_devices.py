@@ -1,4 +1,4 @@
-"""Devices behind a linked device, created when the third party first names them (reference 23)."""
+"""Sub-devices: devices behind a linked device, created when the third party first names them (reference 23)."""
 
 from collections.abc import Collection
 
@@ -21,7 +21,10 @@ class SubDevices:
         self._inventory = inventory
 
     async def of(self, holder: Device, eids: Collection[str]) -> dict[str, Device]:
-        """By external id. They have the holder's owner and type; those beyond the limit are left out."""
+        """The sub-devices of a linked device, by external id; missing ones are created.
+
+        They have the owner and the type of `holder`. Those beyond `CONNECTOR_SUB_DEVICES` are left out.
+        """
         if not eids:
             return {}
         known = await self._database.read(lambda tx: tx.connectors.sub_devices(holder.owner, holder.type_key, eids))
@@ -48,14 +51,14 @@ class SubDevices:
 
         try:
             return await self._inventory.create(new, beside=beside)
-        except Conflict as error:  # one too many, or somebody else has created it just now
+        except Conflict as error:  # beyond the limit, or another task has created the device meanwhile
             device = await self._devices.by_eid(holder.owner, holder.type_key, eid)
             if device is None:
                 _log.warning("connector_sub_device_refused", device=holder.id, reason=str(error))
             return device
 
     async def _adopt(self, holder: Device, device: Device) -> None:
-        """Another device's link brings it now; or, with the same external id, it was there before any did."""
+        """Make an existing device with this external id a sub-device of this holder."""
 
         def work(tx: Transaction) -> None:
             tx.connectors.put_sub_device(device.key, holder=holder.key)

@@ -1,4 +1,4 @@
-"""Texts of the operator's with places for values: `{did}`, `{parameters.level}`. Nothing is evaluated."""
+"""The operator's templates: texts with placeholders as `{did}` or `{parameters.level}`. Nothing is evaluated."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)\}")
 
 
 def check_template(template: Any, names: frozenset[str]) -> None:
-    """Raises ValueError when a place, in this text or anywhere inside, is for none of the names."""
+    """Raise ValueError when a placeholder, here or in a value inside, begins with none of the names."""
     match template:
         case str():
             for place in _PLACE.findall(template):
@@ -25,10 +25,10 @@ def check_template(template: Any, names: frozenset[str]) -> None:
                 check_template(value, names)
 
 
-def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with values in its places. A text that is nothing but one place becomes the value itself.
+def fill_template(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with values in its placeholders. A text that is just one placeholder becomes the value itself.
 
-    Raises ValueError when there is no value for a place.
+    Raises ValueError when a placeholder has no value.
     """
     match template:
         case str():
@@ -36,14 +36,14 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
                 return _value(whole[1], values)
             return _PLACE.sub(_substitute(values, str), template)
         case dict():
-            return {name: filled(value, values) for name, value in template.items()}
+            return {name: fill_template(value, values) for name, value in template.items()}
         case list():
-            return [filled(value, values) for value in template]
+            return [fill_template(value, values) for value in template]
     return template
 
 
-def filled_url(template: str, values: Mapping[str, Any]) -> str:
-    """The same for an address: what is put in cannot leave its place. Raises ValueError."""
+def fill_url(template: str, values: Mapping[str, Any]) -> str:
+    """The same for an address; values are percent-encoded. Raises ValueError."""
     return _PLACE.sub(_substitute(values, lambda text: quote(text, safe="")), template)
 
 

@@ -1,4 +1,4 @@
-"""What an operator decides about the connector of one device type: the table `connectors` of the provision file."""
+"""The operator's configuration of one device type's connector: the table `connectors` of the provision file."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class OAuth2Terms(_Terms, frozen=True, kw_only=True):
-    """Our registration with the third party: authorization code grant (RFC 6749, 4.1), with PKCE (RFC 7636)."""
+    """The client's registration with the third party: authorization code grant (RFC 6749, 4.1), PKCE (RFC 7636)."""
 
     authorize_url: str
     mobile_authorize_url: str | None = None
@@ -28,7 +28,7 @@ class OAuth2Terms(_Terms, frozen=True, kw_only=True):
 
 
 class OAuth1Terms(_Terms, frozen=True, kw_only=True):
-    """Our registration with the third party (RFC 5849); requests are signed by HMAC-SHA1."""
+    """The client's registration with the third party (RFC 5849); requests are signed by HMAC-SHA1."""
 
     request_token_url: str
     authorize_url: str
@@ -40,7 +40,7 @@ class OAuth1Terms(_Terms, frozen=True, kw_only=True):
 
 
 class ConnectorTerms(_Terms, frozen=True, kw_only=True):
-    """`pull_minutes` None is the setting's. Limits of its own are counted apart from the user's other connectors."""
+    """`pull_minutes` None is that of the settings. Calls are counted separately for a type that has its own limits."""
 
     plugin: str = "generic"
     oauth2: OAuth2Terms | None = None

@@ -17,9 +17,9 @@ _Choice = Callable[[Transaction], DeviceTypeRecord | None]
 
 
 class ManifestVersion:
-    """One immutable version of a Manifest, ready to normalise with.
+    """One immutable version of a Manifest, with its normaliser.
 
-    `normalize` is that of `Normalizer`; one with a `transform` takes any bytes, and raises TransformFailedError.
+    `normalize` is that of `Normalizer`. With a `transform`, it takes any bytes and may raise TransformFailedError.
     """
 
     __slots__ = ("manifest", "normalize", "version")
@@ -28,12 +28,12 @@ class ManifestVersion:
         self.version = version
         self.manifest = manifest
         normalize: Callable[[bytes], bytes | None] = Normalizer(manifest).normalize
-        # Decided here and not for each message: devices without a transform pay nothing for it.
+        # Decided here and not for each message, so that devices without a transform have no cost.
         self.normalize = normalize if manifest.transform is None else partial(_transform, manifest.transform, normalize)
 
     @property
     def takes_any_payload(self) -> bool:
-        """Its devices may send what is not the JSON text of an object."""
+        """Whether devices may send payloads that are not the JSON text of an object."""
         return self.manifest.transform is not None
 
 
@@ -45,7 +45,7 @@ _NO_MANIFEST = ManifestVersion(0, NO_MANIFEST)
 
 
 class DeviceType:
-    """A device type as it stands now. One object per type: a change is seen by everyone who holds it."""
+    """A device type. There is one object for each type, so that all users of it see a change."""
 
     def __init__(self, record: DeviceTypeRecord, manifests: list[ManifestRecord]) -> None:
         self._versions: dict[int, ManifestVersion] = {}
@@ -96,12 +96,12 @@ class DeviceTypes:
         while True:
             reloads = self._reloads
             found = await self._database.read(lambda tx: _with_manifests(tx, choose))
-            if reloads == self._reloads:  # otherwise the record may be of before the change
+            if reloads == self._reloads:  # otherwise the record may be older than the change
                 break
         if found is None:
             raise DeviceTypeNotFound
         record, manifests = found
-        # Somebody else may have loaded it while we waited; everyone must hold the same object.
+        # Another task may have loaded the type meanwhile; all tasks must share one object.
         if (known := self._live.get(record.key)) is not None:
             known.refresh(record, manifests)
             return known
@@ -109,7 +109,7 @@ class DeviceTypes:
         return device_type
 
     async def reload(self) -> None:
-        """Read every type that is in use again: many may have changed at once."""
+        """Read all types in use again, after many may have changed."""
         self._reloads += 1
         for key in list(self._live):
             await self._load(partial(_by_key, key))

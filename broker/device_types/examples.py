@@ -1,6 +1,6 @@
-"""The device types that come with the product, for trying it out: reference 8.7.
+"""The example device types that ship with the product (reference 8.7).
 
-Each is a file in `shipped/`. Whoever installs them makes the organization `example` their owner.
+Each is a file in `shipped/`. They belong to the organization `example`.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """The expressions of Advanced Manifests: JMESPath with a few functions for payloads, and a bound on what one may cost.
 
 JMESPath has no recursion and no loops but those over the elements of a list. What is left is growth: `[@,@][]` doubles
-a list. So the interpreter counts steps, one for each node it visits and one for each element or 16 characters of what
-functions and comparisons look at, and gives up at `MAX_STEPS`. An expression cannot be interrupted otherwise: it runs
-on the event loop, and a thread that runs Python cannot be ended. JSONata (recursion) and CEL (nested loops inside a
-native call) were left out for that.
+a list. So the interpreter counts steps, one for each node it visits and one for each element or 16 characters that
+functions and comparisons read, and stops at `MAX_STEPS`. An expression cannot be interrupted otherwise: it runs on the
+event loop, and a thread that runs Python cannot be ended. JSONata (recursion) and CEL (nested loops inside a native
+call) were rejected for that reason.
 """
 
 import math
@@ -14,11 +14,15 @@ from typing import Any, Final
 import jmespath
 from jmespath.exceptions import JMESPathError, ParseError
 from jmespath.functions import Functions, signature
+from jmespath.lexer import Lexer
 from jmespath.visitor import Options, TreeInterpreter
+
+from broker.nesting import NestedTooDeeplyError, check_value_nesting
 
 MAX_EXPRESSION_CHARACTERS: Final = 2_048
 MAX_STEPS: Final = 2_000
-MAX_NESTING: Final = 64
+MAX_NESTING: Final = 64  # levels of the syntax tree
+MAX_PARENTHESES: Final = 256  # within each other; the parser recurses for them, but they leave no node in the tree
 _TEXT_PER_STEP: Final = 16
 _TOO_DEEP: Final = "Invalid value: too deeply nested"
 _LARGEST: Final = 2**63
@@ -27,11 +31,11 @@ _Node = Any  # a dictionary, whose type exists in the stubs only
 
 
 class InvalidExpressionError(Exception):
-    """It is no expression; the text says what is wrong and where."""
+    """The text is not an expression; the message says what is wrong and where."""
 
 
 class ExpressionFailedError(Exception):
-    """It cannot be worked out for this value; the text says why."""
+    """The expression has no result for this value; the message says why."""
 
 
 class Expression:
@@ -54,7 +58,7 @@ class Expression:
             result: object = interpreter.visit(self._root, value)
             interpreter.weigh(result)
         except (JMESPathError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
-            # The interpreter checks what it is given loosely, and lets Python's own errors through.
+            # The interpreter does not check all operands, so Python's own errors occur.
             raise ExpressionFailedError(" ".join(str(error).split()) or type(error).__name__) from error
         return result
 
@@ -66,11 +70,12 @@ def _parse(text: str) -> _Node:
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise InvalidExpressionError(f"Maximum length {MAX_EXPRESSION_CHARACTERS}")
     try:
+        _check_tokens(text)
         root: _Node = jmespath.compile(text).parsed
     except ParseError as error:
         found = "end" if error.token_value is None else repr(error.token_value)
         raise InvalidExpressionError(f"Invalid value: unexpected {found} at position {error.lex_position}") from error
-    except RecursionError as error:
+    except (NestedTooDeeplyError, RecursionError) as error:  # the parser takes three calls for a level at most
         raise InvalidExpressionError(_TOO_DEEP) from error
     except (JMESPathError, ValueError) as error:
         raise InvalidExpressionError(f"Invalid value: {error}") from error
@@ -80,6 +85,20 @@ def _parse(text: str) -> _Node:
         if node["type"] == "function_expression":
             _check_call(node, text)
     return root
+
+
+def _check_tokens(text: str) -> None:
+    """Bound what leaves no nodes in the tree: parentheses, and the values in JSON literals.
+
+    Raises InvalidExpressionError, NestedTooDeeplyError, and what the lexer raises.
+    """
+    depth = 0
+    for token in Lexer().tokenize(text):
+        if token["type"] == "literal":
+            check_value_nesting(token["value"])
+        depth += {"lparen": 1, "rparen": -1}.get(token["type"], 0)
+        if depth > MAX_PARENTHESES:
+            raise InvalidExpressionError(_TOO_DEEP)
 
 
 def _nodes(root: _Node) -> Iterator[tuple[_Node, int]]:
@@ -92,7 +111,7 @@ def _nodes(root: _Node) -> Iterator[tuple[_Node, int]]:
 
 
 def _check_call(node: _Node, text: str) -> None:
-    """The names and numbers of arguments are known before any message comes."""
+    """Check the name of a function and the number of its arguments before any message arrives."""
     name, given = node["value"], len(node["children"])
     position = text.find(f"{name}(")
     if (known := _PayloadFunctions.FUNCTION_TABLE.get(name)) is None:
@@ -140,7 +159,7 @@ class _BoundedInterpreter(TreeInterpreter):
         return result
 
     def weigh(self, value: object) -> None:
-        """Count everything in it. Shared parts count as often as they are seen: that is what an encoder would do."""
+        """Count steps for the size of a value. Shared parts count each time, as an encoder writes them each time."""
         waiting = [value]
         while waiting:
             item = waiting.pop()
@@ -250,5 +269,5 @@ class _PayloadFunctions(Functions):
 
     @signature(_ANY, _ANY, _ANY)
     def _func_choose(self, condition: object, then: object, otherwise: object) -> object:
-        """As `&&` and `||` see truth: false, null and what is empty are not true."""
+        """The condition is true as for `&&` and `||`: false, null and empty values are not true."""
         return otherwise if condition is None or condition is False or condition in ("", [], {}) else then

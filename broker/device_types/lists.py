@@ -1,4 +1,4 @@
-"""Which device types there are, as the caller sees them, and the tags they are found by (reference 8.1)."""
+"""Lists of the device types that a caller may see, and the tags by which they are found (reference 8.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from storage.records import ApplicationRecord, DeviceTypeRecord
 CATEGORIES: Final = ("automotive", "energy", "health", "home", "industrial", "media")
 _EVERY_TYPE: Final = "*"
 _MAX_TAGS: Final = 1_000
-# Nothing is called so, and there are databases that refuse to look for longer ones.
+# No name is this long, and some databases refuse to search for longer texts.
 _MAX_TEXT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class SeenType:
-    """A type as one caller sees it. `owned` is whether the user has a device of it; None for other tokens."""
+    """A type for one caller. `owned`: whether the user has a device of the type; None for other tokens."""
 
     record: DeviceTypeRecord
     owned: bool | None
@@ -71,7 +71,7 @@ class DeviceTypeLists:
         return await self._page(caller, search, count, offset)
 
     async def application(self, caller: Caller, application_id: str) -> ApplicationRecord:
-        """The caller's application. Raises NotFound, PermissionDenied: it is another one's."""
+        """The caller's application, by id. Raises NotFound; PermissionDenied for another application."""
         application = await self._database.read(lambda tx: tx.accounts.application_by_id(application_id))
         if application is None:
             raise NotFound
@@ -86,7 +86,7 @@ class DeviceTypeLists:
         return await self._page(caller, _requested(application, _viewer(caller)), count, offset)
 
     async def see(self, caller: Caller, record: DeviceTypeRecord) -> SeenType:
-        """One type. Raises PermissionDenied when the caller may not see it."""
+        """One type for the caller. Raises PermissionDenied when the caller may not see it."""
         if caller.kind is TokenKind.DEVICE:
             if await self._type_of(caller) != record.key:
                 raise PermissionDenied(f"READ on device type {record.id}")
@@ -97,7 +97,7 @@ class DeviceTypeLists:
         return page.types[0]
 
     async def tags(self, caller: Caller, *, categories: Sequence[str] = ()) -> list[str]:
-        """The tags used on types in these categories, or on all."""
+        """The tags of types in these categories, or of all types."""
         search = TypeSearch(visible_to=_viewer(caller), categories=tuple(categories))
         return await self._database.read(lambda tx: tx.device_types.tags(search, limit=_MAX_TAGS))
 
@@ -106,7 +106,7 @@ class DeviceTypeLists:
         if len(prefix) > _MAX_TEXT:
             return []
         search = TypeSearch(visible_to=_viewer(caller), tags=tuple(beside))
-        limit = count + len(beside)  # those that the caller has already are none to suggest
+        limit = count + len(beside)  # the tags that the caller has already are left out below
         found = await self._database.read(lambda tx: tx.device_types.tags(search, prefix=prefix, limit=limit))
         return [tag for tag in found if tag not in beside][:count]
 
@@ -136,7 +136,7 @@ def _viewer(caller: Caller) -> Viewer:
 
 
 def _requested(application: ApplicationRecord, viewer: Viewer) -> TypeSearch:
-    """What it asks for by name; every visible type when it asks for every one."""
+    """The types on which the application requests permissions; every visible type when it requests all."""
     asked = tuple(str(request["device_type"]) for request in application.permissions)
     search = TypeSearch(visible_to=viewer)
     return search if _EVERY_TYPE in asked else replace(search, visible_to=None, ids=asked)

@@ -32,7 +32,7 @@ MetadataValue = MetadataScalar | tuple[MetadataScalar, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Describes a field to whoever shows it; never rejects or alters data."""
+    """Describes a field for its display; never rejects or alters data."""
 
     type: str
     value: MetadataValue
@@ -75,18 +75,15 @@ class Field:
         return form
 
 
-Parameter = Field  # reference 8.2: parameters have the members of fields
-
-
 @dataclass(frozen=True, slots=True)
-class Action:
-    """Something a device can be told to do."""
+class DeclaredAction:
+    """An Action that a device type declares."""
 
     name: str
     type: str = CUSTOM
     is_standard: bool = False
     description: str = ""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Field, ...] = ()  # which have the members of fields (reference 8.2)
 
     def properties(self) -> dict[str, object]:
         return {
@@ -101,7 +98,7 @@ class Manifest:
     """One version of what a device type declares. Immutable: a change is a new version."""
 
     fields: tuple[Field, ...] = ()
-    actions: tuple[Action, ...] = ()
+    actions: tuple[DeclaredAction, ...] = ()
     transform: Transform | None = None  # what makes an Advanced Manifest
 
     @cached_property
@@ -113,10 +110,6 @@ class Manifest:
         """The field that holds values at a dotted path; None for a group and for a path that is not declared."""
         return self.leaves.get(path)
 
-    @cached_property
-    def actions_by_name(self) -> Mapping[str, Action]:
-        return MappingProxyType({action.name: action for action in self.actions})
-
     def properties(self) -> dict[str, object]:
         """The member `properties` of the answers of reference 8.6."""
         return {
@@ -126,7 +119,7 @@ class Manifest:
 
 
 NO_MANIFEST: Final = Manifest()
-"""Stands in for a device type whose first Manifest is still to come: it declares nothing."""
+"""The Manifest of a device type that has none yet: it declares nothing."""
 
 
 def _properties_by_name(fields: tuple[Field, ...]) -> dict[str, object]:

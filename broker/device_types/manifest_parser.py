@@ -1,6 +1,6 @@
-"""Uploaded documents to Manifests, by the rules of reference 8.2.
+"""Parses uploaded documents into Manifests (reference 8.2).
 
-The parser goes on after a problem, so that an author sees every one of them at once.
+The parser continues after a problem, so that the author sees all problems at once.
 """
 
 import re
@@ -9,12 +9,13 @@ from typing import Final
 
 import msgspec
 
-from broker.device_types.manifest import CUSTOM, NO_MANIFEST, Action, Field, Manifest, ValueClass
+from broker.device_types.manifest import CUSTOM, NO_MANIFEST, DeclaredAction, Field, Manifest, ValueClass
 from broker.device_types.metadata_parser import read_metadata
-from broker.device_types.reading import INVALID, REQUIRED, JsonObject, Reader
+from broker.device_types.reading import INVALID, REQUIRED, DocumentReader, JsonObject
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
+from broker.nesting import NestedTooDeeplyError, check_value_nesting
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
 MAX_FIELDS: Final = 500
@@ -25,7 +26,7 @@ MAX_NAME: Final = 64
 MAX_FIELD_DESCRIPTION: Final = 1_500
 MAX_ACTION_DESCRIPTION: Final = 128
 
-_DOCUMENT = "manifest"  # where a finding points that concerns the document as a whole
+_DOCUMENT = "manifest"  # the field of findings about the whole document
 _NOT_A_MANIFEST = "manifest content invalid or empty"
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -34,15 +35,15 @@ _VALUE_CLASSES = frozenset(ValueClass)
 
 
 def parse_manifest(document: object) -> Manifest:
-    """Read a decoded JSON document; raises ValidationFailed with every problem it has."""
+    """Read a decoded JSON document. Raises ValidationFailed with all problems."""
     parser = _Parser()
     manifest = parser.manifest(document)
     parser.check()
     return manifest
 
 
-class _Parser(Reader):
-    """What it builds from a document that it refuses is thrown away."""
+class _Parser(DocumentReader):
+    """What is built from a document with findings is not used."""
 
     # The document and its Actions
 
@@ -64,15 +65,16 @@ class _Parser(Reader):
 
     def _fits(self, document: JsonObject) -> bool:
         try:
+            check_value_nesting(document)
             size = len(msgspec.json.encode(document))
-        except (TypeError, ValueError, OverflowError, RecursionError):  # nothing a JSON document can be
+        except (NestedTooDeeplyError, TypeError, ValueError, OverflowError):  # no JSON document
             self.refuse(_DOCUMENT, _NOT_A_MANIFEST)
             return False
         if size > MAX_DOCUMENT_BYTES:
             self.refuse(_DOCUMENT, f"Maximum length {MAX_DOCUMENT_BYTES}")
         return size <= MAX_DOCUMENT_BYTES
 
-    def actions(self, value: object) -> tuple[Action, ...]:
+    def actions(self, value: object) -> tuple[DeclaredAction, ...]:
         entries = self.array(value, "actions")
         if len(entries) > MAX_ACTIONS:
             self.refuse("actions", f"Maximum length {MAX_ACTIONS}")
@@ -80,7 +82,7 @@ class _Parser(Reader):
         taken: set[str] = set()
         return tuple(self.action(entry, path, taken) for path, entry in self.objects(entries, "actions"))
 
-    def action(self, source: JsonObject, path: str, taken: set[str]) -> Action:
+    def action(self, source: JsonObject, path: str, taken: set[str]) -> DeclaredAction:
         name = self.name(source, path, taken)
         type_ = self.type(source, path)
         is_standard = self.flag(source, f"{path}.isStandard", "isStandard")
@@ -92,7 +94,7 @@ class _Parser(Reader):
                 self.refuse(f"{path}.type", INVALID)
             elif parameters is None:
                 parameters = standard.parameters
-        return Action(
+        return DeclaredAction(
             name=name,
             type=type_ or CUSTOM,
             is_standard=is_standard,

@@ -1,7 +1,7 @@
-"""The versions of a type's Manifest: uploaded, approved, and what could not be understood with them.
+"""The versions of a type's Manifest: their upload and approval, and the log of failed messages.
 
-Each change is a new version. A simple Manifest is approved at once. An Advanced one runs an expression of its
-author's for every message, so it waits for an operator's approval, and until then the version before it is used.
+Each change is a new version. A simple Manifest is approved at once. An Advanced Manifest runs its author's expression
+for every message, so it waits for an operator's approval, and until then the version before it is used.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _TYPES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class UploadedManifest:
-    """What became of an upload. `is_new` is false for the document that is the newest version already."""
+    """The result of an upload. `is_new` is false when the document is the newest version already."""
 
     device_type: str
     version: int
@@ -35,7 +35,7 @@ class UploadedManifest:
 
 @dataclass(frozen=True, slots=True)
 class TypeOverview:
-    """A type as operators list it. `waiting` are the versions that nobody approved."""
+    """A type in the operator's list. `waiting` has the versions that are not approved."""
 
     id: str
     unique_name: str
@@ -46,7 +46,7 @@ class TypeOverview:
 
 @dataclass(frozen=True, slots=True)
 class FailedMessage:
-    """A message of which nothing remained, and why. A payload that is no text stands there as `hex:…`."""
+    """A message that failed, and the reason. A payload that is not text is shown as `hex:…`."""
 
     device: str
     received_on: int
@@ -69,7 +69,7 @@ class Manifests:
         return await self._database.read(work)
 
     async def upload(self, id_or_name: str, document: Mapping[str, Any], *, approve: bool = False) -> UploadedManifest:
-        """Make a document the newest version; `approve` also an Advanced one.
+        """Make a document the newest version. `approve`: approve an Advanced Manifest, too.
 
         Raises DeviceTypeNotFound, and ValidationFailed with every problem of the document.
         """
@@ -83,7 +83,7 @@ class Manifests:
         return await self._change(work)
 
     async def approve(self, id_or_name: str, version: int) -> UploadedManifest:
-        """Let devices use a version that waits. Raises DeviceTypeNotFound, NotFound."""
+        """Approve a version, so that devices use it. Raises DeviceTypeNotFound, NotFound."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> UploadedManifest:
@@ -98,15 +98,15 @@ class Manifests:
         return await self._change(work)
 
     async def _change(self, work: Callable[[Transaction], UploadedManifest]) -> UploadedManifest:
-        with trio.CancelScope(shield=True):  # what is durable is known to whoever holds the type
+        with trio.CancelScope(shield=True):  # a durable change must reach the types in use
             uploaded = await self._database.write(work)
             await self._types.reload()
         return uploaded
 
     async def failures(self, device_or_type: str, *, limit: int) -> list[FailedMessage]:
-        """The last messages of a device, or of all devices of a type, that failed; newest first.
+        """The last failed messages of a device, or of all devices of a type, newest first.
 
-        Raises NotFound when it is neither.
+        Raises NotFound: there is neither a device nor a type of this id.
         """
 
         def work(tx: Transaction) -> list[FailedMessage]:
@@ -127,7 +127,7 @@ class Manifests:
 def put_manifest(
     tx: Transaction, device_type: int, document: Mapping[str, Any], *, approve: bool, now_ms: int
 ) -> tuple[ManifestRecord, bool]:
-    """The newest version, which is this document, and whether anything changed for it. Raises ValidationFailed."""
+    """Make a document the newest version. Returns its record, and whether anything changed. Raises ValidationFailed."""
     text = msgspec.json.encode(document)
     manifest = parse_manifest(msgspec.json.decode(text))
     is_approved = approve or manifest.transform is None

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from broker.device_types.manifest import Metadata, MetadataScalar, MetadataValue
-from broker.device_types.reading import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, JsonObject, Reader
+from broker.device_types.reading import (
+    BOOLEAN_ONLY,
+    INVALID,
+    NUMERIC_ONLY,
+    REQUIRED,
+    TEXT_ONLY,
+    DocumentReader,
+    JsonObject,
+)
 
 
 def _is_text(value: MetadataScalar) -> bool:
@@ -27,7 +35,7 @@ _NUMERIC = (_is_number, NUMERIC_ONLY)
 _BOOLEAN = (_is_boolean, BOOLEAN_ONLY)
 _NUMERIC_CLASSES = ("DOUBLE", "FLOAT", "INTEGER", "LONG")
 
-# What a value must be and what is said otherwise; for VALUES_ it holds for each item.
+# For each type, the check of a value and the finding when it fails; for VALUES_ they apply to each item.
 _METADATA_TYPES: Mapping[str, tuple[Callable[[MetadataScalar], bool], str]] = {
     "SAMPLE_RATE": (_is_text_or_number, INVALID),
     "ENCODING": (_is_text_or_number, INVALID),
@@ -41,13 +49,13 @@ _METADATA_TYPES: Mapping[str, tuple[Callable[[MetadataScalar], bool], str]] = {
 }
 
 
-def read_metadata(reader: Reader, value: object, path: str) -> tuple[Metadata, ...]:
+def read_metadata(reader: DocumentReader, value: object, path: str) -> tuple[Metadata, ...]:
     taken: set[str] = set()
     entries = reader.objects(reader.array(value, path), path)
     return tuple(found for at, entry in entries if (found := _metadatum(reader, entry, at, taken)) is not None)
 
 
-def _metadatum(reader: Reader, source: JsonObject, path: str, taken: set[str]) -> Metadata | None:
+def _metadatum(reader: DocumentReader, source: JsonObject, path: str, taken: set[str]) -> Metadata | None:
     value = source.get("value")
     if value is None:
         reader.refuse(f"{path}.value", REQUIRED)
@@ -63,14 +71,14 @@ def _metadatum(reader: Reader, source: JsonObject, path: str, taken: set[str]) -
     return None if value is None else Metadata(type_, _value(reader, type_, value, f"{path}.value"))
 
 
-def _value(reader: Reader, type_: str, value: object, path: str) -> MetadataValue:
+def _value(reader: DocumentReader, type_: str, value: object, path: str) -> MetadataValue:
     if type_.startswith("VALUES_"):
         items = enumerate(reader.array(value, path))
         return tuple(_scalar(reader, type_, item, f"{path}.{index}") for index, item in items)
     return _scalar(reader, type_, value, path)
 
 
-def _scalar(reader: Reader, type_: str, value: object, path: str) -> MetadataScalar:
+def _scalar(reader: DocumentReader, type_: str, value: object, path: str) -> MetadataScalar:
     is_right, otherwise = _METADATA_TYPES[type_]
     if isinstance(value, bool | int | float | str) and is_right(value):
         return value

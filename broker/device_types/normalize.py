@@ -1,8 +1,8 @@
-"""Raw `data` to the fields of a Manifest: reference 8.4.
+"""Normalises raw `data` to the fields of a Manifest (reference 8.4).
 
-There are two ways through. The fast one decodes a payload straight into a struct that msgspec compiles from the
-Manifest; it takes only values that need no conversion. Whatever it does not take goes through the lenient one, which is
-the rule itself: every conversion, field by field. `normalize` always answers what `normalize_leniently` answers.
+There are two paths. The fast one decodes a payload straight into a struct that msgspec compiles from the Manifest; it
+takes only values that need no conversion. All other payloads take the lenient path, which implements the rules: every
+conversion, field by field. `normalize` always returns what `normalize_leniently` returns.
 """
 
 import json
@@ -18,6 +18,7 @@ import msgspec
 
 from broker.device_types.manifest import Field, Manifest, ValueClass
 from broker.errors import BadRequest
+from broker.nesting import check_nesting
 
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
@@ -40,21 +41,23 @@ class Normalizer:
         Raises BadRequest for anything that is not the JSON text of an object.
         """
         try:
+            check_nesting(payload)
             if not payload.isascii():
                 payload.decode()  # msgspec does not look inside texts it skips
             normalized = _encode(self._decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return self.normalize_leniently(payload)
         if b"{}" not in normalized:
             return normalized
-        # Nothing at all, a group to be dropped, or a text that only looks like one.
+        # Nothing remained, a group is to be dropped, or a text contains `{}`.
         return None if len(normalized) == 2 else self.normalize_leniently(payload)
 
     def normalize_leniently(self, payload: bytes) -> bytes | None:
-        """As `normalize`, without the short cut."""
+        """As `normalize`, without the fast path."""
         try:
+            check_nesting(payload)
             data = _JSON.decode(payload.decode())
-        except (ValueError, RecursionError):
+        except ValueError:  # msgspec.DecodeError is one, too
             raise BadRequest from None
         if not isinstance(data, dict):
             raise BadRequest
@@ -62,7 +65,7 @@ class Normalizer:
         return None if converted is None else _encode(converted)
 
 
-# The fast way
+# The fast path
 
 _EXACT_TYPES: dict[ValueClass, Any] = {
     ValueClass.BOOLEAN: bool,
@@ -93,7 +96,7 @@ def _exact_type(field: Field) -> Any:
     return types.GenericAlias(list, (exact,)) if field.is_collection else exact
 
 
-# The lenient way
+# The lenient path
 
 
 class _Number(str):
@@ -138,7 +141,7 @@ def _to_collection(convert: _Converter, value: object) -> object:
     if not isinstance(value, list):
         value = [value]
     items = [converted for item in value if (converted := convert(item)) is not None]
-    # An empty array was sent as a value; one whose items all fail is a field that does not convert.
+    # An empty array is a value. An array of which no item converts is a field that does not convert.
     return items if items or not value else None
 
 

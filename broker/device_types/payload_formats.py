@@ -1,4 +1,4 @@
-"""What devices send that do not speak the Manifest's JSON, and how it is read into something an expression can use.
+"""Formats of payloads that are not the Manifest's JSON, and how they are read into values for expressions.
 
 Every format is read in one pass over a payload of at most `MAX_DATA_BYTES`.
 """
@@ -16,6 +16,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from broker.nesting import check_nesting
+
 _DIGITS: Final = 12  # a scaled integer is shown without the noise of binary fractions
 
 
@@ -30,7 +32,7 @@ class PayloadFormat(Protocol):
         """Raises PayloadUnreadableError."""
 
 
-class Encoding(StrEnum):
+class PayloadEncoding(StrEnum):
     """How a device wraps its payload, for carriers that take only text."""
 
     RAW = "raw"
@@ -38,13 +40,17 @@ class Encoding(StrEnum):
     HEX = "hex"
 
 
-def unwrap(payload: bytes, encoding: Encoding) -> bytes:
+def unwrap(payload: bytes, encoding: PayloadEncoding) -> bytes:
     """Raises PayloadUnreadableError."""
-    if encoding is Encoding.RAW:
+    if encoding is PayloadEncoding.RAW:
         return payload
     try:
         compact = b"".join(payload.split())
-        return base64.b64decode(compact, validate=True) if encoding is Encoding.BASE64 else binascii.unhexlify(compact)
+        return (
+            base64.b64decode(compact, validate=True)
+            if encoding is PayloadEncoding.BASE64
+            else binascii.unhexlify(compact)
+        )
     except ValueError as error:
         raise PayloadUnreadableError(f"not {encoding.value}: {error}") from error
 
@@ -66,12 +72,13 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """Any JSON, but not that of the Manifest."""
+    """Any JSON value."""
 
     def read(self, payload: bytes) -> object:
         try:
+            check_nesting(payload)
             return msgspec.json.decode(_text(payload))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except msgspec.DecodeError as error:
             raise PayloadUnreadableError(f"not JSON: {error}") from error
 
 
@@ -84,7 +91,7 @@ class CsvFormat:
 
     def read(self, payload: bytes) -> object:
         try:
-            # Strict: a quotation that does not end is no row.
+            # Strict: a row with an unterminated quotation is refused.
             rows = [
                 row for row in csv.reader(_text(payload).splitlines(), delimiter=self.delimiter, strict=True) if row
             ]
@@ -131,7 +138,7 @@ NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
         "float64": "d",
     }
 )
-#: Types with a length of their own: UTF-8 padded with zeros, bytes as hexadecimal text, and what nobody wants.
+#: Types with a length of their own: UTF-8 padded with zeros, bytes as hexadecimal text, and bytes to skip.
 SIZED: Final[Mapping[str, str]] = MappingProxyType({"text": "s", "bytes": "s", "skip": "x"})
 
 
@@ -159,7 +166,7 @@ class BinaryField:
 
 @dataclass(frozen=True)
 class BinaryFormat:
-    """Fields that follow each other without gaps, read as an object. What comes behind them is not looked at."""
+    """Fields that follow each other without gaps, read as an object. Bytes after the last field are ignored."""
 
     layout: tuple[BinaryField, ...]
     little_endian: bool = False

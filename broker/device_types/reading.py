@@ -1,11 +1,11 @@
-"""Reading uploaded documents: every member by its path, and every problem before anything is refused."""
+"""Reads uploaded documents member by member, and collects all problems before the document is refused."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeGuard
 
 from broker.errors import Finding, ValidationFailed
 
-_MAX_FINDINGS: Final = 1_000  # an upload of noise is not answered with megabytes of findings
+_MAX_FINDINGS: Final = 1_000  # bounds the answer to a document that is wrong throughout
 
 REQUIRED: Final = "Required parameter"
 INVALID: Final = "Invalid value"
@@ -16,8 +16,8 @@ NUMERIC_ONLY: Final = "Numeric field only"
 JsonObject = Mapping[str, object]
 
 
-class Reader:
-    """Collects what is wrong with a document while it is read. `null` counts as absent everywhere."""
+class DocumentReader:
+    """Collects findings while a document is read. `null` counts as absent everywhere."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -25,6 +25,10 @@ class Reader:
     def refuse(self, path: str, message: str) -> None:
         if len(self._findings) < _MAX_FINDINGS:
             self._findings.append(Finding(path, (message,)))
+
+    @property
+    def has_findings(self) -> bool:
+        return bool(self._findings)
 
     def check(self) -> None:
         """Raises ValidationFailed with everything found so far."""
@@ -34,7 +38,7 @@ class Reader:
     def text(
         self, source: JsonObject, path: str, member: str, *, default: str | None = None, maximum: int | None = None
     ) -> str | None:
-        """The text of a member, its default when it is absent, None when it was refused."""
+        """The text of a member; `default` when it is absent; None when it is refused, with a finding."""
         value = source.get(member)
         if value is None:
             return default

@@ -1,4 +1,4 @@
-"""The Actions every device type may use without describing them: reference 8.3."""
+"""The Actions that every device type may use without describing their parameters (reference 8.3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

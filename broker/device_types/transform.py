@@ -1,8 +1,8 @@
-"""Advanced Manifests: the member `transform`, for devices that do not speak the Manifest's JSON.
+"""Advanced Manifests: the member `transform`, for devices that do not send the Manifest's JSON.
 
 A payload is unwrapped, read by its format, and given to an expression whose result is the `data` that the Manifest
-normalises. A payload that cannot be transformed is a message that failed (reference 8.4): its sender gets a
-`mid`, and the failed-message log gets the reason.
+normalises. A payload that cannot be transformed is a failed message (reference 8.4): its sender gets a `mid`, and the
+reason goes to the failed-message log.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from functools import cached_property
 import msgspec
 
 from broker.device_types.expressions import Expression, ExpressionFailedError
-from broker.device_types.payload_formats import Encoding, PayloadFormat, PayloadUnreadableError, unwrap
+from broker.device_types.payload_formats import PayloadEncoding, PayloadFormat, PayloadUnreadableError, unwrap
 from config.limits import MAX_DATA_BYTES
 
 _encode = msgspec.json.Encoder().encode
 
 
 class TransformFailedError(Exception):
-    """The message is one that failed; the text is its reason."""
+    """The payload cannot be transformed; the text is the reason in the failed-message log."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Transform:
     """How the payloads of one Manifest version become `data`. `expression` None takes what the format reads."""
 
     format: PayloadFormat
-    encoding: Encoding = Encoding.RAW
+    encoding: PayloadEncoding = PayloadEncoding.RAW
     expression: str | None = None
 
     @cached_property
@@ -48,7 +48,7 @@ class Transform:
             raise TransformFailedError("the result is no object")
         try:
             data = _encode(value)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise TransformFailedError(f"the result is no JSON: {error}") from error
         if len(data) > MAX_DATA_BYTES:
             raise TransformFailedError(f"the result is larger than {MAX_DATA_BYTES} bytes")

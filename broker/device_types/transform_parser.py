@@ -21,13 +21,13 @@ from broker.device_types.payload_formats import (
     BinaryField,
     BinaryFormat,
     CsvFormat,
-    Encoding,
     JsonFormat,
     KeyValueFormat,
+    PayloadEncoding,
     PayloadFormat,
     TextFormat,
 )
-from broker.device_types.reading import INVALID, NUMERIC_ONLY, REQUIRED, JsonObject, Reader
+from broker.device_types.reading import INVALID, NUMERIC_ONLY, REQUIRED, DocumentReader, JsonObject
 from broker.device_types.transform import Transform
 from config.limits import MAX_DATA_BYTES
 
@@ -37,23 +37,23 @@ _FORMATS: Final = ("json", "csv", "keyvalue", "text", "binary")
 _BYTE_ORDERS: Final = ("big", "little")
 
 
-def read_transform(reader: Reader, value: object, path: str) -> Transform | None:
-    """None for an ordinary Manifest, and for one that is refused: the findings are the reader's."""
+def read_transform(reader: DocumentReader, value: object, path: str) -> Transform | None:
+    """The transform; None for a simple Manifest, and when it is refused with findings."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         reader.refuse(path, INVALID)
         return None
-    encoding = _choice(reader, value, path, "encoding", tuple(Encoding), Encoding.RAW)
+    encoding = _choice(reader, value, path, "encoding", tuple(PayloadEncoding), PayloadEncoding.RAW)
     expression = _expression(reader, value, f"{path}.expression")
     if value.get("format") is None:
         reader.refuse(f"{path}.format", REQUIRED)
         return None
     format_ = _format(reader, value, path, _choice(reader, value, path, "format", _FORMATS, ""))
-    return None if format_ is None else Transform(format_, Encoding(encoding), expression)
+    return None if format_ is None else Transform(format_, PayloadEncoding(encoding), expression)
 
 
-def _format(reader: Reader, source: JsonObject, path: str, name: str) -> PayloadFormat | None:
+def _format(reader: DocumentReader, source: JsonObject, path: str, name: str) -> PayloadFormat | None:
     match name:
         case "json":
             return JsonFormat()
@@ -73,14 +73,16 @@ def _format(reader: Reader, source: JsonObject, path: str, name: str) -> Payload
             return None
 
 
-def _choice(reader: Reader, source: JsonObject, path: str, member: str, options: tuple[str, ...], default: str) -> str:
+def _choice(
+    reader: DocumentReader, source: JsonObject, path: str, member: str, options: tuple[str, ...], default: str
+) -> str:
     text = reader.text(source, f"{path}.{member}", member)
     if text is not None and text not in options:
         reader.refuse(f"{path}.{member}", INVALID)
     return text if text in options else default
 
 
-def _expression(reader: Reader, source: JsonObject, path: str) -> str | None:
+def _expression(reader: DocumentReader, source: JsonObject, path: str) -> str | None:
     text = reader.text(source, path, "expression")
     if text is not None:
         try:
@@ -90,7 +92,7 @@ def _expression(reader: Reader, source: JsonObject, path: str) -> str | None:
     return text
 
 
-def _character(reader: Reader, source: JsonObject, path: str, member: str, default: str) -> str:
+def _character(reader: DocumentReader, source: JsonObject, path: str, member: str, default: str) -> str:
     text = reader.text(source, f"{path}.{member}", member, default=default)
     if text is not None and (len(text) != 1 or text in '"\r\n\0' or not text.isascii()):
         reader.refuse(f"{path}.{member}", INVALID)
@@ -98,7 +100,7 @@ def _character(reader: Reader, source: JsonObject, path: str, member: str, defau
     return text or default
 
 
-def _entries(reader: Reader, source: JsonObject, path: str, member: str) -> list[object]:
+def _entries(reader: DocumentReader, source: JsonObject, path: str, member: str) -> list[object]:
     entries = list(reader.array(source.get(member), f"{path}.{member}"))
     if source.get(member) is None or source.get(member) == []:
         reader.refuse(f"{path}.{member}", REQUIRED)
@@ -108,13 +110,13 @@ def _entries(reader: Reader, source: JsonObject, path: str, member: str) -> list
     return entries
 
 
-def _columns(reader: Reader, source: JsonObject, path: str) -> tuple[str, ...]:
+def _columns(reader: DocumentReader, source: JsonObject, path: str) -> tuple[str, ...]:
     taken: set[str] = set()
     entries = _entries(reader, source, path, "columns")
     return tuple(_name(reader, entry, f"{path}.columns.{index}", taken) for index, entry in enumerate(entries))
 
 
-def _name(reader: Reader, value: object, path: str, taken: set[str]) -> str:
+def _name(reader: DocumentReader, value: object, path: str, taken: set[str]) -> str:
     if not reader.is_text(value, path):
         return ""
     if not value or len(value) > _MAX_NAME:
@@ -125,7 +127,7 @@ def _name(reader: Reader, value: object, path: str, taken: set[str]) -> str:
     return value
 
 
-def _binary(reader: Reader, source: JsonObject, path: str) -> BinaryFormat | None:
+def _binary(reader: DocumentReader, source: JsonObject, path: str) -> BinaryFormat | None:
     little = _choice(reader, source, path, "byteOrder", _BYTE_ORDERS, "big") == "little"
     taken: set[str] = set()
     entries = reader.objects(_entries(reader, source, path, "layout"), f"{path}.layout")
@@ -136,7 +138,7 @@ def _binary(reader: Reader, source: JsonObject, path: str) -> BinaryFormat | Non
     return layout
 
 
-def _binary_field(reader: Reader, source: JsonObject, path: str, taken: set[str]) -> BinaryField | None:
+def _binary_field(reader: DocumentReader, source: JsonObject, path: str, taken: set[str]) -> BinaryField | None:
     type_ = _choice(reader, source, path, "type", (*NUMBERS, *SIZED), "")
     if not type_:
         if source.get("type") is None:
@@ -152,7 +154,7 @@ def _binary_field(reader: Reader, source: JsonObject, path: str, taken: set[str]
     return BinaryField(name, type_, length)
 
 
-def _length(reader: Reader, source: JsonObject, path: str) -> int:
+def _length(reader: DocumentReader, source: JsonObject, path: str) -> int:
     value = source.get("length")
     if value is None:
         reader.refuse(path, REQUIRED)
@@ -165,7 +167,7 @@ def _length(reader: Reader, source: JsonObject, path: str) -> int:
     return 1
 
 
-def _number(reader: Reader, source: JsonObject, path: str, member: str) -> float | None:
+def _number(reader: DocumentReader, source: JsonObject, path: str, member: str) -> float | None:
     value = source.get(member)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""How a Manifest's units are written for people: reference 8.5."""
+"""The display texts of a Manifest's units (reference 8.5)."""
 
 import re
 

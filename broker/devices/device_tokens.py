@@ -23,14 +23,14 @@ class DeviceToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenChange:
-    """What a transaction did to a device's token; `DeviceTokens.tell` tells everyone once it is durable."""
+    """The change of a device's token by a transaction. Pass it to `DeviceTokens.tell` when it is durable."""
 
     device: DeviceRecord
     ended: bytes | None  # SHA-256 of the former token
 
 
 class DeviceTokens:
-    """Rights are the caller's business."""
+    """The caller checks permissions."""
 
     def __init__(self, database: Database, router: Router, clock: Clock, vault: Vault, devices: Devices) -> None:
         self._database = database
@@ -40,11 +40,11 @@ class DeviceTokens:
         self._devices = devices
 
     async def of(self, device: Device) -> DeviceToken:
-        """Raises NotFound: it has none."""
+        """The token of a device. Raises NotFound: it has none."""
         return self._opened(await self._database.read(partial(_kept, device.key)))
 
     async def renew(self, device: Device, *, application: int | None) -> DeviceToken:
-        """A new token; the former one ends, and so do the connections that came with it. Raises DeviceNotFound."""
+        """A new token; the former one ends, and with it its connections. Raises DeviceNotFound."""
         token = new_id()
 
         def work(tx: Transaction) -> tuple[TokenChange, str | None]:
@@ -55,7 +55,7 @@ class DeviceTokens:
         return DeviceToken(token, application_id)
 
     def put(self, tx: Transaction, device: int, token: str, *, application: int | None) -> TokenChange:
-        """Give a device this token in a transaction of somebody's own, who hands the answer to `tell` afterwards.
+        """Give a device this token, in the caller's transaction. The caller passes the result to `tell`.
 
         Raises DeviceNotFound.
         """
@@ -69,7 +69,7 @@ class DeviceTokens:
         return TokenChange(record, None if former is None else former.hash)
 
     async def remove(self, device: Device) -> DeviceToken:
-        """End the token; the device has none from now on. Returns what it was. Raises NotFound: it has none."""
+        """End the token of a device. Returns the former token. Raises NotFound: the device has none."""
 
         def work(tx: Transaction) -> tuple[TokenChange, tuple[DeviceTokenRecord, str | None]]:
             kept, record = _kept(device.key, tx), tx.devices.device(device.key)
@@ -82,6 +82,7 @@ class DeviceTokens:
         return self._opened(kept)
 
     def tell(self, change: TokenChange) -> None:
+        """Publish a change that is durable."""
         if change.ended is not None:
             self._router.publish(TokenRevoked(change.ended))
         self._devices.note_changed(change.device)

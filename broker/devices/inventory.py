@@ -1,6 +1,6 @@
-"""The inventory: devices are created, changed and deleted here, and everyone hears of it in the order of the commits.
+"""The inventory: creates, changes and deletes devices, and publishes facts about it in the order of the commits.
 
-A deleted device is invisible at once and kept for 30 days (removal.py); its token is gone for good.
+A deleted device is invisible at once and kept for 30 days (removal.py); its token is deleted at once.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ F = TypeVar("F", bound=DeviceFact)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDevice:
-    """A device to be. What is None gets its default (reference 6.1)."""
+    """The attributes of a new device. None stands for the default (reference 6.1)."""
 
     owner: int
     type: DeviceType
@@ -51,7 +51,7 @@ class NewDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChanges:
-    """What is None stays as it is."""
+    """Changes to a device. None leaves the attribute as it is."""
 
     name: str | None = None
     manifest_version: int | None = None
@@ -60,7 +60,7 @@ class DeviceChanges:
 
 
 class Inventory:
-    """Rights are the caller's business. `application_id` is that of the token that causes a change, for the events."""
+    """The caller checks permissions. `application_id` is that of the token that causes a change; events show it."""
 
     def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices) -> None:
         self._database = database
@@ -79,13 +79,14 @@ class Inventory:
         """Create a device, enabled and without a token.
 
         Args:
-            new: what it will be.
+            new: its attributes.
             application_id: of the token that causes it.
-            check: what must be so before it is there; when it raises, there will be no device.
-            beside: what else must be written with it; when it raises, there is no device either.
+            check: called in the transaction before the device is added. When it raises, no device is created.
+            beside: called in the transaction with the new record, to write what belongs to it. When it raises, no
+                device is created.
 
         Raises:
-            ValidationFailed: the name or the Manifest version does not fit.
+            ValidationFailed: the name or the Manifest version is invalid.
             Conflict: another device of the type has this `vdid`, or of the owner and the type this `eid`.
         """
         _check(new.type, new.name, new.manifest_version)
@@ -107,10 +108,10 @@ class Inventory:
         return await self._devices.get(record.key)
 
     async def change(self, device: Device, changes: DeviceChanges, *, application_id: str | None = None) -> None:
-        """Change what is given; a device that is switched off loses its connections.
+        """Apply changes. Disabling a device closes its connections.
 
         Raises:
-            ValidationFailed: the name or the Manifest version does not fit.
+            ValidationFailed: the name or the Manifest version is invalid.
             DeviceNotFound: it was deleted meanwhile.
         """
         _check(device.type, changes.name, changes.manifest_version)
@@ -137,7 +138,7 @@ class Inventory:
         await self._database.write(work, announce=tell)
 
     async def delete(self, device: Device, *, application_id: str | None = None) -> DeviceRecord:
-        """Take a device out of every query; its token ends, its connections close. Returns what it was.
+        """Delete a device: no query finds it, its token ends, its connections close. Returns its last record.
 
         Raises DeviceNotFound: it was deleted meanwhile.
         """
@@ -162,22 +163,10 @@ class Inventory:
         return known
 
     async def set_cloud_authorization(self, device: Device, value: CloudAuthorization) -> None:
-        """How the device stands with its third-party cloud. Raises DeviceNotFound."""
-        await self._change_origin(device, lambda known: replace(known, cloud_authorization=value))
+        """Record how the device stands with its third-party cloud. Raises DeviceNotFound."""
 
-    async def set_certificate(self, device: Device, certificate: bytes | None, *, vdid: str | None = None) -> None:
-        """The client certificate (DER) that a device registered with, and its vendor's id; or neither any more.
-
-        Raises:
-            DeviceNotFound: it was deleted meanwhile.
-            Conflict: another device of the type has this `vdid`.
-        """
-        await self._change_origin(device, lambda known: replace(known, certificate=certificate, vdid=vdid))
-
-    async def _change_origin(self, device: Device, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
         def work(tx: Transaction) -> DeviceRecord:
-            known = _known(tx, device)
-            wanted = change(known)
+            wanted = replace(_known(tx, device), cloud_authorization=value)
             put_origin(tx, wanted)
             return wanted
 
@@ -202,7 +191,7 @@ def device_fact(
 
 
 def put_origin(tx: Transaction, record: DeviceRecord) -> None:
-    """Keep the record's `eid`, `vdid`, `cloud_authorization` and `certificate`. Raises Conflict: an id is taken."""
+    """Store the record's `eid`, `vdid`, `cloud_authorization` and `certificate`. Raises Conflict: an id is taken."""
     if record.vdid is not None:
         namesake = tx.devices.by_vdid(record.device_type, record.vdid)
         if namesake is not None and namesake.key != record.key:
@@ -277,7 +266,7 @@ def _add(tx: Transaction, new: NewDevice, now_ms: int) -> DeviceRecord:
 
 def _changed(known: DeviceRecord, changes: DeviceChanges, *, latest: int) -> DeviceRecord:
     policy = changes.manifest_version_policy or known.manifest_version_policy
-    # With LATEST the record shows the latest version, so that is what one who says only "stay" wants to stay on.
+    # With LATEST, clients are shown the latest version. A change to DEVICE without a version pins the one shown.
     shown = latest if known.manifest_version_policy == "LATEST" else known.manifest_version
     stays = known.manifest_version if policy == known.manifest_version_policy else shown
     return replace(

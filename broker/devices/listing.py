@@ -20,7 +20,10 @@ class Ownership(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which of them. `device_type` is an id or a unique name, `type_name` the exact display name or unique name."""
+    """Which devices to list.
+
+    `device_type` is an id or a unique name, `type_name` the exact display name or unique name.
+    """
 
     owner: Ownership = Ownership.ALL
     device_type: str | None = None
@@ -29,7 +32,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A device, and the id of the share that it is there by; None for the user's own."""
+    """A device, and the id of the share by which the user has it; None for the user's own."""
 
     device: Device
     share: str | None
@@ -47,7 +50,7 @@ class DeviceLists:
     async def page(
         self, caller: Caller, user: int, chosen: Chosen, *, offset: int, count: int
     ) -> tuple[list[Listed], int]:
-        """What the caller may read of a user's devices, by time of creation and id; and how much that is in all.
+        """A page of a user's devices that the caller may read, by time of creation and id; and their total number.
 
         Raises:
             PermissionDenied: the caller does not act for the user.
@@ -70,7 +73,7 @@ class DeviceLists:
         return page, len(readable)
 
     async def _readable(self, caller: Caller, user: int, found: Sequence[ListedDevice]) -> Sequence[ListedDevice]:
-        """An application sees the types that it may read."""
+        """An application sees devices of the types that it may read; other callers see all."""
         if caller.kind is not TokenKind.APPLICATION:
             return found
         reach = await self._permissions.reach(caller)

@@ -1,8 +1,8 @@
-"""Who is online, and when a device was last seen (reference 6.4).
+"""Whether devices are online, and when they were last seen (reference 6.4).
 
-A device is online while it has a connection. Without one, whichever happened last decides: the end of the last
-connection, or a status that the device was given. What changes is kept in memory and written in bulk every second;
-reads look through memory, so nobody sees an old value.
+A device is online while it has a connection. Without one, the later of two events decides: the end of the last
+connection, or a status that the device was given. Changes are kept in memory and written in bulk every second; reads
+include what is in memory, so they never give an old value.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ from storage.database import Database
 from storage.records import PresenceRecord
 from storage.sql import StoreError
 
-FLUSH_SECONDS = 1.0
+_FLUSH_SECONDS = 1.0
 V = TypeVar("V")
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Presence:
         self._clock = clock
         self._online: dict[int, str] = {}
         self._online_by_themselves: set[int] = set()
-        # Not yet written: the protocol of the last connection, what was decided without one, the last sign of life.
+        # Not yet written: the protocol of the last connection, the status without one, when the device was last seen.
         self._protocol: dict[int, str] = {}
         self._decided: dict[int, _Decided] = {}
         self._seen: dict[int, int] = {}
@@ -56,7 +56,7 @@ class Presence:
         router.subscribe(MessagesStored, self._messages_stored)
 
     async def resume(self) -> None:
-        """Take over what the last run left. A daemon that starts has no connections."""
+        """Read what the last run left. At the start no device is connected, so online periods end."""
         await self._database.write(lambda tx: tx.devices.end_online_periods())
         self._online_by_themselves = await self._database.read(lambda tx: tx.devices.online_by_themselves())
 
@@ -92,11 +92,11 @@ class Presence:
         return device in self._online or device in self._online_by_themselves
 
     async def set(self, device: int, availability: str) -> None:
-        """The status that a device was given, durable: `online`, `offline` or `unknown`.
+        """Give a device a status: `online`, `offline` or `unknown`. It is durable on return.
 
-        While the device is connected it has no effect, and the end of the connection comes after it.
+        While the device is connected, this has no effect: the end of the connection is a later event.
         """
-        async with self._flushing:  # so that nothing moves from memory to the store while we look at both
+        async with self._flushing:  # no value may move from memory to the store while both are read
             stored = await self._database.read(lambda tx: tx.devices.presence(device))
             now_ms = self._clock.now_ms()
             before = self._change(device).applied_to(stored or _never_seen(device))
@@ -113,12 +113,12 @@ class Presence:
     def _messages_stored(self, fact: MessagesStored) -> None:
         seen = self._seen
         for row in fact.rows:
-            # A device may have gone, or sent a ping, between its message and the commit of it.
+            # The device may have disconnected, or sent a ping, between its message and the commit of the message.
             if row.cts > seen.get(row.device, 0):
                 seen[row.device] = row.cts
 
     def touch(self, device: int) -> None:
-        """A sign of life that is no message: a protocol's ping."""
+        """Note that the device was seen without a message: it sent a protocol's ping."""
         self._seen[device] = self._clock.now_ms()
 
     async def of(self, device: int) -> PresenceRecord:
@@ -127,7 +127,7 @@ class Presence:
 
     async def of_all(self, devices: Collection[int]) -> "dict[int, PresenceRecord]":
         """The presences of many devices, as they are at one moment."""
-        # First memory, then the store: what moves from the one to the other in between is the same in both.
+        # Memory first: a value that is written to the store in between is then in both, and the same.
         changes = {device: self._change(device) for device in devices}
         stored = await self._database.read(lambda tx: tx.devices.presences(devices))
         return {
@@ -145,7 +145,7 @@ class Presence:
         )
 
     async def flush(self) -> None:
-        """Write what changed since the last time."""
+        """Write the changes since the last flush. Raises StoreError."""
         async with self._flushing:
             devices = self._seen.keys() | self._decided.keys() | self._protocol.keys()
             if not devices:
@@ -160,10 +160,10 @@ class Presence:
     async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         while True:
-            await trio.sleep(FLUSH_SECONDS)
+            await trio.sleep(_FLUSH_SECONDS)
             try:
                 await self.flush()
-            except StoreError as error:  # what was not written stays in memory, and in the next attempt
+            except StoreError as error:  # the changes stay in memory until the next attempt
                 _log.warning("presence_not_saved", reason=str(error))
 
     def statistics(self) -> PresenceStatistics:
@@ -172,7 +172,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What holds without a connection, and, if it ended an online period, when that was."""
+    """The status without a connection, and the end of the online period if it ended one."""
 
     availability: str
     ended_on: int | None

@@ -1,4 +1,4 @@
-"""Devices as the daemon knows them now: one shared object each, so that a change reaches every open connection."""
+"""The devices in use: one shared object for each, so that a change reaches every open connection."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -79,7 +79,7 @@ class Device:
 
 
 class Devices:
-    """Finds devices and proves who they are."""
+    """Finds and authenticates devices."""
 
     def __init__(self, database: Database, router: Router, device_types: DeviceTypes, tokens: Tokens) -> None:
         self._database = database
@@ -102,11 +102,11 @@ class Devices:
         return self._live.get(key) or await self._load(partial(_by_key, key), "")
 
     def get_nowait(self, key: int) -> Device | None:
-        """By key, if anybody holds it. Whoever has sent a message lately is held."""
+        """By key, if the device is in memory. It is while it is in use, and for some time after its last use."""
         return self._live.get(key)
 
     async def id_of(self, key: int) -> str | None:
-        """The id of a device, also of one that was deleted; None when nothing is left of it."""
+        """The id of a device, also of a deleted one; None when it was removed for good."""
         if (known := self._live.get(key)) is not None:
             return known.id
         return await self._database.read(partial(_id_of, key))
@@ -125,7 +125,7 @@ class Devices:
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
 
     async def get_all(self, keys: Iterable[int]) -> list[Device]:
-        """By keys, in their order, without those that are gone."""
+        """By keys, in their order, without deleted devices."""
         found = []
         for key in keys:
             with suppress(DeviceNotFound):
@@ -138,7 +138,7 @@ class Devices:
         Raises:
             Unauthorized: no such device, a token that is not valid, or another device's.
             PermissionDenied: a valid token, but not of a device.
-            SourceDeviceDisabled: the owner switched the device off.
+            SourceDeviceDisabled: the device is disabled.
         """
         caller = await self._tokens.caller(token)
         if caller.kind is not TokenKind.DEVICE:
@@ -152,7 +152,7 @@ class Devices:
         return device, caller
 
     async def by_token(self, token: str) -> tuple[Device, Caller]:
-        """A device by its own token alone, as CoAP sends it. Whether it is enabled is for the caller to see.
+        """A device by its own token alone, as CoAP sends it. The caller checks whether the device is enabled.
 
         Raises:
             Unauthorized: a token that is not valid.
@@ -166,18 +166,18 @@ class Devices:
         return device, caller
 
     def by_token_nowait(self, token: str) -> tuple[Device, Caller] | None:
-        """The same, if both are at hand: those of a device that has sent something lately are."""
+        """The same without waiting; None unless token and device are in memory, as after a recent request."""
         caller = self._tokens.caller_nowait(token)
         device = None if caller is None or caller.device is None else self._live.get(caller.device)
         return None if caller is None or device is None else (device, caller)
 
     async def pre_shared_key(self, device_id: str, vault: Vault) -> bytes | None:
-        """The device's token as 16 bytes (reference 17 and 18.1). None for no such device, or none with one."""
+        """The device's token as 16 bytes (reference 17 and 18.1). None: no such device, or it has no token."""
         sealed = await self._database.read(partial(_sealed_token, device_id))
         return None if sealed is None else bytes.fromhex(vault.open(sealed))
 
     async def reload(self) -> None:
-        """Read every device that is in use again, and say which ones: many may have changed at once."""
+        """Read all devices in use again, after many may have changed. Publishes DeviceChanged for those that did."""
         self._reloads += 1
         for key, device in list(self._live.items()):
             found = await self._read(partial(_by_key, key))
@@ -186,9 +186,9 @@ class Devices:
                 self._router.publish(DeviceChanged(key))
 
     def note_changed(self, record: DeviceRecord) -> None:
-        """The store has this record now: whoever holds the device sees it, and everyone hears of it.
+        """Refresh the shared object with a record that was stored, and publish DeviceChanged.
 
-        For `announce` of a `Database.write`, so that the order is that of the commits.
+        Called in `announce` of `Database.write`, so that the order is that of the commits.
         """
         self._reloads += 1
         if (device := self._live.get(record.key)) is not None:
@@ -196,7 +196,7 @@ class Devices:
         self._router.publish(DeviceChanged(record.key))
 
     def note_deleted(self, record: DeviceRecord) -> None:
-        """The store shows this device no longer: nobody finds it here, and who still holds it can only let it go."""
+        """Forget a device that was deleted in the store. Its shared object is disabled for those that still hold it."""
         self._reloads += 1
         self._keys.pop(record.id, None)
         self._recent.pop(record.key, None)
@@ -205,12 +205,12 @@ class Devices:
         self._router.publish(DeviceChanged(record.key))
 
     async def _read(self, choose: "partial[DeviceRecord | None]") -> tuple[DeviceRecord, DeviceType] | None:
-        """A record that is in force now, and the type it is of."""
+        """The current record of a device, and its type; None when there is no such device."""
         while True:
             reloads = self._reloads
             record = await self._database.read(choose)
             type_ = None if record is None else await self._types.get(record.device_type)
-            if reloads == self._reloads:  # otherwise the record may be of before the change
+            if reloads == self._reloads:  # otherwise the record may be older than the change
                 return None if record is None or type_ is None else (record, type_)
 
     async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:

@@ -1,6 +1,6 @@
-"""Deleted devices are removed for good after 30 days, a small step at a time (reference 6.1).
+"""Removes deleted devices for good after 30 days, in small steps (reference 6.1).
 
-Until then an operator can restore one: provision it again with its id.
+Until then an operator can restore a device by provisioning it again with its id.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database, Transaction
 from storage.sql import StoreError
 
-SWEEP_SECONDS: Final = 3600.0
+REMOVAL_SWEEP_SECONDS: Final = 3600.0
 _KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
 _DEVICES_AT_ONCE: Final = 100
 _STEP_ROWS: Final = 1_000
@@ -40,12 +40,12 @@ class Removal:
         while True:
             try:
                 await self.sweep()
-            except StoreError as error:  # it goes on where it stood
+            except StoreError as error:  # the next sweep continues
                 _log.warning("deleted_devices_not_removed", reason=str(error))
-            await trio.sleep(SWEEP_SECONDS)
+            await trio.sleep(REMOVAL_SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Remove every device whose time is over, with all that is left of it."""
+        """Remove every device that was deleted more than 30 days ago, with its messages and other data."""
         before_ms, removed = self._clock.now_ms() - _KEPT_MS, self._removed
         while devices := await self._database.read(
             lambda tx: tx.removal.deleted_before(before_ms, limit=_DEVICES_AT_ONCE)
@@ -60,12 +60,12 @@ class Removal:
             if await self._database.write(partial(_remove_some, device, before_ms)):
                 self._removed += 1
                 return
-            await trio.sleep(_PAUSE_SECONDS)  # others' writes come first
+            await trio.sleep(_PAUSE_SECONDS)  # lets other writes go first
 
     def statistics(self) -> RemovalStatistics:
         return RemovalStatistics(self._removed)
 
 
 def _remove_some(device: int, before_ms: int, tx: Transaction) -> bool:
-    tx.messages.index()  # by which it finds what is left of the device
+    tx.messages.index()  # the removal finds messages by the index
     return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

@@ -1,6 +1,6 @@
-"""Sharing a device by invitation (reference 6.3): offered, then accepted or refused, then left or revoked.
+"""Sharing a device by invitation (reference 6.3): a share is offered, accepted or rejected, and later left or revoked.
 
-What a share gives is decided in accounts/permissions.py; who accepted stands in the shared `Device`.
+accounts/permissions.py decides what a share permits. `Device.shared_with` has the users who accepted.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ class ShareStatus(StrEnum):
     REJECTED = "REJECTED"
 
 
-#: What the one who was invited may make of a share. The same answer twice is one answer.
+#: The answers that the invited user may give, by the status of the share. Repeating an answer changes nothing.
 ANSWERS: Final[Mapping[ShareStatus, frozenset[ShareStatus]]] = {
     ShareStatus.PENDING: frozenset({ShareStatus.ACCEPTED, ShareStatus.REJECTED}),
     ShareStatus.ACCEPTED: frozenset({ShareStatus.ACCEPTED}),
@@ -37,8 +37,8 @@ ANSWERS: Final[Mapping[ShareStatus, frozenset[ShareStatus]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
-    """What the page behind the link of an invitation shows before it asks."""
+class ShareInvitation:
+    """What the page of an invitation shows before the user answers."""
 
     share: ShareRecord
     device_name: str
@@ -54,7 +54,7 @@ class _Change:
 
 
 class Shares:
-    """That only the owner offers and lists is the caller's business; who may answer and remove is decided here."""
+    """The caller checks who may offer, list and remove shares; `answer` checks that the share is for the user."""
 
     def __init__(self, database: Database, router: Router, clock: Clock, devices: Devices, mails: Mails) -> None:
         self._database = database
@@ -64,18 +64,18 @@ class Shares:
         self._mails = mails
 
     async def offer(self, device: Device, *, email: str | None = None, uid: str | None = None) -> ShareRecord:
-        """Invite somebody, by mail; the share exists if and only if the mail is queued.
+        """Invite a user by mail. Share and mail are stored in one transaction.
 
         Args:
-            device: what is shared.
-            email: the address; nobody needs to have it yet.
-            uid: the id of a user instead, or again an address.
+            device: to be shared.
+            email: the address; it need not belong to an account yet.
+            uid: instead of `email`: the id of a user, or an address.
 
         Raises:
-            ValidationFailed: neither of the two, or no address.
-            UserNotFound: nobody has the id.
-            Conflict: it is the owner's own address, or was offered there already, or to too many.
-            TooManyMails: the owner or the recipient has had too many of these.
+            ValidationFailed: neither `email` nor `uid`, or an invalid address.
+            UserNotFound: no user has the id.
+            Conflict: the address is the owner's own, or has the share already, or there are too many shares.
+            TooManyMails: the owner or the recipient has had too many invitations.
         """
         owner, invitee, address = await self._invited(device, email, uid)
         code = new_id()
@@ -109,7 +109,7 @@ class Shares:
     async def _invited(
         self, device: Device, email: str | None, uid: str | None
     ) -> tuple[UserRecord, UserRecord | None, str]:
-        """The owner, whoever is invited if that is a user, and the address."""
+        """The owner, the invited user if the address has an account, and the address."""
         member, text = ("email", email) if email is not None else ("uid", uid)
         if text is None:
             raise ValidationFailed.of("email", "Required parameter")
@@ -123,7 +123,7 @@ class Shares:
         if address is None:
             address = None if invitee is None else invitee.email
         elif invitee is not None and invitee.email_verified_on is None and invitee.key != device.owner:
-            invitee = None  # somebody says that the address is theirs
+            invitee = None  # the account has not proved that the address is its own
         if owner is None or address is None:
             raise UserNotFound
         if invitee is not None and invitee.key == owner.key:
@@ -131,14 +131,14 @@ class Shares:
         return owner, invitee, address
 
     async def of_device(self, device: Device, *, offset: int, count: int) -> tuple[list[ShareRecord], int]:
-        """A page, and how many there are in all."""
+        """A page of the device's shares, and their total number."""
         return await self._database.read(lambda tx: tx.shares.page_of(device.key, offset=offset, limit=count))
 
     async def offered_to(
         self, user: UserRecord, statuses: Collection[ShareStatus], *, offset: int, count: int
     ) -> tuple[list[OfferRow], int]:
-        """What others offered to this user: a page, and how much there is in all."""
-        # An address that nobody has proved to be theirs shows nothing of what was offered to it.
+        """A page of the shares that were offered to the user, and their total number."""
+        # A user with an unverified address does not see what was offered to that address.
         address = user.email if user.email_verified_on is not None else ""
         return await self._database.read(
             lambda tx: tx.shares.offered_to(user.key, address, statuses, offset=offset, limit=count)
@@ -151,24 +151,24 @@ class Shares:
         return await self._database.read(lambda tx: tx.shares.accepted_by(user, device.key))
 
     async def find(self, device: Device, share_id: str) -> ShareRecord:
-        """Raises NotFound."""
+        """A share of the device, by id. Raises NotFound."""
         return await self._database.read(lambda tx: _of_device(tx, device.key, share_id))
 
     async def is_for(self, user: int | None, share: ShareRecord, *, code: str = "") -> bool:
-        """The share was offered to this user. `code` is that of the mail: it proves that the address is theirs."""
+        """Whether the share was offered to the user. The `code` of the mail proves that the address is the user's."""
         return user is not None and await self._database.read(lambda tx: _is_for(tx, share, user, code))
 
-    async def invitation(self, code: str) -> Invitation:
-        """What an invitation is about. Raises Gone: it was answered or taken back, or never was."""
+    async def invitation(self, code: str) -> ShareInvitation:
+        """The invitation with this code. Raises Gone: it was answered or revoked, or never existed."""
         return await self._database.read(lambda tx: _invitation(tx, code))
 
     async def answer(self, share_id: str, user: int, status: ShareStatus, *, code: str = "") -> ShareRecord:
-        """Accept or refuse; from then on the share is this user's, whatever their address will be.
+        """Accept or reject a share. From then on the share is bound to the user's account, not to the address.
 
         Raises:
-            NotFound: the share is gone.
-            PermissionDenied: it was offered to somebody else.
-            Conflict: it was answered otherwise.
+            NotFound: the share was removed.
+            PermissionDenied: it was offered to another user.
+            Conflict: it has another answer.
         """
 
         def work(tx: Transaction) -> _Change:
@@ -191,7 +191,7 @@ class Shares:
         return (await self._database.write(work, announce=self._tell)).share
 
     async def remove(self, share_id: str) -> ShareRecord:
-        """The owner revokes, or the other one leaves. Returns what it was. Raises NotFound: it is gone already."""
+        """Remove a share: the owner revokes it, or the invited user leaves it. Returns it. Raises NotFound."""
 
         def work(tx: Transaction) -> _Change:
             share = tx.shares.by_id(share_id)
@@ -227,7 +227,7 @@ def _of_device(tx: Transaction, device: int, share_id: str) -> ShareRecord:
 
 
 def _is_for(tx: Transaction, share: ShareRecord, user: int, code: str) -> bool:
-    """By the account that is known, or else by the address that the account has now, and is known to be theirs."""
+    """By the account of the share if it has one; else by the address of the account, which must be proved."""
     if share.user is not None:
         return share.user == user
     holder = tx.accounts.user_by_email(share.email)
@@ -240,10 +240,10 @@ def _is_code_of(share: ShareRecord, code: str) -> bool:
     return share.code_hash is not None and token_hash(code) == share.code_hash
 
 
-def _invitation(tx: Transaction, code: str) -> Invitation:
+def _invitation(tx: Transaction, code: str) -> ShareInvitation:
     share = tx.shares.by_code(token_hash(code))
     device = None if share is None else tx.devices.device(share.device)
     owner = None if device is None else tx.accounts.user(device.owner)
     if share is None or device is None or owner is None:
         raise Gone
-    return Invitation(share, device.name, owner.full_name)
+    return ShareInvitation(share, device.name, owner.full_name)

@@ -29,6 +29,7 @@ from broker.errors import (
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
 from broker.messages.mids import Mids
+from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import Group
 from storage.journal import Journal
@@ -225,8 +226,9 @@ class Ingest:
             raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
         # What counts is `data` as compact JSON, so blanks and escapes of the sender's are not held against it.
         try:
+            check_nesting(payload)
             compact = _encode(_decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest from error
         if len(compact) > MAX_DATA_BYTES:
             raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
@@ -254,10 +256,11 @@ def _checked_actions(data: bytes) -> str:
     """Actions as stored: known members only, compact. Names are not checked against the Manifest (reference 9.1)."""
     try:
         data.decode()  # msgspec does not look inside texts it skips
+        check_nesting(data)
         parsed = _decode_actions(data)
     except msgspec.ValidationError as error:
         raise ValidationFailed((_finding(str(error)),)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest from error
     if not parsed.actions:
         raise ValidationFailed.of("data.actions", "Required parameter")

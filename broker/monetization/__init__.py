@@ -1,1 +1,1 @@
-"""What a device's messages may cost: plans with tiers, who is on which, upgrades and payments (reference 13)."""
+"""Monetization: plans with tiers, the tier of each device, upgrades and payments (reference 13)."""

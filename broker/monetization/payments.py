@@ -1,12 +1,13 @@
 """Upgrades: from the one-time address to the payment that puts a device on its paid tier (reference 13).
 
-The address is bound to the user, the device and the access token it was asked for with. Money moves through the port in
-port.py. What became of a payment is written once; only money that has moved after all may change it.
+The address is bound to the user, the device and the access token that it was requested with. Payments are collected
+through the port in port.py. A decided payment changes only when its money has moved after all.
 
-Nobody pays twice. A device has at most one payment under way: whoever begins another one has the checkout of the first
-one closed before, and the way to a checkout is shown only while its payment is the one under way. So it does not matter
-where the daemon dies: what it had begun is either known with its checkout, or nobody was sent there. Money that comes
-for an upgrade that is paid for already, or for a device that is gone, has to go back: the operator sees it.
+A payment is captured at most once. A device has at most one pending payment: before another one begins, the checkout of
+the earlier one is closed, and a browser gets the address of a checkout only while its payment is the pending one. So
+after a crash at any point, either the checkout is stored with its payment, or no browser was sent to it. Money that
+comes for an upgrade that is paid already, or for a deleted device, has to be refunded; the operator sees the payment as
+`refund_due`.
 """
 
 from collections.abc import Mapping
@@ -21,18 +22,18 @@ from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DomainError, NotFound, PermissionDenied
 from broker.ids import is_id, new_id
-from broker.monetization.port import MANUAL, Order, Outcome, PaymentFailed, Processor
+from broker.monetization.port import MANUAL, PaymentFailed, PaymentOrder, PaymentOutcome, Processor
 from broker.monetization.tiers import Tiers
 from broker.monetization.upgrades import opened, paid_tier, share_of
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import UPGRADE_TOKEN_SECONDS
-from config.settings import Payments as PaymentSettings
+from config.settings import PaymentSettings
 from storage.database import Database, Transaction
 from storage.records import PaymentRecord, TierRecord, UpgradeTokenRecord
 
 PENDING: Final = "pending"
-REFUND_DUE: Final = "refund_due"  # the money came, and nothing can come of it
+REFUND_DUE: Final = "refund_due"  # paid, but the device cannot be upgraded any more
 REFUNDED: Final = "refunded"
 _SHOWN: Final = 100
 _log = structlog.get_logger(__name__)
@@ -40,14 +41,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class ProcessorUnavailable(DomainError):
-    """Whether the money has moved is not known now, so nothing may come of it yet."""
+    """It is unknown whether the money has moved, so the payment cannot be decided yet."""
 
     status = 503
     template = "The payment service does not answer. Please try again later."
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class UpgradeOffer:
     """What the upgrade page shows."""
 
     device_name: str
@@ -66,20 +67,20 @@ class Payment:
 
     @property
     def outcome(self) -> str:
-        """In the words of reference 13, or `pending`. Money that has to go back was accepted, too."""
+        """The outcome in the terms of reference 13, or `pending`. Payments to be refunded count as accepted."""
         return "accepted" if self.record.status in {REFUND_DUE, REFUNDED} else self.record.status
 
     @property
     def destination(self) -> str | None:
-        """Where the browser goes when it is decided: the application hears how."""
+        """The application's redirect URI with the outcome in its query; None while pending, or without such a URI."""
         if self.is_pending or not self.record.redirect_uri:
             return None
         return with_parameters(self.record.redirect_uri, [("status", self.outcome)])
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A payment that has begun. `code` is the browser's own way back to it; `url` leads to the processor, if any."""
+class BegunPayment:
+    """A payment that has begun. By `code` the returning browser finds it; `url` is the processor's checkout, if any."""
 
     payment: Payment
     code: str
@@ -105,12 +106,12 @@ class Payments:
         self._processor = processor
         self._currency = settings.currency.upper()
 
-    # --- The way to a payment ---
+    # Beginning a payment
 
     async def upgrade_url(self, caller: Caller, device: Device, action: str) -> str:
         """A one-time address that leads to the paid tier of the device's plan.
 
-        That the device is the caller's own is already checked.
+        The caller has checked that the device is the user's own.
 
         Raises Conflict: there is nothing to upgrade to.
         """
@@ -136,25 +137,26 @@ class Payments:
         await self._database.write(work)
         return f"{self._site.accounts_url}/pricing/upgrade?token={code}"
 
-    async def offer(self, code: str, redirect_uri: str | None) -> Offer:
-        """What the page of an upgrade address shows. Looking uses nothing up. Raises what `opened` raises."""
+    async def offer(self, code: str, redirect_uri: str | None) -> UpgradeOffer:
+        """What the page of an upgrade address shows. Does not use up the address. Raises what `opened` raises."""
         now_ms = self._clock.now_ms()
         token, tier = await self._database.read(lambda tx: opened(tx, code, redirect_uri, now_ms))
         device = await self._devices.get(token.device)
-        return Offer(device.record.name, tier, self.price(tier))
+        return UpgradeOffer(device.record.name, tier, self.price(tier))
 
     def price(self, tier: TierRecord) -> str:
-        """For people."""
+        """The price as text, with the currency."""
         return f"{tier.cost} {self._currency}"
 
-    async def pay(self, code: str, redirect_uri: str | None) -> Begun:
-        """Use the address up and begin the payment, which is from then on the only one of its device under way.
+    async def pay(self, code: str, redirect_uri: str | None) -> BegunPayment:
+        """Use up the address and begin the payment, from then on the only pending one of its device.
 
-        An earlier one is declined, and its checkout closed. One that waits for the operator goes on instead, with its
-        reference and with this browser: somebody may be paying it already.
+        Earlier payments are declined, and their checkouts closed. An earlier payment of the same tier that waits for
+        the operator is continued under its reference, because the user may have paid it already; from then on this
+        browser returns to it.
 
         Raises: what `opened` raises, and
-            Conflict: the money of an earlier payment has come or is on its way, or another one began at the same time.
+            Conflict: an earlier payment is paid or its money on its way, or another one began at the same time.
             ProcessorUnavailable: an earlier checkout could not be closed. The address can be used again.
         """
         back, now_ms = new_id(), self._clock.now_ms()
@@ -187,7 +189,7 @@ class Payments:
                 if one.processor == self._processor.name == MANUAL and one.tier == tier.key:
                     tx.monetization.set_way_back(one.id, record.code_hash, record.redirect_uri)
                     return _payment(tx, tx.monetization.payment(one.id))
-                tx.monetization.decide_payment(one.id, "declined", now_ms=now_ms)  # nobody was sent to a checkout
+                tx.monetization.decide_payment(one.id, "declined", now_ms=now_ms)  # no browser was sent to a checkout
             tx.monetization.add_payment(record)
             return Payment(record, tier)
 
@@ -198,12 +200,12 @@ class Payments:
         return await self._collect(begun, token.action, back, device)
 
     def _has_checkout(self, record: PaymentRecord) -> bool:
-        """Somebody may have been sent to the processor to pay it."""
+        """Whether a browser may have been sent to the checkout of this payment."""
         return record.external_id is not None and record.processor == self._processor.name
 
-    async def _collect(self, payment: Payment, action: str, back: str, device: Device) -> Begun:
+    async def _collect(self, payment: Payment, action: str, back: str, device: Device) -> BegunPayment:
         reference = payment.record.id
-        order = Order(
+        order = PaymentOrder(
             reference=reference,
             description=f"{payment.tier.name}: {device.record.name}",
             cost=payment.record.cost,
@@ -214,25 +216,25 @@ class Payments:
             checkout = await self._processor.begin(order)
         except PaymentFailed as error:
             _log.warning("payment_failed", reference=reference, processor=self._processor.name, reason=str(error))
-            return Begun(await self._decide(reference, "failed", is_final=True), back, None)
+            return BegunPayment(await self._decide(reference, "failed", is_final=True), back, None)
         if checkout is None:
-            return Begun(payment, back, None)
-        # Whoever began another payment meanwhile found no checkout to close, so nobody may be sent to this one.
+            return BegunPayment(payment, back, None)
+        # A payment that began meanwhile has declined this one and knew no checkout to close: none may be used.
         external_id = checkout.external_id
         if not await self._database.write(lambda tx: tx.monetization.set_external_id(reference, external_id)):
             raise Conflict("Another payment for this device has begun")
-        return Begun(payment, back, checkout.url)
+        return BegunPayment(payment, back, checkout.url)
 
-    # --- What becomes of it ---
+    # Deciding a payment
 
     async def returned(self, back: str) -> Payment:
-        """How the payment of a browser that came back stands. Raises NotFound."""
+        """The payment of a browser that has come back. Raises NotFound."""
         if not is_id(back):
             raise NotFound
         return await self._database.read(lambda tx: _payment(tx, tx.monetization.payment_by_code(token_hash(back))))
 
     async def cancelled(self, back: str) -> Payment:
-        """A browser came back from the processor without paying: nobody else will pay it there either.
+        """A browser has come back from the processor without paying: close the checkout. Returns the payment.
 
         Raises NotFound, ProcessorUnavailable.
         """
@@ -242,9 +244,9 @@ class Payments:
         return payment
 
     async def _close_checkout(self, payment: Payment) -> Payment:
-        """Have the processor end it. The payment is still pending when its money is on its way.
+        """Close the checkout and decide the payment. It stays pending when its money is on its way.
 
-        Raises ProcessorUnavailable: the checkout may be open.
+        Raises ProcessorUnavailable: the checkout may still be open.
         """
         reference, checkout = payment.record.id, payment.record.external_id or ""
         try:
@@ -257,11 +259,11 @@ class Payments:
         return await self._decide(reference, "accepted" if fate == "paid" else "declined", is_final=True)
 
     async def pending(self) -> list[Payment]:
-        """What waits for a decision, the oldest first."""
+        """The payments that wait for a decision, oldest first, at most `_SHOWN`."""
         return await self._in(PENDING)
 
     async def to_refund(self) -> list[Payment]:
-        """Whose money has to go back, the oldest first."""
+        """The payments that have to be refunded, oldest first, at most `_SHOWN`."""
         return await self._in(REFUND_DUE)
 
     async def _in(self, status: str) -> list[Payment]:
@@ -270,32 +272,32 @@ class Payments:
         )
 
     async def hear(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """What the processor tells us. Raises NotificationRefused when it was somebody else."""
+        """Apply a notification of the processor. Raises NotificationRefused when the processor did not send it."""
         decided = self._processor.read(body, headers)
         if decided is None:
             return
         try:
             await self._decide(decided.reference, decided.outcome, is_final=True)
-        except NotFound:  # it may serve others with the same account
+        except NotFound:  # other systems may use the same account at the processor
             _log.warning("payment_unknown", reference=decided.reference[:100])
 
-    async def decide(self, reference: str, outcome: Outcome) -> Payment:
-        """The operator's word on a payment. One that could still be paid at the processor is closed there first.
+    async def decide(self, reference: str, outcome: PaymentOutcome) -> Payment:
+        """The operator's decision on a payment. A checkout that is still open is closed first.
 
         Raises:
             NotFound: no such payment.
-            Conflict: it is decided otherwise, perhaps because its money has just come.
+            Conflict: it has another decision, perhaps because its money has just arrived.
             ProcessorUnavailable: its checkout could not be closed.
         """
         payment = await self._database.read(lambda tx: _payment(tx, tx.monetization.payment(reference)))
         if not (payment.is_pending and self._has_checkout(payment.record)):
             return await self._decide(reference, outcome, is_final=False)
         await self._close_checkout(payment)
-        # What is closed counts as declined at first.
+        # Closing the checkout has declined the payment.
         return await self._decide(reference, outcome, is_final=outcome == "accepted")
 
     async def refunded(self, reference: str) -> Payment:
-        """The operator has sent the money back. Raises NotFound, and Conflict: there was nothing to send back."""
+        """Record that the operator has refunded a payment. Raises NotFound; Conflict when no refund was due."""
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> Payment:
@@ -307,17 +309,18 @@ class Payments:
 
         return await self._database.write(work)
 
-    async def _decide(self, reference: str, outcome: Outcome, *, is_final: bool) -> Payment:
-        """What became of a payment. `accepted` puts the device on the paid tier. The same word again changes nothing.
+    async def _decide(self, reference: str, outcome: PaymentOutcome, *, is_final: bool) -> Payment:
+        """Decide a payment. `accepted` puts the device on the paid tier. Repeating a decision changes nothing.
 
         Args:
-            reference: the payment's.
-            outcome: what is said of it.
-            is_final: money that has moved counts after any other word, and any other word that comes late is ignored.
+            reference: of the payment.
+            outcome: the decision.
+            is_final: the decision is the processor's. `accepted` then replaces an earlier decision; any other one is
+                ignored when the payment is decided already.
 
         Raises:
             NotFound: no such payment.
-            Conflict: it is decided otherwise.
+            Conflict: it has another decision, and this one is not final.
         """
         now_ms = self._clock.now_ms()
 
@@ -327,10 +330,10 @@ class Payments:
             if payment.outcome == outcome:
                 return _Decision(payment)
             if not payment.is_pending and not (is_final and outcome == "accepted"):
-                if is_final:  # the processor repeats itself, or is late
+                if is_final:  # the processor reports it late, or once more
                     return _Decision(payment)
                 raise Conflict(f"The payment is {record.status}")
-            status = REFUND_DUE if outcome == "accepted" and _is_in_vain(tx, record) else outcome
+            status = REFUND_DUE if outcome == "accepted" and _cannot_upgrade(tx, record) else outcome
             tx.monetization.decide_payment(reference, status, now_ms=now_ms)
             if status == "accepted":
                 tx.monetization.set_tier(record.device, record.tier, now_ms=now_ms)
@@ -350,7 +353,7 @@ class Payments:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """A payment as it stands, and whether that is news."""
+    """A payment, and whether its status has just changed."""
 
     payment: Payment
     is_new: bool = False
@@ -364,6 +367,6 @@ def _payment(tx: Transaction, record: PaymentRecord | None) -> Payment:
     return Payment(record, tier)
 
 
-def _is_in_vain(tx: Transaction, record: PaymentRecord) -> bool:
-    """The upgrade is paid for by another payment, or the device is gone."""
+def _cannot_upgrade(tx: Transaction, record: PaymentRecord) -> bool:
+    """Whether another payment has paid for the upgrade, or the device was deleted."""
     return tx.monetization.has_paid(record.device, record.tier) or tx.devices.device(record.device) is None

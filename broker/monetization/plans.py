@@ -1,7 +1,7 @@
-"""Plans: versions of what the devices of a type may send for free and for money (reference 13).
+"""Monetization plans: how many messages the devices of a type may send in the free and in the paid tier (reference 13).
 
-A plan never changes once it is there; the next version replaces it for devices that come later. The operator looks at
-each: NEW, PENDING, then APPROVED or REJECTED.
+A plan is immutable. Its next version applies to devices that are created later. The operator decides on each version:
+NEW, PENDING, then APPROVED or REJECTED.
 """
 
 import re
@@ -14,16 +14,17 @@ import structlog
 from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
-from broker.errors import Conflict, Finding, NotFound, ValidationFailed
+from broker.device_types.reading import INVALID, REQUIRED, DocumentReader
+from broker.errors import Conflict, NotFound, ValidationFailed
 from broker.facts import PlanApproved, Router
 from broker.ids import new_id
+from broker.limits.allowance import UNLIMITED
 from broker.mail import Letter, Mail, Mails, MonetizationPlanDecided
 from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.records import PlanRecord, TierRecord
 
 REVENUE_SHARE_PERCENT: Final = 70  # reference 21.2: to the owner of the device type
-UNLIMITED: Final = -1
 _COST = re.compile(r"(0|[1-9][0-9]{0,6})(\.[0-9]{1,2})?")
 _KINDS: Final = ("free", "paid")
 _WRONG_TIERS: Final = "Exactly one free tier and at most one paid tier"
@@ -32,11 +33,11 @@ _LIMIT_MAX: Final = 10**12
 _ABSENT: Final[Mapping[str, Any]] = {}
 
 _log = structlog.get_logger(__name__)
-Decision = Literal["PENDING", "APPROVED", "REJECTED"]
+PlanDecision = Literal["PENDING", "APPROVED", "REJECTED"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MonetizationPlan:
     record: PlanRecord
     tiers: tuple[TierRecord, ...]
     type_id: str
@@ -48,7 +49,7 @@ def is_price(text: str) -> bool:
 
 
 class Plans:
-    """Rights are the caller's business."""
+    """The caller checks permissions."""
 
     def __init__(
         self,
@@ -64,27 +65,29 @@ class Plans:
         self._types = device_types
         self._mails = mails
 
-    async def of_type(self, type_: DeviceType, *, latest: bool = False, status: str | None = None) -> list[Plan]:
+    async def of_type(
+        self, type_: DeviceType, *, latest: bool = False, status: str | None = None
+    ) -> list[MonetizationPlan]:
         """Newest first."""
         found = await self._database.read(lambda tx: _plans(tx, type_))
         chosen = [plan for plan in found if status is None or plan.record.status == status]
         return chosen[:1] if latest else chosen
 
-    async def add(self, type_: DeviceType, document: Mapping[str, Any]) -> Plan:
-        """The next version, for the operator to look at. Raises ValidationFailed with every finding in the document."""
+    async def add(self, type_: DeviceType, document: Mapping[str, Any]) -> MonetizationPlan:
+        """Add the next version, for the operator to decide on. Raises ValidationFailed with every finding."""
         plan, tiers = parse_plan(document, type_.key, self._clock.now_ms())
         added = await self._database.write(lambda tx: tx.monetization.add_plan(plan, tiers))
         _log.info("monetization_plan_added", device_type=type_.id, version=added.version)
         return await self._database.read(lambda tx: _plan(tx, added, type_))
 
-    async def undecided(self) -> list[Plan]:
-        """What waits for the operator."""
+    async def undecided(self) -> list[MonetizationPlan]:
+        """The plans that wait for the operator's decision."""
         records = await self._database.read(lambda tx: tx.monetization.undecided_plans())
         types = {record.device_type: await self._types.get(record.device_type) for record in records}
         return await self._database.read(lambda tx: [_plan(tx, one, types[one.device_type]) for one in records])
 
-    async def decide(self, type_id: str, version: int, decision: Decision, comments: str = "") -> Plan:
-        """The operator's step. The administrators of the type's organization hear of approval and rejection.
+    async def decide(self, type_id: str, version: int, decision: PlanDecision, comments: str = "") -> MonetizationPlan:
+        """The operator's decision. The administrators of the type's organization get a mail, except about PENDING.
 
         Raises:
             DeviceTypeNotFound, NotFound: no such type, or no such version.
@@ -105,7 +108,7 @@ class Plans:
             letters = [letter for address in addresses if (letter := self._letter(address, mail, type_)) is not None]
         now_ms = self._clock.now_ms()
 
-        def work(tx: Transaction) -> Plan:
+        def work(tx: Transaction) -> MonetizationPlan:
             record = tx.monetization.plan_version(type_.key, version)
             if record is None:
                 raise NotFound
@@ -118,14 +121,14 @@ class Plans:
                 self._mails.add(tx, letter)
             return _plan(tx, _found(tx.monetization.plan_version(type_.key, version)), type_)
 
-        def tell(_plan: Plan) -> None:
+        def tell(_plan: MonetizationPlan) -> None:
             if decision == "APPROVED":
                 self._router.publish(PlanApproved(type_.key))
 
         return await self._database.write(work, announce=tell)
 
     def _letter(self, address: str, mail: Mail, type_: DeviceType) -> Letter | None:
-        """None for an address that no mail can be sent to: nothing is decided or not for its sake."""
+        """None for an address that cannot get mail: the decision does not depend on it."""
         try:
             return self._mails.compose(address, mail, cause=type_.id)
         except ValidationFailed as error:
@@ -135,71 +138,73 @@ class Plans:
 
 def parse_plan(document: Mapping[str, Any], device_type: int, now_ms: int) -> tuple[PlanRecord, list[TierRecord]]:
     """A plan as an administrator sends it. Raises ValidationFailed with every finding."""
-    findings = _Findings()
+    reader = DocumentReader()
     contact = document.get("contactInfo") or _ABSENT
     if not isinstance(contact, Mapping):
-        findings.add("contactInfo", "Invalid value")
+        reader.refuse("contactInfo", INVALID)
         contact = _ABSENT
     for name in ("type", "ptType"):
         if document.get(name) not in (None, "count"):
-            findings.add(name, "Invalid value")
+            reader.refuse(name, INVALID)
     plan = PlanRecord(
         key=0,
         id=new_id(),
         device_type=device_type,
         version=0,
         status="NEW",
-        contact_email=findings.text(contact, "email", "contactInfo.email"),
-        contact_phone=findings.text(contact, "phone", "contactInfo.phone"),
-        comments=findings.text(document, "comments", "comments", longest=DESCRIPTION_MAX_CHARACTERS),
+        contact_email=reader.text(contact, "contactInfo.email", "email", maximum=_TEXT_CHARACTERS) or "",
+        contact_phone=reader.text(contact, "contactInfo.phone", "phone", maximum=_TEXT_CHARACTERS) or "",
+        comments=reader.text(document, "comments", "comments", maximum=DESCRIPTION_MAX_CHARACTERS) or "",
         revenue_share_percent=REVENUE_SHARE_PERCENT,
         created_on=now_ms,
         modified_on=now_ms,
     )
-    given = document.get("tiers")
-    if given is None:
-        findings.add("tiers", "Required parameter")
-    elif not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-        findings.add("tiers", "Invalid value")
-    elif len(given) > len(_KINDS):  # or there would be as much to say as somebody likes to send
-        findings.add("tiers", _WRONG_TIERS)
-    tiers = (
-        [_tier(one, f"tiers.{index}", findings, now_ms) for index, one in enumerate(given)]
-        if not findings.has("tiers") and given
-        else []
-    )
+    tiers = [_tier(one, f"tiers.{index}", reader, now_ms) for index, one in enumerate(_tier_objects(document, reader))]
     kinds = [tier.type for tier in tiers]
-    if not findings and (kinds.count("free") != 1 or kinds.count("paid") > 1):
-        findings.add("tiers", _WRONG_TIERS)
-    findings.check()
+    if not reader.has_findings and (kinds.count("free") != 1 or kinds.count("paid") > 1):
+        reader.refuse("tiers", _WRONG_TIERS)
+    reader.check()
     return plan, tiers
 
 
-def _tier(given: Mapping[str, Any], path: str, findings: "_Findings", now_ms: int) -> TierRecord:
+def _tier_objects(document: Mapping[str, Any], reader: DocumentReader) -> list[Mapping[str, Any]]:
+    given = document.get("tiers")
+    if given is None:
+        reader.refuse("tiers", REQUIRED)
+    elif not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        reader.refuse("tiers", INVALID)
+    elif len(given) > len(_KINDS):  # checked first, because each tier may have many findings
+        reader.refuse("tiers", _WRONG_TIERS)
+    else:
+        return given
+    return []
+
+
+def _tier(given: Mapping[str, Any], path: str, reader: DocumentReader, now_ms: int) -> TierRecord:
     kind = given.get("type")
-    if kind not in _KINDS:  # not a set: it may be anything that JSON has
-        findings.add(f"{path}.type", "Required parameter" if kind is None else "Invalid value")
+    if kind not in _KINDS:  # a tuple, because JSON values need not be hashable
+        reader.refuse(f"{path}.type", REQUIRED if kind is None else INVALID)
     cost = given.get("cost")
     if cost is None and kind == "free":
         cost = "0.00"
     if not isinstance(cost, str) or not is_price(cost) or (float(cost) > 0) is not (kind == "paid"):
-        findings.add(f"{path}.cost", "Required parameter" if cost is None else "Invalid value")
+        reader.refuse(f"{path}.cost", REQUIRED if cost is None else INVALID)
     limit = given.get("messageLimit", UNLIMITED if kind == "paid" else None)
     if not isinstance(limit, int) or isinstance(limit, bool) or not (limit == UNLIMITED or 0 < limit <= _LIMIT_MAX):
-        findings.add(f"{path}.messageLimit", "Required parameter" if limit is None else "Invalid value")
-    name = findings.text(given, "name", f"{path}.name", longest=NAME_MAX_CHARACTERS)
-    if not name:
-        findings.add(f"{path}.name", "Required parameter")
+        reader.refuse(f"{path}.messageLimit", REQUIRED if limit is None else INVALID)
+    name = reader.text(given, f"{path}.name", "name", maximum=NAME_MAX_CHARACTERS)
+    if not isinstance(given.get("name"), str) or not given["name"]:
+        reader.refuse(f"{path}.name", REQUIRED)
     for member, only in (("interval", "DAILY"), ("billingInterval", "ONCE")):
         if given.get(member) not in (None, only):
-            findings.add(f"{path}.{member}", "Invalid value")
+            reader.refuse(f"{path}.{member}", INVALID)
     return TierRecord(
         key=0,
         id=new_id(),
         plan=0,
-        name=name,
+        name=name or "",
         type=str(kind),
-        description=findings.text(given, "description", f"{path}.description", longest=DESCRIPTION_MAX_CHARACTERS),
+        description=reader.text(given, f"{path}.description", "description", maximum=DESCRIPTION_MAX_CHARACTERS) or "",
         cost=str(cost),
         message_limit=limit if isinstance(limit, int) else 0,
         interval="DAILY",
@@ -209,43 +214,12 @@ def _tier(given: Mapping[str, Any], path: str, findings: "_Findings", now_ms: in
     )
 
 
-class _Findings:
-    """All that is wrong, so that a caller learns of it at once."""
-
-    def __init__(self) -> None:
-        self._found: list[Finding] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def has(self, field: str) -> bool:
-        return any(one.field == field for one in self._found)
-
-    def add(self, field: str, message: str) -> None:
-        self._found.append(Finding(field, (message,)))
-
-    def text(self, given: Mapping[str, Any], name: str, field: str, *, longest: int = _TEXT_CHARACTERS) -> str:
-        value = given.get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            self.add(field, "Text field only")
-            return ""
-        if len(value) > longest:
-            self.add(field, f"Maximum length {longest}")
-        return value
-
-    def check(self) -> None:
-        if self._found:
-            raise ValidationFailed(tuple(self._found))
-
-
-def _plans(tx: Transaction, type_: DeviceType) -> list[Plan]:
+def _plans(tx: Transaction, type_: DeviceType) -> list[MonetizationPlan]:
     return [_plan(tx, record, type_) for record in tx.monetization.plans(type_.key)]
 
 
-def _plan(tx: Transaction, record: PlanRecord, type_: DeviceType) -> Plan:
-    return Plan(record, tuple(tx.monetization.tiers(record.key)), type_.id)
+def _plan(tx: Transaction, record: PlanRecord, type_: DeviceType) -> MonetizationPlan:
+    return MonetizationPlan(record, tuple(tx.monetization.tiers(record.key)), type_.id)
 
 
 def _found(record: PlanRecord | None) -> PlanRecord:

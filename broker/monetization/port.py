@@ -1,6 +1,6 @@
-"""What takes the money: the port, and the processor that is always there (reference 13).
+"""The port to payment processors, and the manual processor (reference 13).
 
-A processor that takes money elsewhere sends the browser there, and tells us what became of it by a notification.
+Other processors have a checkout to which the browser is sent, and report the outcome by a notification.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Final, Literal, Protocol
 
 import structlog
 
-Outcome = Literal["accepted", "declined", "failed"]
-Fate = Literal["closed", "paid", "on_its_way"]
+PaymentOutcome = Literal["accepted", "declined", "failed"]
+CheckoutState = Literal["closed", "paid", "on_its_way"]
 MANUAL: Final = "manual"
 
 _log = structlog.get_logger(__name__)
@@ -21,12 +21,12 @@ class PaymentFailed(Exception):
 
 
 class NotificationRefused(Exception):
-    """What came is not from the processor. The text is for the log."""
+    """A notification is not from the processor. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What a processor is to collect. `cost` is a decimal number; `returns_to` is where the browser comes back to."""
+class PaymentOrder:
+    """A payment to collect. `cost` is a decimal number; `returns_to` is the address to which the browser returns."""
 
     reference: str
     description: str
@@ -37,7 +37,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """Where the browser goes to pay, and what the processor calls it."""
+    """The address at which the browser pays, and the processor's id of the checkout."""
 
     url: str
     external_id: str
@@ -45,44 +45,45 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A processor's word on a payment of ours."""
+    """The outcome of a payment, as a processor reports it."""
 
     reference: str
-    outcome: Outcome
+    outcome: PaymentOutcome
 
 
 class Processor(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def begin(self, order: Order) -> Checkout | None:
-        """Begin to collect. None: people settle it, and the operator says how. Raises PaymentFailed."""
+    async def begin(self, order: PaymentOrder) -> Checkout | None:
+        """Begin to collect a payment. None: it has no checkout, and the operator decides. Raises PaymentFailed."""
 
-    async def close(self, external_id: str) -> Fate:
-        """See to it that nobody pays a checkout any more, or learn that somebody has. Doing so again does no harm.
+    async def close(self, external_id: str) -> CheckoutState:
+        """Close a checkout, so that it cannot be paid any more, unless it is paid. May be repeated.
 
-        `on_its_way`: somebody has paid in a way that takes days, so it may still fail. Raises PaymentFailed: it may be
-        open.
+        `on_its_way`: it was paid by a method that takes days and may still fail.
+
+        Raises PaymentFailed: the checkout may still be open.
         """
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:
-        """What a notification says; None when it is about nothing that concerns us. Header names are in lower case.
+        """The outcome in a notification; None when it is about something else. Header names are in lower case.
 
         Raises NotificationRefused.
         """
 
 
 class ManualProcessor:
-    """The operator confirms."""
+    """Users pay outside the product, and the operator confirms the payment."""
 
     name = MANUAL
 
-    async def begin(self, order: Order) -> Checkout | None:
+    async def begin(self, order: PaymentOrder) -> Checkout | None:
         _log.info("payment_waits_for_operator", reference=order.reference, cost=order.cost)
         return None
 
-    async def close(self, external_id: str) -> Fate:  # noqa: ARG002 - it has no checkouts
+    async def close(self, external_id: str) -> CheckoutState:  # noqa: ARG002 - there are no checkouts
         return "closed"
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:  # noqa: ARG002 - whatever it says
+    def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:  # noqa: ARG002 - nobody may send one
         raise NotificationRefused("payments are confirmed by the operator")

@@ -1,4 +1,4 @@
-"""Tiers: which one a device is on, and with it how many messages a day it may send (reference 13 and 21.2)."""
+"""The tier of each device, and with it how many messages a day the device may send (reference 13 and 21.2)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class DeviceTier:
 
 
 class Tiers:
-    """Keeps the daily quotas in step with what devices are on. Rights are the caller's business."""
+    """Puts devices on tiers and sets their daily quotas accordingly. The caller checks permissions."""
 
     def __init__(self, database: Database, clock: Clock, router: Router, quotas: Quotas) -> None:
         self._database = database
@@ -43,14 +43,14 @@ class Tiers:
         router.subscribe(DeviceDeleted, self._device_deleted)
 
     async def resume(self) -> None:
-        """Tell the quotas of every device that is on a plan."""
+        """Set the daily quota of every device that is on a plan."""
         await self._apply(partial(_limits, None))
 
     async def _apply(self, work: Callable[[Transaction], Mapping[int, int]]) -> None:
         while True:
             changes = self._changes
             limits = await self._database.read(work)
-            if changes == self._changes:  # otherwise they may be of before the change
+            if changes == self._changes:  # otherwise the limits may be older than the change
                 break
         for device, limit in limits.items():
             self._quotas.set_device_limit(device, limit)
@@ -71,7 +71,7 @@ class Tiers:
         self._change(fact.device, None)
 
     async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look up the limits of devices that are new, or whose type has a plan now."""
+        """The worker: sets the limits of devices that are new, or whose type has a plan now."""
         task_status.started()
         while True:
             await self._wanted.wait()
@@ -121,7 +121,7 @@ class Tiers:
         return DeviceTier(record, active=True)
 
     def activated(self, device: int, tier: TierRecord) -> None:
-        """The store says that the device is on this tier. For `announce`, so that the order is that of the commits."""
+        """Apply the tier's limit to the device. Called in `announce`, so that limits change in the order of commits."""
         self._change(device, _daily_limit(tier))
 
 

@@ -1,4 +1,4 @@
-"""What the one-time token of an upgrade address leads to, as things stand now. The caller holds the transaction."""
+"""Checks of the one-time token of an upgrade address. The caller holds the transaction."""
 
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -14,19 +14,19 @@ from storage.records import TierRecord, UpgradeTokenRecord
 
 @dataclass(eq=False)
 class NoSuchRedirect(DomainError):
-    """A browser is only ever sent to an address that the application registered."""
+    """The application did not register the address. A browser is sent to registered addresses only."""
 
     status = 400
     template = "This address is not registered for the application."
 
 
 def opened(tx: Transaction, code: str, redirect_uri: str | None, now_ms: int) -> tuple[UpgradeTokenRecord, TierRecord]:
-    """The token and the tier that it leads to.
+    """The token, and the tier to which the device can be upgraded with it.
 
     Raises:
         Gone: the address was used, is too old, or its access token has ended.
         NoSuchRedirect: the application did not register `redirect_uri`.
-        Conflict: there is nothing to upgrade to any more.
+        Conflict: the device has no paid tier any more, or is on it already.
     """
     token = tx.monetization.upgrade_token(token_hash(code)) if is_id(code) else None
     if token is None or token.used_on is not None or token.expires_on <= now_ms:
@@ -41,7 +41,7 @@ def opened(tx: Transaction, code: str, redirect_uri: str | None, now_ms: int) ->
 
 
 def paid_tier(tx: Transaction, device: int) -> TierRecord:
-    """What the device can be upgraded to. Raises Conflict: nothing, or it is paid for already."""
+    """The paid tier of the device's plan. Raises Conflict: there is none, or it is paid for already."""
     tiers = tiers_of(tx, device)
     paid = next((one for one in tiers if one.record.type == "paid"), None)
     if paid is None:
@@ -54,7 +54,7 @@ def paid_tier(tx: Transaction, device: int) -> TierRecord:
 
 
 def share_of(tx: Transaction, tier: TierRecord) -> str:
-    """What the owner of the device type gets of the tier's price."""
+    """The share of the tier's price that the owner of the device type gets, as a decimal number."""
     plan = tx.monetization.plan(tier.plan)
     share = Decimal(tier.cost) * (plan.revenue_share_percent if plan is not None else 0) / 100
     return str(share.quantize(Decimal("0.01"), ROUND_HALF_UP))

@@ -4,7 +4,8 @@ from decimal import Decimal
 
 from broker.facts import PlanApproved
 from broker.ids import new_id
-from broker.monetization.plans import REVENUE_SHARE_PERCENT, UNLIMITED
+from broker.limits.allowance import UNLIMITED
+from broker.monetization.plans import REVENUE_SHARE_PERCENT
 from broker.provisioning.document import PlanEntry
 from broker.provisioning.run import EntryLocation, Run
 from storage.database import Transaction

@@ -1,1 +1,1 @@
-"""Devices that prove who they are: registrations with client certificates, and approved lists of vendor ids."""
+"""Secure registration of devices with client certificates, and approved lists of vendor ids (reference 7)."""

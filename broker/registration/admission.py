@@ -1,7 +1,7 @@
-"""Who may come as a securely registered device: whoever shows the certificate that it registered with.
+"""Admits a securely registered device only with the client certificate that it registered with (reference 7.1).
 
-It is asked on every way in (reference 7.1). Where nobody asks for a certificate, none is shown, so the device's
-token alone is worth nothing there. Other devices need no certificate, and one that they show is not looked at.
+Every listener asks `Admission`. A listener that requests no certificates refuses the token of such a device. Other
+devices need no certificate, and a certificate of theirs is not checked.
 """
 
 from hmac import compare_digest
@@ -19,12 +19,12 @@ class Admission:
         self._trust = trust
 
     async def check_caller(self, caller: Caller, shown: ClientCertificate | None) -> None:
-        """Raises PermissionDenied for the token of a device that must show its certificate, and has not."""
+        """Raise PermissionDenied for the token of a device that must present its certificate and has not."""
         if caller.device is not None:
             self.check(await self._devices.get(caller.device), shown)
 
     def check(self, device: Device, shown: ClientCertificate | None) -> None:
-        """The same for a device that is at hand, without waiting. Raises PermissionDenied."""
+        """The same for a device that is loaded already. Raises PermissionDenied."""
         if not device.type.record.rsp:
             return
         registered = device.record.certificate
@@ -32,5 +32,5 @@ class Admission:
             raise PermissionDenied(f"the registered client certificate of device {device.id}")
         try:
             self._trust.check(device.type_key, shown)
-        except BadCertificate as error:  # it has expired since, or the type has other authorities now
+        except BadCertificate as error:  # it has expired, or the authorities of the type have changed
             raise PermissionDenied(f"a client certificate that is trusted for device {device.id}") from error

@@ -1,4 +1,4 @@
-"""Approved lists: which vendor ids of a type may become devices, and who signs for them (reference 7.2)."""
+"""Approved lists: the vendor ids that may become devices of a type, and the certificates for them (reference 7.2)."""
 
 import binascii
 from base64 import b64decode
@@ -26,12 +26,12 @@ from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 _CHECKED_AT_ONCE: Final = 2
 
-#: To be called in the transaction that creates the device. Raises PermissionDenied.
+#: Called in the transaction that creates the device. Raises PermissionDenied.
 Claim = Callable[[Transaction], None]
 
 
 class ApprovedLists:
-    """Who may ask is decided by whoever calls; every method is about one device type."""
+    """The caller checks permissions. Every method is about one device type."""
 
     def __init__(self, database: Database, clock: Clock, uploads: Uploads) -> None:
         self._database = database
@@ -45,7 +45,7 @@ class ApprovedLists:
         return await self._database.read(lambda tx: tx.approved_lists.is_enabled(type_.key))
 
     async def set_enabled(self, type_: DeviceType, enabled: bool) -> None:
-        """Raises Conflict: the type has devices already, or ones that come to be in another way."""
+        """Switch the list on or off. Raises Conflict: the type has devices, or they are registered in another way."""
 
         def work(tx: Transaction) -> None:
             lists = tx.approved_lists
@@ -63,15 +63,15 @@ class ApprovedLists:
     # Entries
 
     async def entries(self, type_: DeviceType, *, offset: int, count: int) -> tuple[list[ApprovedEntryRecord], int]:
-        """A page, and how many there are in all."""
+        """A page of the entries, and their total number."""
         return await self._database.read(lambda tx: tx.approved_lists.entries(type_.key, offset=offset, limit=count))
 
     async def find(self, type_: DeviceType, vdid: str) -> ApprovedEntryRecord:
-        """Raises NotFound."""
+        """The entry of a vendor id. Raises NotFound."""
         return await self._database.read(partial(_entry, type_.key, vdid))
 
     async def remove(self, type_: DeviceType, vdid: str) -> ApprovedEntryRecord:
-        """A device that has it stays as it is. Raises NotFound."""
+        """Remove an entry. A device that has the vendor id is not changed. Raises NotFound."""
 
         def work(tx: Transaction) -> ApprovedEntryRecord:
             entry = _entry(type_.key, vdid, tx)
@@ -83,7 +83,7 @@ class ApprovedLists:
     # Uploads
 
     async def upload(self, type_: DeviceType, content: bytes) -> str:
-        """Accept a CSV; the id of the upload. Raises Conflict while too many wait already."""
+        """Accept a CSV file; returns the id of the upload. Raises Conflict: too many uploads are waiting."""
         upload_id, now_ms = new_id(), self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
@@ -98,7 +98,7 @@ class ApprovedLists:
         return upload_id
 
     async def upload_status(self, type_: DeviceType, upload_id: str) -> ApprovedUploadRecord:
-        """Raises NotFound."""
+        """An upload with its progress. Raises NotFound."""
         found = await self._database.read(lambda tx: tx.approved_lists.upload(type_.key, upload_id))
         if found is None:
             raise NotFound
@@ -107,7 +107,7 @@ class ApprovedLists:
     async def rejected_rows(
         self, upload: ApprovedUploadRecord, *, offset: int, count: int
     ) -> tuple[list[tuple[int, str]], int]:
-        """Rows by their number, from 1, each with the reason; and how many there are in all."""
+        """A page of the rejected rows, each with its number (from 1) and the reason; and their total number."""
         rows = await self._database.read(
             lambda tx: tx.approved_lists.rejections(upload.key, offset=offset, limit=count)
         )
@@ -116,18 +116,23 @@ class ApprovedLists:
     # Certificates
 
     async def certificates(self, type_: DeviceType) -> Sequence[tuple[str, bytes]]:
-        """Their ids and DER."""
+        """The ids and DER of the type's certificates."""
         return await self._database.read(lambda tx: tx.approved_lists.certificates(type_.key))
 
     async def certificate(self, type_: DeviceType, id_: str) -> bytes:
-        """Its DER. Raises NotFound."""
+        """The DER of a certificate. Raises NotFound."""
         for known, der in await self.certificates(type_):
             if known == id_:
                 return der
         raise NotFound
 
     async def add_certificate(self, type_: DeviceType, pem: str) -> tuple[str, bytes]:
-        """Raises ValidationFailed, Conflict when it is there already, or too many are."""
+        """Add a certificate; returns its id and DER.
+
+        Raises:
+            ValidationFailed: the text is not one certificate in PEM.
+            Conflict: the type has the certificate already, or too many.
+        """
         try:
             certificate = await trio.to_thread.run_sync(read_signer, pem, limiter=self._checking)
         except BadCertificate as error:
@@ -144,7 +149,7 @@ class ApprovedLists:
         return id_, certificate
 
     async def remove_certificate(self, type_: DeviceType, id_: str) -> bytes:
-        """Gives its DER. Raises NotFound."""
+        """Remove a certificate; returns its DER. Raises NotFound."""
         removed = await self._database.write(lambda tx: tx.approved_lists.remove_certificate(type_.key, id_))
         if removed is None:
             raise NotFound
@@ -153,7 +158,7 @@ class ApprovedLists:
     # New devices
 
     async def check(self, type_: DeviceType, vdid: str | None, svdid: str | None) -> Claim:
-        """Whether a new device of the type may have this id.
+        """Check that a new device of the type may have this vendor id.
 
         Args:
             type_: of the device.
@@ -161,13 +166,13 @@ class ApprovedLists:
             svdid: Base64 of the vendor's signature over it: RSA PKCS#1 v1.5 or ECDSA, with SHA-256.
 
         Returns:
-            What remains to be done in the transaction that creates the device.
+            What must be called in the transaction that creates the device.
 
         Raises:
             ValidationFailed: the list is enabled, and one of them is missing or cannot be read.
             PermissionDenied: no certificate of the type verifies the signature.
         """
-        if type_.record.rsp:  # which proves more than a list
+        if type_.record.rsp:  # secure registration proves more than a list
             return lambda _tx: None
         if not await self.is_enabled(type_):
             return partial(_claim, type_.key, None)
@@ -208,7 +213,7 @@ def _is_signed(certificates: Sequence[bytes], data: bytes, signature: bytes, now
 
 
 def _verifies(certificate: x509.Certificate, data: bytes, signature: bytes, now: datetime) -> bool:
-    """One that is not valid now signs for nobody; the vendor may have it issued again for the same key."""
+    """Whether the certificate is valid now and its key made the signature. Vendors can renew a certificate."""
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         return False
     key = public_key(certificate)

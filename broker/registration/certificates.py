@@ -1,4 +1,4 @@
-"""X.509 certificates as the service sees them: what they say about themselves, and reading what people upload."""
+"""X.509 certificates: their members in the device record, and the parsing of uploaded certificates."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _SIGNATURE_ALGORITHMS: Final = {
 }
 
 
-#: What cryptography raises for certificates that OpenSSL has let pass.
+#: What cryptography raises for certificates that OpenSSL accepts and cryptography cannot read.
 UNREADABLE: Final = (
     ValueError,
     UnsupportedAlgorithm,
@@ -39,12 +39,15 @@ UNREADABLE: Final = (
 
 
 class BadCertificate(Exception):
-    """It cannot be read, or is not good for what it is meant for. The text says why, for people."""
+    """A certificate cannot be read, or is not suitable. The text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """What a peer has shown in a TLS or DTLS handshake, in DER. It holds the key; nobody has looked at the rest."""
+    """The certificates that a peer presented in a TLS or DTLS handshake, in DER.
+
+    The handshake has proved that the peer has the private key of `leaf`. Nothing else has been checked.
+    """
 
     leaf: bytes
     intermediates: tuple[bytes, ...] = ()
@@ -148,7 +151,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 
 def public_key(certificate: x509.Certificate) -> PublicKey:
-    """Its key, RSA or elliptic curve. Raises BadCertificate for other kinds, and for RSA keys that are too weak."""
+    """The public key of a certificate. Raises BadCertificate unless it is an elliptic curve or a strong RSA key."""
     try:
         key = certificate.public_key()
     except UNREADABLE as error:

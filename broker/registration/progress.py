@@ -1,4 +1,4 @@
-"""How far a registration has got, and what is told about it (reference 7.1)."""
+"""The status of a registration, and the results of its steps (reference 7.1)."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,8 +20,8 @@ _WITH_DEVICE: Final = frozenset({Status.PENDING_DEVICE_COMPLETION, Status.REGIST
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What a device gets for its first call: the PIN is for people, the nonce for its last call."""
+class BegunRegistration:
+    """The answer to step 1. The user enters the PIN; the device sends the nonce with step 4."""
 
     id: str
     pin: str = field(repr=False)
@@ -43,7 +43,7 @@ class Completed:
 
 
 def status_of(registration: RegistrationRecord, now_ms: int) -> Status:
-    """As it is by now: time runs out, and devices are deleted."""
+    """The status now: EXPIRED when its time is over, REVOKED when its device was deleted."""
     status = Status(registration.status)
     if status in _PENDING and registration.expires_on <= now_ms:
         return Status.EXPIRED

@@ -1,7 +1,7 @@
-"""Secure registration: a device with a certificate and a person with a PIN find each other (reference 7.1).
+"""Secure registration of a device with its client certificate and a PIN (reference 7.1).
 
-The device begins with the certificate that its factory gave it and shows its PIN to the person, who enters it and so
-says whose it is; then the device takes its token. Certificate and nonce prove that it is the same device all along.
+The device begins with the certificate from its factory, gets a PIN and shows it. The user enters the PIN and so becomes
+the owner. Then the device fetches its token. Certificate and nonce prove that all requests come from the same device.
 """
 
 import hashlib
@@ -25,7 +25,13 @@ from broker.devices.registry import Device
 from broker.errors import Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
 from broker.registration.certificates import UNREADABLE, BadCertificate, ClientCertificate, certificate_info
-from broker.registration.progress import Begun, Completed, Progress, Status, status_of
+from broker.registration.progress import (
+    BegunRegistration,
+    Completed,
+    Progress,
+    Status,
+    status_of,
+)
 from broker.registration.trust import Trust
 from broker.secrets import token_hash
 from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
@@ -65,14 +71,14 @@ class Registrations:
 
     # The device's side
 
-    async def begin(self, shown: ClientCertificate, device_type: str, vendor_device_id: str) -> Begun:
-        """Step 1. What the same certificate had begun before is given up.
+    async def begin(self, shown: ClientCertificate, device_type: str, vendor_device_id: str) -> BegunRegistration:
+        """Step 1. A pending registration of the same certificate expires.
 
         Raises:
             DeviceTypeNotFound: there is no such type.
-            ValidationFailed: its devices do not register securely.
-            PermissionDenied: none of its authorities vouches for the certificate.
-            Conflict: the vendor id or the certificate is another device's, or is becoming one.
+            ValidationFailed: the type does not use secure registration.
+            PermissionDenied: no authority of the type has issued the certificate.
+            Conflict: another device, or another registration, has the vendor id or the certificate.
         """
         type_ = await self._types.find(device_type)
         if not type_.record.rsp:
@@ -94,19 +100,19 @@ class Registrations:
             expires_on=now_ms + self._pin_ms,
         )
         pin = await self._database.write(partial(_begin, registration))
-        return Begun(registration.id, pin, nonce, registration.expires_on)
+        return BegunRegistration(registration.id, pin, nonce, registration.expires_on)
 
     async def progress(self, shown: ClientCertificate, id_: str) -> Progress:
         """Step 2. Raises NotFound, PermissionDenied."""
         return self._progress(await self._of_device(shown, id_))
 
     async def complete(self, shown: ClientCertificate, id_: str, nonce: str) -> Completed:
-        """Step 4: from now on the device has a token, and its certificate to use it with.
+        """Step 4: the device gets its token, which it must use together with its certificate.
 
         Raises:
             NotFound: no such registration.
             PermissionDenied: another certificate, one that is no longer trusted, or another nonce.
-            Conflict: nobody has entered the PIN, it is over or done, or what it wants was taken meanwhile.
+            Conflict: the PIN was not entered, the registration has ended, or its vendor id or certificate was taken.
         """
         registration = await self._of_device(shown, id_)
         await self._require_trust(registration.device_type, shown)
@@ -135,7 +141,7 @@ class Registrations:
         return registration
 
     async def _require_trust(self, device_type: int, shown: ClientCertificate) -> None:
-        """In a thread: this is what strangers can keep busy."""
+        """Check the certificate in a worker thread, because peers without a token can cause this work."""
         try:
             await trio.to_thread.run_sync(self._trust.check, device_type, shown, limiter=self._checking)
         except BadCertificate as error:
@@ -144,7 +150,7 @@ class Registrations:
     # The user's side
 
     async def progress_for(self, caller: Caller, id_: str) -> Progress:
-        """For whoever entered the PIN. Raises NotFound, PermissionDenied."""
+        """Step 2 for the user who entered the PIN. Raises NotFound, PermissionDenied."""
         registration = await self._find(id_)
         is_theirs = (
             registration.application == caller.application if caller.user is None else registration.user == caller.user
@@ -159,8 +165,8 @@ class Registrations:
         Raises:
             NotFound: no registration waits for this PIN.
             TooManyAttempts: this caller has guessed too often.
-            PermissionDenied: `owner` has not let the caller do this, or may not use the type.
-            ValidationFailed: the name does not fit.
+            PermissionDenied: `owner` has not granted this to the caller, or may not use the type.
+            ValidationFailed: the name is invalid.
         """
         registration = await self._by_pin(caller, pin)
         type_ = await self._types.get(registration.device_type)
@@ -196,7 +202,7 @@ class Registrations:
         return registration.id
 
     def _confirm(self, id_: str, caller: Caller, tx: Transaction, device: DeviceRecord) -> None:
-        """Somebody else may have had the same PIN at the same moment: it is good for one."""
+        """Bind a registration to its device. Raises NotFound when another user of the same PIN was faster."""
         registration = tx.registrations.by_id(id_)
         if registration is None or self._status(registration) is not Status.PENDING_USER_CONFIRMATION:
             raise NotFound
@@ -204,7 +210,7 @@ class Registrations:
         tx.registrations.confirm(id_, user=caller.user, application=caller.application, device=device.key)
 
     async def revoke(self, device: Device) -> None:
-        """Step 5: token and certificate end, and what is connected with them. Raises NotFound: it has none."""
+        """Step 5: end the device's token, its certificate and its connections. Raises NotFound: not registered."""
 
         def work(tx: Transaction) -> TokenChange:
             record = tx.devices.device(device.key)
@@ -219,7 +225,10 @@ class Registrations:
         await self._database.write(work, announce=self._device_tokens.tell)
 
     async def _by_pin(self, caller: Caller, pin: str) -> RegistrationRecord:
-        """Raises NotFound, TooManyAttempts. One after the other: guesses in parallel must not escape the count."""
+        """The registration of a PIN. One call at a time, so that parallel guesses are all counted.
+
+        Raises NotFound, TooManyAttempts.
+        """
         key = f"application {caller.application}" if caller.user is None else f"user {caller.user}"
         async with self._guessing:
             self._throttle.check(key)
@@ -247,7 +256,7 @@ def _hash(shown: ClientCertificate) -> bytes:
 
 
 def _begin(registration: RegistrationRecord, tx: Transaction) -> str:
-    """Keep it; the PIN."""
+    """Store a registration; returns its PIN."""
     store, now_ms = tx.registrations, registration.created_on
     store.release_pins(now_ms=now_ms)
     store.purge(created_before_ms=now_ms - _KEPT_MS, limit=_PURGED_AT_ONCE)
@@ -257,7 +266,7 @@ def _begin(registration: RegistrationRecord, tx: Transaction) -> str:
         raise Conflict("Another device is registering with this vendor id")
     store.expire_pending_of(registration.certificate_hash)
     pin = _new_pin()
-    while store.by_pin(pin) is not None:  # one in 10^11 is taken, for each that there is
+    while store.by_pin(pin) is not None:  # another registration has it: a chance of 1 in 10^11 for each one pending
         pin = _new_pin()
     store.add(registration, pin=pin)
     return pin
@@ -272,7 +281,7 @@ def _require_free(tx: Transaction, registration: RegistrationRecord) -> None:
 
 
 def _require_readable(shown: ClientCertificate) -> None:
-    """The device record will say what stands in it."""
+    """Raise PermissionDenied for a certificate whose members the device record could not show."""
     try:
         certificate_info(shown.leaf)
     except UNREADABLE as error:

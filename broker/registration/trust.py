@@ -1,7 +1,7 @@
-"""Whom a device type trusts to vouch for its devices (reference 7.1).
+"""The certificate authorities that a device type trusts (reference 7.1).
 
-A TLS handshake proves that the peer holds the key of the certificate that it shows. Whether a chain leads from there to
-one of the type's authorities is checked here, because it depends on the type, which no listener knows.
+A TLS handshake proves that the peer has the private key of its certificate. Whether a chain leads from the certificate
+to an authority of the device type is checked here, because a listener does not know the type.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from broker.registration.certificates import UNREADABLE, BadCertificate, ClientC
 from storage.database import Database
 
 _INTERMEDIATES_MAX: Final = 4
-#: Chains are searched for: what a peer shows may be authorities that all issued each other.
+#: Bounds the search for a chain: a peer may present authorities that all issued each other.
 _DEPTH_MAX: Final = 3
 
 
 class Trust:
-    """The authorities of every device type, at hand."""
+    """The authorities of all device types, in memory."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -37,12 +37,12 @@ class Trust:
         self._authorities: dict[int, Authorities] = {}
 
     async def reload(self) -> None:
-        """Read them all again: there are few, and they change with provisioning only."""
+        """Read all authorities again: there are few, and only provisioning changes them."""
         found = await self._database.read(lambda tx: tx.registrations.all_authorities())
         self._authorities = {device_type: Authorities(certificates) for device_type, certificates in found.items()}
 
     def check(self, device_type: int, shown: ClientCertificate) -> None:
-        """Whether one of the type's authorities vouches for this certificate now. Raises BadCertificate."""
+        """Raise BadCertificate unless a chain that is valid now leads to an authority of the type."""
         authorities = self._authorities.get(device_type)
         if authorities is None:
             raise BadCertificate("the device type has no authorities")
@@ -50,18 +50,16 @@ class Trust:
 
 
 class Authorities:
-    """Whom one device type trusts to vouch for its devices."""
+    """The certificate authorities that one device type trusts."""
 
     def __init__(self, certificates: Sequence[bytes]) -> None:
         """At least one, in DER."""
         self._store = Store([x509.load_der_x509_certificate(der) for der in certificates])
 
     def check(self, shown: ClientCertificate, now: datetime) -> None:
-        """Whether a chain leads from the peer's certificate to one of them, all of it valid now (RFC 5280, 6.1).
+        """Raise BadCertificate unless a valid chain leads from the peer's certificate to an authority (RFC 5280, 6.1).
 
-        Takes a tenth of a millisecond; for a chain that was made to be slow, some.
-
-        Raises BadCertificate.
+        This takes 0.1 ms, and a few milliseconds for a chain that was made to be slow.
         """
         if len(shown.intermediates) > _INTERMEDIATES_MAX:
             raise BadCertificate(f"more than {_INTERMEDIATES_MAX} intermediate certificates")
@@ -110,7 +108,7 @@ def _may_be_client(_policy: Policy, _certificate: x509.Certificate, usage: x509.
         raise ValueError("it is not for clients")
 
 
-# The Web's own profile wants names and identifiers that factories leave out of their devices' certificates.
+# The profile of the Web PKI requires names and identifiers that the certificates of devices often lack.
 _FOR_AUTHORITIES: Final = (
     ExtensionPolicy.permit_all()
     .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, _is_an_authority)

@@ -1,7 +1,7 @@
-"""The CSV files of approved lists: reading them, and the one worker that takes them into the lists.
+"""The CSV files of approved lists: their parsing, and the worker that adds their rows to the lists.
 
-The worker takes one upload at a time, the oldest first, and some rows in each transaction. Their results are saved with
-them, so a restart goes on behind the last rows that were.
+The worker processes one upload at a time, oldest first, some rows in each transaction. The counts are saved in the same
+transaction, so a restart continues after the last saved rows.
 """
 
 import re
@@ -29,11 +29,11 @@ _log = structlog.get_logger(__name__)
 
 
 class BadList(Exception):
-    """The file as a whole cannot be used."""
+    """The whole file is refused."""
 
 
 def read_rows(content: bytes) -> list[str]:
-    """The ids as they stand in the file, without the header; empty lines are none. Raises BadList."""
+    """The vendor ids in a file, without header and empty lines; they are not checked yet. Raises BadList."""
     header, *lines = _LINE_END.split(content.decode("utf-8-sig", "replace"))
     if _unquoted(header) != _HEADER:
         raise BadList("no header")
@@ -59,7 +59,7 @@ class UploadStatistics:
 
 
 class Uploads:
-    """The worker. `wake` it when there is something new."""
+    """The worker. Call `wake` when there is a new upload."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -79,7 +79,7 @@ class Uploads:
                 if upload is not None:
                     await self._process(upload)
                     continue
-            except StoreError as error:  # nothing is lost: it goes on behind the last rows that were saved
+            except StoreError as error:  # the next attempt continues after the last saved rows
                 _log.warning("approved_list_not_saved", reason=str(error))
                 await trio.sleep(_STORE_SECONDS)
                 continue
@@ -111,7 +111,7 @@ class Uploads:
 
 
 def _take(upload: ApprovedUploadRecord, rows: Sequence[str], now_ms: int, tx: Transaction) -> ApprovedUploadRecord:
-    """Take the next rows into the list; how far the upload has got with that."""
+    """Add the next rows to the list; returns the upload with its new counts."""
     lists, rejected = tx.approved_lists, []
     for number, vdid in enumerate(rows, upload.succeeded + upload.failed + 1):
         if _VDID.fullmatch(vdid) is None:

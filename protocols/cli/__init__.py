@@ -1,4 +1,4 @@
-"""The command line: one module for each command, imported when it is called."""
+"""The command line. A command's module is imported when the command is called."""
 
 import importlib
 from typing import Any
@@ -7,15 +7,25 @@ import click
 
 from protocols.cli.failures import CommandError, leaves
 
-_COMMANDS = (
-    *("serve", "demo", "provision", "user", "simulate"),
-    *("tail", "history", "type", "plans", "payments", "statistics"),
-)
-_INTERRUPTED = 130  # as shells report it
+#: The module of each command, in the order of the help text.
+_COMMANDS = {
+    "serve": "serve",
+    "demo": "demo",
+    "provision": "provision",
+    "user": "user",
+    "simulate": "simulate",
+    "tail": "tail",
+    "history": "history",
+    "type": "device_types",
+    "plans": "monetization",
+    "payments": "monetization",
+    "statistics": "statistics",
+}
+_INTERRUPTED = 130  # the exit status that shells use for SIGINT
 
 
 class _Commands(click.Group):
-    """Imports only the command that is asked for: a simulated device needs no web server in its memory."""
+    """Imports only the command that is called, so that a simulated device does not load the web server."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -23,7 +33,7 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"protocols.cli.{cmd_name}")
+        module = importlib.import_module(f"protocols.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

@@ -1,4 +1,4 @@
-"""`python -m protocols.cli`: how the demo starts its simulated devices with its own interpreter."""
+"""`python -m protocols.cli`: the demo starts its simulated devices with it, by its own interpreter."""
 
 from protocols.cli import main
 

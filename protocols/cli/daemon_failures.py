@@ -1,4 +1,4 @@
-"""The daemon's errors as exit statuses (reference 27.1)."""
+"""The exit statuses of the daemon's errors (reference 27.1)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from pathlib import Path
 from broker.errors import DomainError, ValidationFailed
 from config.settings import SettingsError
 from protocols.cli.failures import CommandError, leaves
-from protocols.control import ControlFailedError
+from protocols.control.client import ControlFailedError
 from protocols.daemon import ListenerError
 from protocols.state import StateError
 from storage.sql import StoreError
@@ -24,10 +24,10 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 @contextmanager
 def failures_reported(*, about: Path | None = None) -> Iterator[None]:
-    """Turn what an operator can act on into its line and status; anything else is a bug and keeps its traceback.
+    """Turn an error that an operator can act on into a CommandError; any other error is a bug and keeps its traceback.
 
     Args:
-        about: the file whose content is at fault when validation finds one.
+        about: the file that validation findings are about.
     """
     try:
         yield

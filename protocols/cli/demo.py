@@ -40,7 +40,7 @@ class _Device:
     id: str
     name: str
     type: str
-    protocol: str | None  # None: for the person at the keyboard
+    protocol: str | None  # None: not simulated, for the user of the demo
 
 
 _DEVICES = (
@@ -57,13 +57,13 @@ _DEVICES = (
     type=click.Path(file_okay=False, path_type=Path),
     default=_DEFAULT_STATE,
     show_default=True,
-    help="Where the demo keeps its store; delete it to begin anew.",
+    help="Where the demo keeps its store; delete it to start over.",
 )
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8080, show_default=True)
 @click.option("--mqtt-port", type=click.IntRange(0, 65535), default=1883, show_default=True)
 @click.pass_context
 def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> None:
-    """Serve with demo data and simulated devices, on this machine only, and say what to try."""
+    """Serve with demo data and simulated devices, on this machine only, and print commands to try."""
     settings = Settings(
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
@@ -76,7 +76,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
 
 
 def _port(ctx: click.Context, option: str, port: int) -> int:
-    """A port that was asked for is used or fails; the usual one gives way to whoever has it."""
+    """A port from the command line is used as it is; a default port that is taken is replaced by a free one."""
     if ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
         return port
     with socket.socket() as probe:
@@ -109,13 +109,13 @@ async def _run(settings: Settings) -> None:
 
 
 async def _end_with(stopping: trio.Event, scope: trio.CancelScope) -> None:
-    """The devices go first; else they would complain that their daemon is gone."""
+    """Stop the devices before the daemon, so that they do not report a lost connection."""
     await stopping.wait()
     scope.cancel()
 
 
 def _document(user_token: str) -> Mapping[str, Any]:
-    """The demo as a provision file. Devices keep their generated tokens; the user token is new in every run."""
+    """The demo data as a provision document. Devices keep their tokens; the user token is new in every run."""
     return {
         "organizations": [{"name": _ORGANIZATION}],
         "users": [
@@ -137,7 +137,7 @@ def _document(user_token: str) -> Mapping[str, Any]:
                 "manifest": msgspec.json.decode(example.manifest_document),
             }
             for example in load_examples()
-            if not example.rsp  # there is no certificate authority in a demo
+            if not example.rsp  # the demo has no certificate authority
         ],
         "applications": [{"name": _APPLICATION, "organization": _ORGANIZATION, "methods": ["client_credentials"]}],
         "devices": [
@@ -158,12 +158,12 @@ async def _device_token(services: Services, device_id: str) -> str:
 
 
 async def _simulate(device: _Device, address: Address, token: str) -> None:
-    """One device in a process of its own, as devices are. It ends with the nursery."""
+    """Run a simulated device in a process of its own; it ends with the nursery."""
     command = [sys.executable, "-P", "-m", "protocols.cli", "simulate", "--protocol", str(device.protocol)]
     command += ["--address", str(address), "--device", device.id, "--type", device.type, "--label", device.name]
-    # The token stands in the environment, not among the arguments that every process list shows.
+    # The token is in the environment, because process lists show arguments.
     async with trio.open_nursery() as nursery:
-        # The pipe is never written to: it ends when the demo does, even when the demo is killed.
+        # Nothing is written to the pipe. It closes when the demo ends, also when the demo is killed.
         start = partial(
             trio.run_process,
             [*command, "--period", "2", "--until-stdin-ends"],
@@ -242,5 +242,5 @@ def _line(*words: str) -> str:
 
 
 def _tail() -> str:
-    """How this program was called: it need not be on the path."""
+    """The command that started this program, which need not be on the path."""
     return sys.argv[0] if Path(sys.argv[0]).name == "trunkline" else "trunkline"

@@ -1,4 +1,4 @@
-"""How a command ends that could not do its work: one line on stderr and an exit status."""
+"""The error that ends a command: one line on stderr and an exit status."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ class CommandError(Exception):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors themselves: nurseries wrap what ends them in groups."""
+    """The errors within the groups that nurseries raise."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

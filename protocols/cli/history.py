@@ -1,4 +1,4 @@
-"""`trunkline history`: a device's messages of the last hours, and a numeric field as a sparkline."""
+"""`trunkline history`: the latest messages of a device, and a numeric field as a sparkline."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from protocols.cli.sparklines import sparkline, time_text
 
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")
-#: The finest interval whose range limit holds the time that is shown.
+#: Each interval with the longest range that the histogram allows for it, in ms.
 _INTERVALS = (("minute", 3_600_000), ("hour", 86_400_000), ("day", 31 * 86_400_000), ("month", 366 * 86_400_000))
 _WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _SECONDS = 30.0
@@ -91,7 +91,7 @@ def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: in
 
 
 def _means(answer: Mapping[str, Any], buckets: Mapping[int, Mapping[str, float]]) -> list[float | None]:
-    """One for each interval of the answer; None where nothing was sent."""
+    """The mean of each interval of the answer; None for an interval without values."""
     width = _WIDTHS_MS.get(answer["interval"])
     if width is None:  # months differ in length, and empty ones are left out
         return [bucket["mean"] for bucket in buckets.values()]

@@ -9,25 +9,27 @@ import click
 import msgspec
 import trio
 
+from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
 from broker.services import open_services
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
-from protocols.control import ControlUnavailableError, call
+from protocols.cli.options import config_option
+from protocols.control.client import ControlUnavailableError, send_command
 from protocols.state import StateInUseError, open_state
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 
-_PATIENCE_SECONDS = 10
+_WAIT_SECONDS = 10  # for a daemon that starts or stops
 _RETRY_SECONDS = 0.1
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="The daemon's configuration file.")
-@click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
+@config_option
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 def provision(file: Path, config: Path | None, dry_run: bool) -> None:
     """Create or update what FILE describes; running it twice changes nothing.
 
@@ -44,7 +46,7 @@ def provision(file: Path, config: Path | None, dry_run: bool) -> None:
 
 
 def read_provision_file(path: Path) -> dict[str, Any]:
-    """Parse the file and put the Manifests and authorities it names, which lie beside it, in their places."""
+    """Parse the file, and replace the names of Manifest and CA files, which are relative to it, by their contents."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -63,7 +65,9 @@ def read_provision_file(path: Path) -> dict[str, Any]:
 
 def _read_manifest(path: Path, place: str) -> object:
     try:
-        return msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
+        check_nesting(content)
+        return msgspec.json.decode(content)
     except OSError as error:
         raise CommandError(f"{place}: {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -80,14 +84,21 @@ def _read_text(path: Path, place: str) -> str:
 
 
 async def apply_document(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
-    """Through the store if nobody has it, else through whoever has it: a daemon that starts or stops takes a moment."""
-    deadline = trio.current_time() + _PATIENCE_SECONDS
+    """Apply a provision document to the store, or send it to the daemon that holds the store.
+
+    A daemon that starts or stops holds the store without answering, so this is repeated for some seconds.
+
+    Raises:
+        StateInUseError: another process holds the store and does not answer.
+        ValidationFailed: the document is refused, with findings.
+    """
+    deadline = trio.current_time() + _WAIT_SECONDS
     while True:
         try:
             return await _apply_to_store(settings, document, dry_run=dry_run)
         except StateInUseError as in_use:
             try:
-                answer = await call(settings.state_dir, "provision", {"document": document, "dry_run": dry_run})
+                answer = await send_command(settings.state_dir, "provision", {"document": document, "dry_run": dry_run})
                 return msgspec.convert(answer, ProvisionReport)
             except ControlUnavailableError:
                 if trio.current_time() > deadline:
@@ -103,7 +114,7 @@ async def _apply_to_store(settings: Settings, document: dict[str, Any], *, dry_r
 
 
 def describe(report: ProvisionReport) -> list[str]:
-    """The report as an operator reads it."""
+    """The report as lines of text."""
     lines = ["Dry run: nothing was changed."] if report.dry_run else []
     kinds = ("created", "changed", "unchanged")
     for table, counts in report.tables.items():

@@ -18,7 +18,7 @@ from protocols.daemon import run_daemon
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The configuration file; without it, the environment's TRUNKLINE_… variables are all there is.",
+    help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
 )
 def serve(config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT.
@@ -33,6 +33,6 @@ def serve(config: Path | None) -> None:
 
 
 async def announce(_services: Services, addresses: Mapping[str, Address]) -> None:
-    """The line that scripts wait for."""
+    """Print the ready line, which scripts wait for (reference 27.1)."""
     listeners = "".join(f" {name}={address}" for name, address in addresses.items())
     click.echo(f"trunkline ready{listeners}")  # click flushes

@@ -1,4 +1,4 @@
-"""`trunkline simulate`: one device that is not there, for demonstrations and for trying a gateway out."""
+"""`trunkline simulate`: one simulated device, for demonstrations and for testing a gateway."""
 
 import os
 import random
@@ -13,8 +13,8 @@ import click
 from broker.device_types.examples import load_examples
 from config.settings import Address
 from protocols.cli.failures import CommandError
-from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
 from protocols.cli.simulated.readings import readings_of
+from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 
 _PROTOCOLS = ("mqtt", "websocket", "http", "coap")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
@@ -29,8 +29,10 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
     "--period", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Seconds between messages."
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many acknowledged messages.")
-@click.option("--until-stdin-ends", is_flag=True, help="End when standard input does: with whoever started this.")
-@click.option("--label", help="What to call the device in the output, instead of its id.")
+@click.option(
+    "--until-stdin-ends", is_flag=True, help="End when standard input ends, with the process that started this one."
+)
+@click.option("--label", help="The name of the device in the output, instead of its id.")
 def simulate(
     protocol: str,
     address: str,
@@ -43,7 +45,7 @@ def simulate(
 ) -> None:
     """Send plausible messages as a device and print the Actions it receives.
 
-    The device's token is read from the environment variable TRUNKLINE_TOKEN, so that it stands in no process list.
+    The device's token is read from the environment variable TRUNKLINE_TOKEN, because process lists show arguments.
     """
     token = os.environ.get("TRUNKLINE_TOKEN")
     if not token:
@@ -57,32 +59,32 @@ def simulate(
         known = ", ".join(one.unique_name for one in load_examples())
         raise CommandError(f"--type: there is no example {type_name!r} (allowed: {known})", 2)
     readings = readings_of(example.manifest, device)
-    plan = Plan(where.host, where.port, device, token, readings, period, count, label or device)
+    simulation = Simulation(where.host, where.port, device, token, readings, period, count, label or device)
     if until_stdin_ends:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    # Only the client that is needed is loaded.
-    run: Callable[[Plan], None] = import_module(f"protocols.cli.simulated.{protocol}").run
-    _persist(run, plan)
-    click.echo(f"{plan.label} sent {plan.sent} messages")
+    # Import the client of this protocol only.
+    run: Callable[[Simulation], None] = import_module(f"protocols.cli.simulated.{protocol}").run
+    _persist(run, simulation)
+    click.echo(f"{simulation.label} sent {simulation.sent} messages")
 
 
 def _end_with_stdin() -> None:
-    """A parent that is killed cannot end its children, but the pipe it held closes all the same."""
+    """End with the parent: its pipe closes, also when it is killed."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
-def _persist(run: Callable[[Plan], None], plan: Plan) -> None:
-    """Connect again, with longer and longer pauses, until the plan is finished."""
+def _persist(run: Callable[[Simulation], None], simulation: Simulation) -> None:
+    """Connect again, with longer and longer pauses, until the simulation is finished."""
     pause, sent_before = _FIRST_PAUSE_SECONDS, 0
-    while not plan.is_finished:
+    while not simulation.is_finished:
         try:
-            run(plan)
+            run(simulation)
         except RefusedError as error:
-            raise CommandError(f"{plan.label} was refused: {error}") from error
+            raise CommandError(f"{simulation.label} was refused: {error}") from error
         except LinkLostError as error:
-            if plan.sent > sent_before:
-                pause, sent_before = _FIRST_PAUSE_SECONDS, plan.sent
-            click.echo(f"{plan.label}: {error}; next attempt in {pause:.1f} s", err=True)
+            if simulation.sent > sent_before:
+                pause, sent_before = _FIRST_PAUSE_SECONDS, simulation.sent
+            click.echo(f"{simulation.label}: {error}; next attempt in {pause:.1f} s", err=True)
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads devices, guards nothing
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Numbers as a line of bars, and times beside them."""
+"""Numbers as a line of bars, and times as text."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A bar for each value, from the lowest to the highest of them; a blank for none."""
+    """A bar for each value, scaled from the lowest to the highest value; a space for None."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -17,5 +17,5 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def time_text(ts: int) -> str:
-    """A time in ms as people read it, in UTC."""
+    """A time in ms as text, in UTC."""
     return datetime.fromtimestamp(ts / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,16 +1,17 @@
-"""`trunkline statistics`: what a running daemon does and holds, down to the disk its messages take."""
+"""`trunkline statistics`: the counters of a running daemon, and the disk space that its messages take."""
 
 from pathlib import Path
 
 import click
 
 from protocols.cli.asking import ask_daemon
+from protocols.cli.options import config_option
 
 
 @click.command()
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="The daemon's configuration file.")
+@config_option
 def statistics(config: Path | None) -> None:
-    """Ask the running daemon for its counters: the store, ingest, connections, retention and disk use, mails."""
+    """Print the counters of the running daemon: the store, ingest, connections, retention and disk use, mails."""
     for part, counters in ask_daemon(config, "statistics", {}).items():
         click.echo(part)
         for name, value in counters.items():

@@ -64,14 +64,14 @@ class _Message(msgspec.Struct):
 
 
 class Trails:
-    """The last values of one field, of each device by itself."""
+    """The last values of one field, for each device."""
 
     def __init__(self, path: str) -> None:
         self._names = path.split(".")
         self._values: dict[str, deque[float]] = {}
 
     def line(self, frame: str | bytes) -> str | None:
-        """When, which device, the value, and the values before it; None for a message without the field."""
+        """The line of a message: time, device, value, and a sparkline; None for a message without the field."""
         message = msgspec.json.decode(frame, type=_Message)
         value: Any = message.data
         for name in self._names:

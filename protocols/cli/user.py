@@ -1,4 +1,4 @@
-"""`trunkline user invite`: a mail with which somebody opens an account, whether others may or not."""
+"""`trunkline user invite`: sends a mail with a link that opens an account, also where sign-up is closed."""
 
 from functools import partial
 from pathlib import Path
@@ -10,22 +10,23 @@ import trio
 from config.logging import configure_logging
 from config.settings import load_settings
 from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.options import config_option
 from protocols.cli.provision import apply_document, describe
 
 
 @click.group()
 def user() -> None:
-    """People who have an account, or are to have one."""
+    """People who have an account, or are invited to open one."""
 
 
 @user.command()
 @click.argument("email")
-@click.option("--organization", help="The organization that they will belong to, by name.")
-@click.option("--role", type=click.Choice(["administrator", "developer", "viewer"]), help="What they will be there.")
-@click.option("--again", is_flag=True, help="Send a new mail, although an earlier invitation is still good.")
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="The daemon's configuration file.")
+@click.option("--organization", help="The new user's organization, by name.")
+@click.option("--role", type=click.Choice(["administrator", "developer", "viewer"]), help="Their role in it.")
+@click.option("--again", is_flag=True, help="Send a new mail, also when an earlier invitation is still valid.")
+@config_option
 def invite(email: str, organization: str | None, role: str | None, again: bool, config: Path | None) -> None:
-    """Invite EMAIL to open an account; prints the link, too. Inviting somebody twice changes nothing.
+    """Invite EMAIL to open an account, and print the link. A second invitation of the same address changes nothing.
 
     Works on a stopped daemon's state and, through its control socket, on a running one.
     """

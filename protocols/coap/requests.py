@@ -155,7 +155,7 @@ def cbor_to_json(payload: bytes) -> bytes:
         if stream.tell() < len(payload):
             raise BadRequest
         return _encode_json(found)
-    except (cbor2.CBORError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
         raise BadRequest from error
 
 

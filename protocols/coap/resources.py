@@ -25,6 +25,7 @@ from broker.errors import (
 )
 from broker.ids import new_id
 from broker.limits.meters import Channel
+from broker.nesting import check_nesting
 from broker.services import Services
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
@@ -234,8 +235,9 @@ class Resources:
         if len(payload) > COAP_BODY_BYTES:
             raise BodyTooLarge
         try:
+            check_nesting(payload)
             body = _decode_body(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest from error
         if body.type is not None and not (isinstance(body.type, str) and body.type.lower() == "message"):
             raise BadRequest

@@ -7,8 +7,6 @@ from typing import Any, Final
 import msgspec
 from quart import Response, request
 
-from broker.errors import Finding
-
 REST_ROOT: Final = "/v1.1"
 _JSON: Final = "application/json; charset=utf-8"
 _CORS: Final = {
@@ -37,13 +35,6 @@ def search_answer(payload: Mapping[str, Any], started: float) -> Response:
     answer = Response(_encode(payload), content_type="application/json")
     answer.headers["Request-Time"] = f"{time.perf_counter() - started:.3f}"
     return answer
-
-
-def error_body(code: int | str, text: str, error_id: str, findings: tuple[Finding, ...] = ()) -> bytes:
-    error: dict[str, Any] = {"code": code, "message": text, "id": error_id}
-    if findings:
-        error["errors"] = [[{"field": one.field, "messages": one.messages} for one in findings]]
-    return _encode({"error": error})
 
 
 def secret_answer(payload: Any) -> Response:

@@ -15,6 +15,7 @@ from msgspec import Raw
 from quart import request
 
 from broker.errors import BadRequest, BodyTooLarge, Finding, ValidationFailed
+from broker.nesting import check_nesting
 from config.limits import IDS_MAX, MAX_BODY_BYTES, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -53,17 +54,18 @@ def members(body: bytes, kind: type[M]) -> M:
     try:
         if not body.isascii():
             body.decode()  # msgspec does not look inside texts it skips
+        check_nesting(body)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
         return _lenient_members(body, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest from error
 
 
 def _lenient_members(body: bytes, kind: type[M]) -> M:
     try:
         given = _untyped(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise BadRequest from error
     found: dict[str, Any] = {}
     findings = []
@@ -108,7 +110,7 @@ def _member(raw: Raw, kind: Any) -> Any:
         if kind is int and (number := integer(_decode(raw))) is not None:
             return number
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         raise _WrongTypeError(_WRONG.get(kind, "Invalid value")) from error
 
 

@@ -7,9 +7,10 @@ import structlog
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from broker.errors import BodyTooLarge, DomainError, StorageUnavailable, TryLater, ValidationFailed
+from broker.errors import BodyTooLarge, DomainError, StorageUnavailable
 from broker.ids import new_id
-from protocols.http.answers import error_answer, error_body
+from protocols.http.answers import error_answer
+from protocols.refusals import refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
 from storage.sql import StoreError
 
 _RETRY_SECONDS = 5
@@ -31,19 +32,15 @@ async def _refused(error: DomainError) -> Response:
         _log.error("http_storage_unavailable", reason=error.reason, **about)
     else:
         _log.info("http_refused", code=error.code, reason=str(error), **about)
-    findings = error.findings if isinstance(error, ValidationFailed) else ()
-    answer = error_answer(error.status, error_body(error.code, str(error), error_id, findings))
-    if error.status == 401:
-        answer.headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, TryLater):
-        answer.headers["Retry-After"] = str(error.retry_seconds)
+    answer = error_answer(error.status, rest_refusal_body(error, error_id))
+    answer.headers.update(rest_refusal_headers(error))
     if error.status == 503:
         answer.headers["Retry-After"] = str(_RETRY_SECONDS)
     return answer
 
 
 async def _store_failed(error: StoreError) -> Response:
-    return await _refused(StorageUnavailable(str(error)))
+    return await _refused(refusal_for(error))
 
 
 async def refused_by_http(error: HTTPException) -> Response:
@@ -53,7 +50,7 @@ async def refused_by_http(error: HTTPException) -> Response:
         return await _refused(BodyTooLarge())
     error_id, text = new_id(), error.name
     _log.info("http_refused", code=status, reason=text, **_about(error_id, status))
-    return allow_methods(error_answer(status, error_body(status, text, error_id)), error)
+    return allow_methods(error_answer(status, rest_error_body(status, text, error_id)), error)
 
 
 def allow_methods(answer: Response, error: HTTPException) -> Response:
@@ -66,7 +63,7 @@ def allow_methods(answer: Response, error: HTTPException) -> Response:
 async def _failed(error: Exception) -> Response:
     error_id = new_id()
     _log.error("http_failed", exc_info=error, **_about(error_id, 500))
-    return error_answer(500, error_body(500, "Internal Server Error", error_id))
+    return error_answer(500, rest_error_body(500, "Internal Server Error", error_id))
 
 
 def _about(error_id: str, status: int) -> dict[str, object]:

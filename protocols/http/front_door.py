@@ -1,11 +1,12 @@
-"""One port for HTTP and WebSocket: reads the head of the first request and hands the stream on.
+"""One port for HTTP and WebSocket: reads the head of the first request and hands the connection on.
 
-A head that is too long or too slow is refused here. What comes after it is the next server's business. Clients that
-keep a connection may ask for a WebSocket on one that has served requests before: then it comes back from Hypercorn.
+A head that is too long or too slow is refused here. Clients may ask for a WebSocket on a connection that has served
+requests before; then Hypercorn gives the connection back.
 """
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Final
 
 import structlog
 import trio
@@ -13,19 +14,18 @@ import trio
 from broker.ids import new_id
 from broker.services import Services
 from config.settings import Address
-from protocols.http.answers import error_body
-from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head
+from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head, split_head
+from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.http.server import build_accounts_app, build_app
-from protocols.http.worker import Worker
-from protocols.listeners import Stream, serve_tcp
-from protocols.streams import ReplayedStream
+from protocols.listeners import Stream, end_gently, serve_tcp
+from protocols.refusals import rest_error_body
 from protocols.tls import TlsContext
 
-HEAD_SECONDS = 10.0
-_LINGER_SECONDS = 1.0
-_LINGER_BYTES = 1024 * 1024
+HEAD_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 1.0
 
-WebSocketServer = Callable[[trio.abc.HalfCloseableStream], Awaitable[None]]
+#: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
+WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -41,20 +41,28 @@ async def serve_http(
     is_accounts: bool = False,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Accept HTTP and WebSocket connections until cancelled. Raises OSError when the address cannot be bound.
+    """Accept HTTP and WebSocket connections until cancelled.
 
     Args:
-        websocket: gets every connection that asks to be a WebSocket, from the first byte of its request on; None where
-            there are none, and asking for one says nothing.
+        services: the broker.
+        bind: where to listen.
+        connections: the nursery in which connections go on when this listener has ended.
+        websocket: serves each connection that asks to be a WebSocket; None where there are no WebSockets, and such a
+            request is answered as any other.
+        ssl_context: for TLS; None for plain text.
         is_secure: whether this is the listener for devices with client certificates, which `ssl_context` asks for.
         is_accounts: whether this is the accounts server's own listener, with its paths at the root.
+        task_status: told the bound address.
+
+    Raises:
+        OSError: the address cannot be bound.
     """
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
-    worker = Worker(app, grace_seconds=services.core.settings.grace_seconds)
-    connections.start_soon(worker.stop_after, services.core.life.stopping)
+    adapter = HypercornAdapter(app, grace_seconds=services.core.settings.grace_seconds)
+    connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(worker, websocket).welcome,
+        FrontDoor(adapter, websocket).serve_connection,
         protocol="http",
         connections=connections,
         ssl_context=ssl_context,
@@ -63,14 +71,14 @@ async def serve_http(
 
 
 class FrontDoor:
-    def __init__(self, worker: Worker, websocket: WebSocketServer | None) -> None:
-        self._worker = worker
+    def __init__(self, adapter: HypercornAdapter, websocket: WebSocketServer | None) -> None:
+        self._adapter = adapter
         self._websocket = websocket
 
-    async def welcome(self, stream: Stream) -> None:
-        """One connection, from its first byte to its last."""
+    async def serve_connection(self, stream: Stream) -> None:
+        """Serve one connection from its first byte to its last."""
         head = bytearray()
-        with self._worker.patience.wait(HEAD_SECONDS, in_flight=False) as scope:
+        with self._adapter.timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
             await read_head(stream, head)
         if not head:
             return
@@ -82,28 +90,23 @@ class FrontDoor:
             return
         upgrade = bytes(head)
         if self._websocket is None:
-            while upgrade:  # to be answered like any other request
-                upgrade = await self._worker.converse(upgrade, stream)
+            while upgrade:  # Hypercorn answers it as any other request
+                upgrade = await self._adapter.serve_connection(upgrade, stream)
             return
         if not is_websocket_upgrade(head):
-            upgrade = await self._worker.converse(upgrade, stream)
+            upgrade = await self._adapter.serve_connection(upgrade, stream)
         if upgrade:
-            await self._websocket(ReplayedStream(upgrade, stream))
+            await self._websocket(*split_head(upgrade), stream)
 
 
 async def _refuse(stream: Stream, status: HTTPStatus) -> None:
     error_id = new_id()
     _log.info("http_head_refused", error_id=error_id, status=status.value)
-    body = error_body(status.value, status.phrase, error_id)
+    body = rest_error_body(status.value, status.phrase, error_id)
     answer = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     ).encode()
     with trio.move_on_after(_LINGER_SECONDS):
         await stream.send_all(answer + body)
-        # Closed with unread bytes, the connection would be reset, and the answer with it.
-        if isinstance(stream, trio.SocketStream):
-            await stream.send_eof()
-        unread = _LINGER_BYTES
-        while unread > 0 and (received := await stream.receive_some(65536)):
-            unread -= len(received)
+        await end_gently(stream)

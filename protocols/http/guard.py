@@ -11,7 +11,7 @@ from broker.errors import PermissionDenied, Unauthorized
 from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
-from protocols.http.peers import client_certificate
+from protocols.http.peers import request_certificate
 
 USER, APPLICATION, DEVICE = TokenKind.USER, TokenKind.APPLICATION, TokenKind.DEVICE
 
@@ -75,7 +75,7 @@ class Guard:
         refusal = self._count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")
-        await self._admission.check_caller(caller, client_certificate())
+        await self._admission.check_caller(caller, request_certificate())
         return caller, refusal
 
     def _count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:

@@ -1,9 +1,9 @@
-"""The head of a request, looked at before any server gets it."""
+"""The head of an HTTP request, examined before Hypercorn or the WebSocket server gets it."""
 
 import re
 from typing import Final
 
-from protocols.listeners import Stream
+import trio
 
 HEAD_BYTES: Final = 16 * 1024
 
@@ -12,10 +12,10 @@ _LINE_END: Final = re.compile(rb"\r?\n")
 _UPGRADE: Final = re.compile(rb"\nupgrade[ \t]*:[^\n]*", re.IGNORECASE)
 
 
-async def read_head(stream: Stream, head: bytearray) -> None:
-    """Read on until the head is whole, can no longer become one, or the peer has nothing more to say."""
+async def read_head(stream: trio.abc.ReceiveStream, head: bytearray) -> None:
+    """Read into `head` until it is whole or too long, cannot become a request any more, or the peer has closed."""
     while len(head) < HEAD_BYTES and not is_whole(head):
-        # No method begins below "!": h11 knows best how to refuse what is not HTTP.
+        # No method begins with a byte below "!". Hypercorn's parser, h11, refuses what is not HTTP.
         if head and head[0] < 0x21:
             return
         received = await stream.receive_some(HEAD_BYTES - len(head))
@@ -26,6 +26,12 @@ async def read_head(stream: Stream, head: bytearray) -> None:
 
 def is_whole(head: bytes | bytearray) -> bool:
     return _END.search(head) is not None
+
+
+def split_head(received: bytes) -> tuple[bytes, bytes]:
+    """The head, and the bytes that came behind it."""
+    end = _END.search(received)
+    return (received, b"") if end is None else (received[: end.end()], received[end.end() :])
 
 
 def is_websocket_upgrade(head: bytes | bytearray) -> bool:
@@ -45,9 +51,9 @@ def is_websocket_upgrade(head: bytes | bytearray) -> bool:
 
 
 def for_http_1(head: bytes | bytearray) -> bytes:
-    """What Hypercorn gets: it would change to HTTP/2 when asked, which nobody needs here."""
+    """The head as Hypercorn gets it, without a request for HTTP/2, which Hypercorn would grant."""
     if head.startswith(b"PRI "):
-        return b"\0" + head  # not HTTP/1, so h11 refuses it
+        return b"\0" + head  # not HTTP/1 any more, so h11 refuses it
     end = _END.search(head)
     if end is None or _UPGRADE.search(head, 0, end.start()) is None:
         return bytes(head)

@@ -1,4 +1,4 @@
-"""Who is at the other end of a request's connection: the client certificate that it has shown, if it has."""
+"""The client certificate of the connection on which a request came."""
 
 from typing import Final
 
@@ -7,19 +7,23 @@ from quart import request
 from broker.errors import PermissionDenied
 from broker.registration.certificates import ClientCertificate
 
-#: Where a request's `state` (ASGI's, here that of a connection) has the certificate.
+#: The key of the certificate in ASGI's `state`, which the requests of one connection share.
 STATE_KEY: Final = "client_certificate"
 
 
-def client_certificate() -> ClientCertificate | None:
-    """What the peer has shown in its handshake: always something on the secure listener, nothing on the others."""
+def request_certificate() -> ClientCertificate | None:
+    """The certificate of the TLS handshake: always present on the secure listener, None on the others."""
     shown = request.scope.get("state", {}).get(STATE_KEY)
     return shown if isinstance(shown, ClientCertificate) else None
 
 
 def require_certificate() -> ClientCertificate:
-    """Raises PermissionDenied."""
-    shown = client_certificate()
+    """The certificate of the TLS handshake.
+
+    Raises:
+        PermissionDenied: there is none.
+    """
+    shown = request_certificate()
     if shown is None:
         raise PermissionDenied("a client certificate")
     return shown

@@ -1,8 +1,8 @@
 """Bytes to MQTT packets.
 
-`PacketReader.feed` parses every complete packet in what the socket delivered. PUBLISH is the hot path and is parsed in
-place; everything else goes through one small decoder per packet type. Version 3.1 is more lenient where its own
-document is; `level` says which of the two a connection speaks.
+`PacketReader.feed` parses every complete packet in the bytes that the socket delivered. PUBLISH is the hot path and is
+parsed in place; each other packet type has a small decoder. Version 3.1 allows more than 3.1.1 in places; `level` says
+which of the two versions a connection speaks.
 """
 
 from collections.abc import Callable
@@ -37,23 +37,27 @@ _NO_ID = b"\x00\x00"
 
 
 class PacketReader:
-    """One connection's byte stream, cut into packets.
+    """Parses the byte stream of one connection.
 
-    A reader that has raised stays broken: every later call raises again, without the packets.
+    After an error the reader cannot go on: every later call raises the same error, without packets.
     """
 
     __slots__ = ("_fault", "_maximum", "_needed", "_rest", "_topic", "level")
 
     def __init__(self, *, maximum_packet_size: int = MQTT_PACKET_BYTES, level: int = MQTT_3_1_1) -> None:
-        self.level = level  # what the last CONNECT said; a peer may send more before it has its CONNACK
+        self.level = level  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
         self._maximum = maximum_packet_size
         self._rest = bytearray()
         self._needed = 2
-        self._topic: bytes | None = None  # the last topic found valid; a device has one, so it is checked once
+        self._topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
         self._fault: ProtocolError | None = None
 
     def feed(self, received: bytes | bytearray) -> list[Packet]:
-        """Every packet that these bytes complete, in order; what is left over waits for the next call."""
+        """The packets that these bytes complete, in order. Bytes of an incomplete packet are kept for the next call.
+
+        Raises:
+            ProtocolError: the bytes are not MQTT; its `packets` are the valid ones before the error.
+        """
         if self._fault is not None:
             raise self._fault.again()
         if self._rest:
@@ -68,7 +72,7 @@ class PacketReader:
             used = self._parse(data, packets)
         except ProtocolError as fault:
             fault.packets = packets
-            self._fault = fault.again()  # the one raised here holds on to its frames, and they to this reader
+            self._fault = fault.again()  # a new object: the raised one refers to its frames, and they to this reader
             self._rest = bytearray()
             raise
         if self._rest or used < len(data):
@@ -106,7 +110,7 @@ class PacketReader:
             elif length < 3:
                 raise _truncated("PUBLISH")
             else:
-                # The hot path. Every statement here is paid per message; what is unusual is looked at elsewhere.
+                # The hot path: each statement here runs for each message. Unusual packets are checked elsewhere.
                 topic_stop = start + 2 + (data[start] << 8 | data[start + 1])
                 qos = head >> 1 & 3
                 payload_start = topic_stop + 2 if qos else topic_stop
@@ -117,7 +121,7 @@ class PacketReader:
                 if sent_to != topic or packet_id == _NO_ID or head > 0x35:
                     _check_publish(head, sent_to, packet_id, self.level)
                     topic = self._topic = sent_to
-                # Messages to one topic share one object, and with it its cached hash.
+                # Messages to one topic share one bytes object, which caches its hash.
                 append(Publish(topic, data[payload_start:stop], packet_id, qos, head))
             at = stop
         return at
@@ -154,7 +158,7 @@ def _long_length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _check_publish(head: int, topic: bytes, packet_id: bytes, level: int) -> None:
-    # [MQTT-3.3.2-2] forbids wildcards, too. reference 16.3 treats such a topic as any other that is not the
+    # [MQTT-3.3.2-2] forbids wildcards, too. reference 16.3 treats such a topic as any other topic that is not the
     # device's own: refused with an error message, and the connection stays open.
     qos = head >> 1 & 3
     if qos == 3:
@@ -187,7 +191,7 @@ def _truncated(what: str) -> MalformedPacket:
 
 
 class _Fields:
-    """The rest of a packet, taken apart from the front. For the packets that are rare."""
+    """The body of a packet, read field by field. Not for the hot path."""
 
     __slots__ = ("_at", "_body")
 
@@ -275,7 +279,7 @@ def _check_connect_flags(flags: int, level: int) -> None:
         raise MalformedPacket("CONNECT with will QoS 3", "MQTT-3.1.2-14")
     if flags & 0xC0 == 0x40:
         raise MalformedPacket("CONNECT with a password and no user name", "MQTT-3.1.2-22")
-    if level == MQTT_3_1:  # which calls the bits below unused, not reserved
+    if level == MQTT_3_1:  # it calls the bits below unused, not reserved
         return
     if flags & 0x01:
         raise MalformedPacket("CONNECT with the reserved flag", "MQTT-3.1.2-3")

@@ -1,4 +1,4 @@
-"""MQTT packets to bytes: what a server sends."""
+"""MQTT packets to bytes, for the packets that a server sends."""
 
 from collections.abc import Collection, Iterable
 
@@ -21,7 +21,7 @@ def encode_publish(
 
 
 def encode_pubacks(packet_ids: Iterable[bytes]) -> bytes:
-    """The PUBACKs of many messages, in their order, as one piece to send."""
+    """The PUBACKs of many messages, in order, as one byte string."""
     return _acknowledgements(b"\x40\x02", packet_ids)
 
 
@@ -29,16 +29,8 @@ def encode_pubrecs(packet_ids: Iterable[bytes]) -> bytes:
     return _acknowledgements(b"\x50\x02", packet_ids)
 
 
-def encode_puback(packet_id: bytes) -> bytes:
-    return b"\x40\x02" + packet_id
-
-
 def encode_pubrec(packet_id: bytes) -> bytes:
     return b"\x50\x02" + packet_id
-
-
-def encode_pubrel(packet_id: bytes) -> bytes:
-    return b"\x62\x02" + packet_id
 
 
 def encode_pubcomp(packet_id: bytes) -> bytes:
@@ -46,7 +38,7 @@ def encode_pubcomp(packet_id: bytes) -> bytes:
 
 
 def encode_suback(packet_id: bytes, return_codes: Collection[int]) -> bytes:
-    """SUBACK: per filter, in its order, the granted QoS or `SUBSCRIPTION_REFUSED`."""
+    """SUBACK: for each filter, in order, the granted QoS or `SUBSCRIPTION_REFUSED`."""
     return _fixed_header(0x90, 2 + len(return_codes)) + packet_id + bytes(return_codes)
 
 

@@ -1,4 +1,4 @@
-"""Refusals as MQTT tells them: CONNACK return codes, and messages on the errors topic (reference 16.2, 16.4)."""
+"""Refusals on MQTT: CONNACK return codes, and messages on the errors topic (reference 16.2, 16.4)."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from protocols.refusals import device_text, rate_members
 
 
 def connack_code(error: DomainError) -> ReturnCode:
-    """Wrong credentials are told from valid ones that are not welcome; anything else is our trouble."""
+    """The return code: 4 for wrong credentials, 5 for valid ones without permission, 3 for all other refusals."""
     if isinstance(error, Unauthorized | DeviceNotFound):  # the device may have gone while it was looked up
         return ReturnCode.BAD_CREDENTIALS
     if error.status == 403:

@@ -1,7 +1,7 @@
-"""What an authenticated device says over one connection, and what it is told.
+"""The packets of an authenticated device on one connection, and the answers to them.
 
-Nothing here waits: packets go to `Ingest` in the order in which they came, answers go to the outbox. One callback per
-read acknowledges everything of it once it is durable.
+No method of the hot path waits: packets go to `Ingest` in the order of their arrival, answers go to the outbox. For
+each read from the socket, one callback acknowledges all its messages once they are durable.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,30 @@ from config.limits import MAX_DATA_BYTES
 from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.packets import SUBSCRIPTION_REFUSED, Packet, ProtocolError, Publish, RequestedFilter
-from protocols.mqtt.session import Event, MqttSession, PingReceived, PublishReceived, SubscribeRequested, Unsubscribed
+from protocols.mqtt.session import (
+    MqttSession,
+    PingReceived,
+    PublishReceived,
+    SessionEvent,
+    SubscribeRequested,
+    Unsubscribed,
+)
 from protocols.outbox import Outbox
 from protocols.refusals import PublishForbidden, SubscribeForbidden
 
-# A refused message waits for the commit like any other, because acknowledgements keep their order, but takes no room in
-# the journal. So this bounds what one connection may have under way while the store is slow.
+# Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
+# the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
 
 _log = structlog.get_logger(__name__)
 
 
-class Exchange:
-    """`end` stops the connection's reader: the peer, the store or the broker has made it pointless to read on."""
+class MqttExchange:
+    """One device on one connection.
+
+    `end` stops the task that reads from the connection, for a fault of the peer or the store, or when the broker closes
+    the connection.
+    """
 
     __slots__ = (
         "_actions_topics",
@@ -68,7 +79,7 @@ class Exchange:
         self._end = end
         topic = f"v1.1/messages/{device.id}".encode()
         self._own_topics = (topic, b"/" + topic)
-        # Subscriptions in the client's spelling. Of two spellings of one topic the later one is delivered to.
+        # Subscriptions as the client wrote them. Of two forms of one topic, deliveries go to the later one.
         self._actions_topics: list[bytes] = []
         self._errors_topics: list[bytes] = []
         self._sends_bare_actions = services.core.settings.mqtt.action_payload == "array"
@@ -76,10 +87,10 @@ class Exchange:
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
 
     def handle(self, packets: Sequence[Packet]) -> None:
-        """Everything that was read in one go."""
+        """Process the packets of one read."""
         session = self._session
         is_open = session.is_open
-        if not is_open:  # the broker ended it while these were read
+        if not is_open:  # the broker has ended it meanwhile
             return
         stored: list[bytes] = []
         self._outbox.cork()
@@ -115,28 +126,28 @@ class Exchange:
             await self._wait_committed()
 
     async def wait_acknowledged(self) -> None:
-        """Return when no acknowledgement waits for the store any more."""
+        """Wait until no acknowledgement waits for the store."""
         while self._unacknowledged:
             await self._wait_committed()
 
     async def _wait_committed(self) -> None:
-        with suppress(StorageUnavailable):  # which `_acknowledge` hears, too
+        with suppress(StorageUnavailable):  # `_acknowledge` gets it, too
             await self._ingest.wait_committed()
 
     def _publish(self, topic: bytes, payload: bytes) -> None:
         device = self._device
         try:
-            if self._meter is not None:  # valid or not
+            if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
             if topic not in self._own_topics:
                 raise PublishForbidden
-            if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT what counts is the payload as received
+            if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             self._ingest.submit(device, payload)
         except DomainError as error:
             self._tell(error)
 
-    def _answer(self, event: Event) -> None:
+    def _answer(self, event: SessionEvent) -> None:
         match event:
             case PublishReceived(topic=topic, payload=payload, packet_id=packet_id):
                 self._publish(topic, payload)
@@ -148,11 +159,11 @@ class Exchange:
                     self._forget(topic)
             case PingReceived():
                 self._services.devices.presence.touch(self._device.key)
-            case _:  # it has left; what belongs to CONNECT cannot come any more
+            case _:  # PeerLeft; events of CONNECT cannot come any more
                 pass
 
     def _subscribe(self, packet_id: bytes, filters: Sequence[RequestedFilter]) -> None:
-        """QoS 0 is all that is granted (reference 16.3)."""
+        """Grant QoS 0, whatever was asked for (reference 16.3)."""
         codes = []
         for topic, _ in filters:
             topics = self._subscriptions_like(topic)
@@ -170,14 +181,14 @@ class Exchange:
             topics.remove(topic)
 
     def _subscriptions_like(self, topic: bytes) -> list[bytes] | None:
-        """Where a subscription to this topic is kept; None when the device may not subscribe to it."""
+        """The list that holds subscriptions to this topic; None when the device may not subscribe to it."""
         kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
         if device_id != self._device.id.encode():
             return None
         return {b"v1.1/actions": self._actions_topics, b"v1.1/errors": self._errors_topics}.get(kind)
 
     def _acknowledge(self, stored: list[bytes], received: list[bytes], error: StorageUnavailable | None) -> None:
-        """What was read in one go is durable, or could not be stored: then the peer must send it again elsewhere."""
+        """The messages of one read are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)
         if error is not None:
             _log.error("mqtt_messages_not_stored", device=self._device.id, reason=error.reason)
@@ -193,7 +204,7 @@ class Exchange:
             self._outbox.put(encode_publish(self._errors_topics[-1], error_message(error)))
 
     def deliver(self, action: Action) -> bool:
-        """An Action for the device, if it wants Actions and keeps up with them."""
+        """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""
         if not self._actions_topics:
             return False
         payload = action.data
@@ -203,13 +214,13 @@ class Exchange:
 
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""
-        # The will goes into the log here, so that it stands before the first message of a newer connection.
+        # The will is stored here, so that it comes before the first message of a newer connection.
         may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN}
         self.leave(may_speak=may_speak)
         self._end()
 
     def leave(self, *, may_speak: bool = True) -> None:
-        """The connection has ended, for whatever reason: a will is due if the peer did not say goodbye."""
+        """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
         for event in self._session.connection_lost():
             # reference 16.2: a will to any other topic than the device's own is accepted and dropped.
             if may_speak and event.will is not None and event.will.topic in self._own_topics:

@@ -1,7 +1,7 @@
 """MQTT packets as types: versions 3.1 (level 3) and 3.1.1 (level 4), as a server needs them.
 
-Packet ids stay the two bytes they are on the wire (`b""` for QoS 0) and topics stay bytes: both are only compared,
-looked up and sent back. decoding.py makes packets of bytes, encoding.py the bytes that a server sends.
+Packet ids are kept as the two bytes of the wire (`b""` for QoS 0), and topics as bytes: both are only compared, looked
+up and sent back. decoding.py parses packets, encoding.py writes those that a server sends.
 
 A bracketed clause such as [MQTT-3.3.1-4] is the conformance statement of the OASIS 3.1.1 document that a peer broke.
 """
@@ -19,7 +19,7 @@ SUBSCRIPTION_REFUSED = 0x80
 
 
 class ReturnCode(IntEnum):
-    """What CONNACK says in version 3."""
+    """The return codes of CONNACK in version 3."""
 
     ACCEPTED = 0
     UNACCEPTABLE_PROTOCOL = 1
@@ -41,17 +41,9 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     qos: int
     head: int
 
-    @property
-    def is_duplicate(self) -> bool:
-        return self.head & 0x08 != 0
-
-    @property
-    def is_retained(self) -> bool:
-        return self.head & 0x01 != 0
-
 
 class Will(msgspec.Struct, frozen=True, gc=False):
-    """The message a client leaves behind for the case that it disappears without DISCONNECT."""
+    """The message that is published when the client disappears without DISCONNECT."""
 
     topic: bytes
     payload: bytes
@@ -70,7 +62,7 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class UnsupportedConnect(msgspec.Struct, frozen=True, gc=False):
-    """A CONNECT of a version that is not spoken here; only its level could be read."""
+    """A CONNECT of an unsupported version; only its level was read."""
 
     level: int
 
@@ -134,9 +126,9 @@ Packet = (
 
 @dataclass(eq=False)
 class ProtocolError(Exception):
-    """The peer broke the protocol; the connection ends, because nothing after this point can be trusted.
+    """The peer broke the protocol. The connection ends, because no later byte can be trusted.
 
-    `packets` are the good ones that arrived in the same bytes before the fault: they count.
+    `packets` are the valid packets of the same bytes before the error; they are processed.
     """
 
     reason: str
@@ -147,7 +139,7 @@ class ProtocolError(Exception):
         return f"{self.reason} [{self.clause}]" if self.clause else self.reason
 
     def again(self) -> Self:
-        """The same fault for a later call: without packets, which are handed out once."""
+        """The same error for a later call, without the packets."""
         return type(self)(self.reason, self.clause)
 
 
@@ -156,4 +148,4 @@ class MalformedPacket(ProtocolError):
 
 
 class PacketTooLarge(ProtocolError):
-    """The peer announced a packet over the maximum; nothing of it is kept."""
+    """The peer announced a packet over the maximum; no part of it is kept."""

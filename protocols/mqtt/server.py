@@ -1,7 +1,7 @@
-"""The MQTT listener: bytes between a socket and a conversation (session.py) with the broker (exchange.py).
+"""The MQTT listener: moves bytes between a socket, the protocol (session.py) and the broker (exchange.py).
 
-One task reads and one writes for each connection; most of the time the second has nothing to do, because answers that
-the socket takes at once are sent where they arise.
+Each connection has a task that reads and a task that writes. The writing task is mostly idle, because answers that the
+socket takes at once are sent directly.
 """
 
 import math
@@ -21,14 +21,15 @@ from config.settings import Address
 from protocols.listeners import end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connack_code
-from protocols.mqtt.exchange import Exchange, log_fault
+from protocols.mqtt.exchange import MqttExchange, log_fault
 from protocols.mqtt.packets import Packet, ProtocolError
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
-from protocols.tls import TlsContext, client_certificate
+from protocols.refusals import refusal_for
+from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
 
-GOODBYE_SECONDS = 1.0
+_GOODBYE_SECONDS = 1.0
 _RECEIVE_BYTES = 65536
 
 
@@ -40,10 +41,21 @@ async def serve_mqtt(
     ssl_context: TlsContext | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Accept MQTT connections until cancelled. Raises OSError when the address cannot be bound."""
+    """Accept MQTT connections until cancelled.
+
+    Args:
+        services: the broker.
+        bind: where to listen.
+        connections: the nursery in which connections go on when this listener has ended.
+        ssl_context: for TLS; None for plain text.
+        task_status: told the bound address.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
     await serve_tcp(
         bind,
-        partial(converse, services),
+        partial(serve_mqtt_connection, services),
         protocol="mqtt",
         connections=connections,
         ssl_context=ssl_context,
@@ -51,8 +63,8 @@ async def serve_mqtt(
     )
 
 
-async def converse(services: Services, stream: trio.abc.Stream) -> None:
-    """One connection, from its first byte to its last."""
+async def serve_mqtt_connection(services: Services, stream: trio.abc.Stream) -> None:
+    """Serve one connection from its first byte to its last."""
     await _Connection(services, stream).run()
 
 
@@ -75,30 +87,30 @@ class _Connection:
         self._reader = PacketReader()
         self._session = MqttSession()
         self._outbox = Outbox(stream.send_all, send_now=sender_at_once(stream))
-        self._scope = trio.CancelScope()  # of everything that waits for what the peer sends
-        self._exchange: Exchange | None = None  # once the device is known
+        self._scope = trio.CancelScope()  # of the waits for the peer's packets
+        self._exchange: MqttExchange | None = None  # once the device is known
         self._has_peer = True
-        self._is_over = False  # the peer has closed, or what it sends cannot be trusted any more
+        self._is_over = False  # the peer has closed or broken the protocol
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._outbox.send_forever)
-            stranger = trio.CancelScope()
-            nursery.start_soon(self._end_when_stopping, stranger)
+            unauthenticated = trio.CancelScope()
+            nursery.start_soon(self._end_when_stopping, unauthenticated)
             with self._scope:
-                # A stranger has this long to send a whole CONNECT, however slowly.
+                # The time limit for the whole CONNECT.
                 self._scope.deadline = trio.current_time() + MQTT_CONNECT_SECONDS
                 offered, packets = await self._receive_connect()
                 admitted = await self._authenticate(offered) if offered is not None else None
-                stranger.cancel()
+                unauthenticated.cancel()
                 if offered is not None and admitted is not None:
                     await self._serve(*admitted, packets, offered.keep_alive_seconds * 1.5 or math.inf)
             await self._say_goodbye()
             nursery.cancel_scope.cancel()
 
-    async def _end_when_stopping(self, stranger: trio.CancelScope) -> None:
-        """Of connected devices the broker takes leave itself."""
-        with stranger:
+    async def _end_when_stopping(self, unauthenticated: trio.CancelScope) -> None:
+        """When the daemon stops, end a connection without a device. The broker closes connections of devices."""
+        with unauthenticated:
             await self._services.core.life.stopping.wait()
             self._scope.cancel()
 
@@ -112,10 +124,10 @@ class _Connection:
         except ProtocolError as fault:
             log_fault(fault)
             self._is_over = True
-            return fault.packets  # what came before the fault counts
+            return fault.packets  # the packets before the fault are processed
 
     async def _receive_connect(self) -> tuple[CredentialsOffered | None, Sequence[Packet]]:
-        """The peer's first packet, and what came with it. None when it was no CONNECT that can be answered."""
+        """The credentials of the peer's CONNECT, and the packets that came with it; None for any other first packet."""
         while not (packets := await self._receive()):
             if self._is_over:
                 return None, ()
@@ -132,19 +144,18 @@ class _Connection:
             if self._services.core.life.stopping.is_set():
                 raise StorageUnavailable
             device, caller = await self._services.devices.registry.authenticate(offered.device_id, offered.token)
-            self._services.registration.admission.check(device, client_certificate(self._stream))
-            # reference 16.2: whoever has used up its rate limit is not let in. Connecting counts as no message.
+            self._services.registration.admission.check(device, peer_certificate(self._stream))
+            # reference 16.2: a device that has used up its rate limit is refused. CONNECT does not count as a message.
             if (meter := self._services.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             return device, caller
         except (DomainError, StoreError) as error:
-            refusal = error if isinstance(error, DomainError) else StorageUnavailable(str(error))
-            self._outbox.put(self._session.refuse(connack_code(refusal)))
+            self._outbox.put(self._session.refuse(connack_code(refusal_for(error))))
             return None
 
     async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], silence_seconds: float) -> None:
         structlog.contextvars.bind_contextvars(device=device.id)
-        exchange = self._exchange = Exchange(
+        exchange = self._exchange = MqttExchange(
             self._services,
             device,
             self._services.limits.meters.of(Channel.MQTT, caller),
@@ -166,7 +177,7 @@ class _Connection:
             finally:
                 exchange.leave()
 
-    async def _read_on(self, exchange: Exchange, packets: Sequence[Packet], silence_seconds: float) -> None:
+    async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
         ingest, outbox, scope = self._services.messages.ingest, self._outbox, self._scope
         scope.deadline = trio.current_time() + silence_seconds
         while True:
@@ -174,20 +185,20 @@ class _Connection:
             if self._is_over or self._session.is_closed:
                 return
             if not (ingest.has_room and outbox.has_room and exchange.has_room):
-                scope.deadline = math.inf  # whoever is not listened to cannot be silent
+                scope.deadline = math.inf  # no time limit while the server does not read
                 await ingest.wait_room()
                 await exchange.wait_room()
                 scope.deadline = trio.current_time() + silence_seconds
                 await outbox.wait_empty()
-            elif packets:  # half a packet is no sign of life
+            elif packets:  # an incomplete packet does not count against silence
                 scope.deadline = trio.current_time() + silence_seconds
             packets = await self._receive()
 
     async def _say_goodbye(self) -> None:
-        """Let the peer have what it has earned; then the socket closes."""
+        """Send the outstanding acknowledgements, then close."""
         if self._exchange is not None:
             await self._exchange.wait_acknowledged()
-        with trio.move_on_after(GOODBYE_SECONDS, shield=True):
+        with trio.move_on_after(_GOODBYE_SECONDS):
             await self._outbox.wait_empty()
             if self._has_peer:
                 await end_gently(self._stream)

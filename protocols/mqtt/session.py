@@ -1,19 +1,19 @@
-"""One MQTT conversation without I/O: decoded packets in, typed events out.
+"""The state of one MQTT connection without I/O: decoded packets in, typed events out.
 
-Theory of operation. A session waits for CONNECT, then for the server's verdict on the credentials, then it is open
-until one side ends it. `_ACCEPTED_IN` is the whole table of legal moves. A packet outside it raises `ProtocolViolation`
-and leaves the session exactly as it was; the server then drops the connection, which is all that version 3 can say.
+A session waits for CONNECT, then for the server's verdict on the credentials; then it is open until one side ends it.
+`_ACCEPTED_IN` has the packets that each state accepts. Any other packet raises `ProtocolViolation` and changes nothing;
+the server then closes the connection, because version 3 has no other way to report an error.
 
 How the server loop uses it, with one reader task per connection:
 
     try:
         packets = reader.feed(received)
     except ProtocolError as fault:
-        packets, ending = fault.packets, fault      # what came before the fault counts
+        packets, ending = fault.packets, fault      # the packets before the fault are processed
     is_open = session.is_open
     for packet in packets:
         if type(packet) is Publish and packet.qos < 2 and is_open:
-            ...                                     # the hot path: the session has nothing to add
+            ...                                     # the hot path: the session is not needed
         else:
             for event in session.receive(packet):
                 ...                                 # CredentialsOffered: await the verdict, send accept() or refuse()
@@ -21,14 +21,14 @@ How the server loop uses it, with one reader task per connection:
             if session.is_closed: break
     send(session.take_output())
 
-- `is_open` is read once per batch and after every packet that took the slow way. A client may send PUBLISH right behind
-  its CONNECT; the loop awaits the verdict before it goes on to the next packet.
-- QoS 1: the server collects `packet_id` per commit and sends `encode_pubacks(ids)`; the session is not involved.
-- QoS 2: `receive` yields `PublishReceived` for a new packet id only. After the commit, or after a refusal that is
-  acknowledged and dropped, the server sends `acknowledge_received(ids)`, the PUBRECs, in the order the messages came
-  [MQTT-4.6.0-3]. A message that could not be stored is never acknowledged: the server ends the connection and the
-  client sends it again on the next.
-- The reader task ends in `connection_lost()`, whatever the reason, a fault included; it says whether a will is due.
+- `is_open` is read once for each batch, and after every packet that went through `receive`. A client may send PUBLISH
+  directly after its CONNECT; the loop awaits the verdict before it goes on to the next packet.
+- QoS 1: the server collects the packet ids of a commit and sends `encode_pubacks(ids)`; the session is not involved.
+- QoS 2: `receive` returns `PublishReceived` for a new packet id only. After the commit, or after a refusal, which is
+  acknowledged, too, the server sends `acknowledge_received(ids)`, the PUBRECs, in the order of the messages
+  [MQTT-4.6.0-3]. A message that could not be stored is never acknowledged: the server ends the connection, and the
+  client sends the message again on its next connection.
+- The reader task always ends with `connection_lost()`, also after an error; its event has the will that is due.
 """
 
 from collections.abc import Iterable
@@ -56,11 +56,11 @@ from .packets import (
     Will,
 )
 
-# Version 3 cannot tell a client how many QoS 2 messages it may have under way; no client needs as many as this.
+# Version 3 cannot tell a client how many QoS 2 messages may be unacknowledged. No client needs as many as this.
 RECEIVE_MAXIMUM = 1000
 
 
-class State(Enum):
+class MqttSessionState(Enum):
     AWAITING_CONNECT = auto()
     AWAITING_VERDICT = auto()
     OPEN = auto()
@@ -68,7 +68,7 @@ class State(Enum):
 
 
 class ProtocolViolation(ProtocolError):
-    """A well-formed packet that is not allowed here. It changed nothing."""
+    """A well-formed packet that the state does not allow. It changed nothing."""
 
 
 # --- Events -------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class ProtocolViolation(ProtocolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialsOffered:
-    """The server decides, then calls `accept` or `refuse`. What is missing or no text is empty, and thus wrong."""
+    """The server must call `accept` or `refuse`. A credential that is missing or is not UTF-8 never matches."""
 
     level: int
     client_id: str
@@ -118,18 +118,18 @@ class Unsubscribed:
 
 @dataclass(frozen=True, slots=True)
 class PingReceived:
-    """The PINGRESP is in the output; a ping is also a sign of life."""
+    """The PINGRESP is in the output. The ping shows that the device is present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLeft:
-    """The end, reported once. `will` is the message that is due now: only of a device that left without DISCONNECT."""
+    """The end, reported once. `will` is the message to publish now, None after DISCONNECT."""
 
     is_clean: bool
     will: Will | None = None
 
 
-Event = (
+SessionEvent = (
     CredentialsOffered
     | UnsupportedLevelRefused
     | PublishReceived
@@ -141,34 +141,34 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class SessionStatistics:
-    state: State
+class MqttSessionStatistics:
+    state: MqttSessionState
     level: int
     unreleased: int  # QoS 2 packet ids between PUBLISH and PUBREL
 
 
-_ACCEPTED_IN: dict[type[Packet], State] = {
-    Connect: State.AWAITING_CONNECT,
-    UnsupportedConnect: State.AWAITING_CONNECT,
-    Publish: State.OPEN,
-    PubAck: State.OPEN,
-    PubRec: State.OPEN,
-    PubRel: State.OPEN,
-    PubComp: State.OPEN,
-    Subscribe: State.OPEN,
-    Unsubscribe: State.OPEN,
-    PingRequest: State.OPEN,
-    Disconnect: State.OPEN,
+_ACCEPTED_IN: dict[type[Packet], MqttSessionState] = {
+    Connect: MqttSessionState.AWAITING_CONNECT,
+    UnsupportedConnect: MqttSessionState.AWAITING_CONNECT,
+    Publish: MqttSessionState.OPEN,
+    PubAck: MqttSessionState.OPEN,
+    PubRec: MqttSessionState.OPEN,
+    PubRel: MqttSessionState.OPEN,
+    PubComp: MqttSessionState.OPEN,
+    Subscribe: MqttSessionState.OPEN,
+    Unsubscribe: MqttSessionState.OPEN,
+    PingRequest: MqttSessionState.OPEN,
+    Disconnect: MqttSessionState.OPEN,
 }
 
 
 class MqttSession:
-    """One MQTT conversation. Knows no socket, no clock, no router."""
+    """The state of one MQTT connection, without socket, clock and router."""
 
     __slots__ = ("_level", "_out", "_receive_maximum", "_unreleased", "_will", "state")
 
     def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
-        self.state = State.AWAITING_CONNECT
+        self.state = MqttSessionState.AWAITING_CONNECT
         self._level = 0
         self._will: Will | None = None
         self._receive_maximum = receive_maximum
@@ -177,17 +177,21 @@ class MqttSession:
 
     @property
     def is_open(self) -> bool:
-        return self.state is State.OPEN
+        return self.state is MqttSessionState.OPEN
 
     @property
     def is_closed(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is MqttSessionState.CLOSED
 
-    def statistics(self) -> SessionStatistics:
-        return SessionStatistics(self.state, self._level, len(self._unreleased))
+    def statistics(self) -> MqttSessionStatistics:
+        return MqttSessionStatistics(self.state, self._level, len(self._unreleased))
 
-    def receive(self, packet: Packet) -> tuple[Event, ...]:
-        """What this packet means for the server. Answers that need no decision are left in the output."""
+    def receive(self, packet: Packet) -> tuple[SessionEvent, ...]:
+        """Process a packet; return its events. Answers that need no decision go to the output.
+
+        Raises:
+            ProtocolViolation: the state does not allow this packet.
+        """
         if _ACCEPTED_IN[type(packet)] is not self.state:
             raise self._misplaced(packet)
         match packet:
@@ -197,7 +201,7 @@ class MqttSession:
                 self._release(packet_id)
                 return ()
             case PubAck() | PubRec() | PubComp():
-                # Deliveries are QoS 0, so these answer nothing we sent; version 3 names no error for that.
+                # The server delivers with QoS 0, so these answer nothing. Version 3 names no error for that.
                 return ()
             case PingRequest():
                 self._out += PINGRESP
@@ -210,57 +214,57 @@ class MqttSession:
             case Connect():
                 return (self._receive_connect(packet),)
             case UnsupportedConnect(level):
-                self.state = State.CLOSED
+                self.state = MqttSessionState.CLOSED
                 self._out += encode_connack(ReturnCode.UNACCEPTABLE_PROTOCOL)
                 return (UnsupportedLevelRefused(level=level),)
             case Disconnect():
-                self.state = State.CLOSED
+                self.state = MqttSessionState.CLOSED
                 return (PeerLeft(is_clean=True),)  # and its will is discarded [MQTT-3.14.4-3]
             case _ as unreachable:
                 assert_never(unreachable)
 
     def accept(self) -> bytes:
-        """Open the session; the CONNACK to send."""
-        self._decide(State.OPEN)
+        """Open the session; return the CONNACK to send."""
+        self._decide(MqttSessionState.OPEN)
         return encode_connack(ReturnCode.ACCEPTED)
 
     def refuse(self, return_code: ReturnCode) -> bytes:
-        """End the session; the CONNACK to send before the socket is closed [MQTT-3.2.2-5]."""
+        """End the session; return the CONNACK to send before the socket is closed [MQTT-3.2.2-5]."""
         if return_code is ReturnCode.ACCEPTED:
             raise ValueError("a refusal needs a reason")
-        self._decide(State.CLOSED)
+        self._decide(MqttSessionState.CLOSED)
         return encode_connack(return_code)
 
     def acknowledge_received(self, packet_ids: Iterable[bytes]) -> bytes:
-        """The PUBRECs for these QoS 2 messages, which are stored now, in the order they came."""
+        """Return the PUBRECs for these QoS 2 messages, which are stored now; the ids are in the order of arrival."""
         stored = tuple(packet_ids)
         self._unreleased.update(dict.fromkeys(stored, True))
         return encode_pubrecs(stored)
 
     def connection_lost(self) -> tuple[PeerLeft, ...]:
-        """The connection has ended: end of stream, silence, a violation, a take-over. Nothing after a DISCONNECT."""
-        if self.state is State.CLOSED:
+        """The connection has ended, for any reason. Returns no event after a DISCONNECT."""
+        if self.state is MqttSessionState.CLOSED:
             return ()
         due = self._will if self.is_open else None
-        self.state = State.CLOSED
+        self.state = MqttSessionState.CLOSED
         return (PeerLeft(is_clean=False, will=due),)
 
     def take_output(self) -> bytes:
-        """What the session answered by itself since the last call."""
+        """The answers of the session itself since the last call."""
         output, self._out = self._out, b""
         return output
 
     def _receive_connect(self, packet: Connect) -> CredentialsOffered:
         # Any client id is taken, also an empty one without clean session (reference 16.2), where
         # [MQTT-3.1.3-8] would have return code 2.
-        self.state = State.AWAITING_VERDICT
+        self.state = MqttSessionState.AWAITING_VERDICT
         self._level = packet.level
         self._will = packet.will
         return CredentialsOffered(
             level=packet.level,
             client_id=packet.client_id,
             device_id=packet.user_name or "",
-            # A token is hexadecimal text; the replacement character makes anything else a wrong one, not a fault.
+            # A token is hexadecimal text. Other bytes get the replacement character, so that they match no token.
             token=(packet.password or b"").decode(errors="replace"),
             keep_alive_seconds=packet.keep_alive_seconds,
             will=packet.will,
@@ -271,7 +275,7 @@ class MqttSession:
             packet_id = packet.packet_id
             is_acknowledged = self._unreleased.get(packet_id)
             if is_acknowledged is not None:
-                # Sent again: once is enough [MQTT-4.3.3-2]. The first one's PUBREC is still to come or is repeated.
+                # A repeated message is not published again [MQTT-4.3.3-2]. Its PUBREC is repeated if it was sent.
                 if is_acknowledged:
                     self._out += encode_pubrec(packet_id)
                 return ()
@@ -283,19 +287,19 @@ class MqttSession:
         )
 
     def _release(self, packet_id: bytes) -> None:
-        # An id from an earlier connection is not known here; PUBCOMP is the only way to let the client forget it.
+        # An id of an earlier connection is unknown here; only PUBCOMP makes the client drop it.
         if self._unreleased.get(packet_id) is False:
             raise ProtocolViolation("PUBREL before PUBREC", "MQTT-4.3.3-1")
         self._unreleased.pop(packet_id, None)
         self._out += encode_pubcomp(packet_id)
 
-    def _decide(self, verdict: State) -> None:
-        if self.state is not State.AWAITING_VERDICT:
+    def _decide(self, verdict: MqttSessionState) -> None:
+        if self.state is not MqttSessionState.AWAITING_VERDICT:
             raise RuntimeError(f"a verdict while {self.state.name}")
         self.state = verdict
 
     def _misplaced(self, packet: Packet) -> ProtocolViolation:
-        if self.state is State.AWAITING_CONNECT:
+        if self.state is MqttSessionState.AWAITING_CONNECT:
             clause = "MQTT-3.1.0-1"
         elif isinstance(packet, Connect | UnsupportedConnect):
             clause = "MQTT-3.1.0-2"

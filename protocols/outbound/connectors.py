@@ -1,4 +1,4 @@
-"""The way of cloud connectors to third parties."""
+"""HTTP requests of cloud connectors to third parties."""
 
 from broker.connectors.plugin import Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError

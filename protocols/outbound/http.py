@@ -1,8 +1,8 @@
-"""HTTP requests to addresses that others have a say in: checked, bounded, and never redirected.
+"""HTTP requests to addresses that users or third parties choose: checked, bounded, and never redirected.
 
-A name is resolved once, every address that it stands for is checked, and the connection goes to an address that was
-checked: what the name stands for a moment later does not matter. Each request has a connection of its own, because the
-certificate is checked for the name, and connections are kept by address.
+A name is resolved once, each of its addresses is checked, and the connection goes to a checked address, so a later
+change of the name's addresses has no effect. Each request has a connection of its own: httpx would reuse connections by
+address, but the certificate is checked for the name.
 """
 
 import ssl
@@ -22,12 +22,12 @@ IpAddress = IPv4Address | IPv6Address
 
 
 class HttpFailedError(Exception):
-    """There is no answer that can be used. The text is one line without the request's secrets."""
+    """There is no usable answer. The text is one line without the request's secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Header names are in lower case; of one that comes twice, the values are joined by commas."""
+    """Header names are in lower case. The values of a repeated header are joined by commas."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,7 +36,7 @@ class HttpAnswer:
 
 class OutboundHttp:
     def __init__(self, context: ssl.SSLContext, *, allow_private: bool) -> None:
-        """`allow_private`: also to addresses of this machine and of its own networks, and there without TLS."""
+        """`allow_private` allows addresses of this machine and of private networks, and plain HTTP."""
         self._context = context
         self._allow_private = allow_private
 
@@ -50,9 +50,10 @@ class OutboundHttp:
         seconds: float,
         most_bytes: int,
     ) -> HttpAnswer:
-        """Send a request and read its whole answer, whatever its status.
+        """Send a request and read its whole answer, with any status.
 
-        Raises HttpFailedError: a refused address, no connection, nothing within `seconds`, more than `most_bytes`.
+        Raises:
+            HttpFailedError: a refused address, no connection, no answer within `seconds`, or more than `most_bytes`.
         """
         with trio.move_on_after(seconds):
             try:
@@ -79,7 +80,7 @@ class OutboundHttp:
             target.port or (443 if target.scheme == "https" else 80),
         )
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-        # A scope belongs to addresses of this network only.
+        # Without the scope id, such as `%eth0`, which only link-local addresses have.
         addresses = list(dict.fromkeys(ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
         if not self._allow_private and not all(map(is_public, addresses)):
             raise HttpFailedError("the address is private")
@@ -94,16 +95,16 @@ class OutboundHttp:
         body: bytes,
         most_bytes: int,
     ) -> HttpAnswer:
-        """To the first address that can be reached."""
+        """Send to the first address that can be reached."""
         unreachable: httpx.HTTPError | None = None
         for address in addresses:
             try:
-                return await self._converse(address, method, target, headers, body, most_bytes)
+                return await self._exchange(address, method, target, headers, body, most_bytes)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 unreachable = error
         raise unreachable or HttpFailedError("the name stands for no address")
 
-    async def _converse(
+    async def _exchange(
         self,
         address: IpAddress,
         method: str,
@@ -113,7 +114,7 @@ class OutboundHttp:
         most_bytes: int,
     ) -> HttpAnswer:
         sent = {"User-Agent": _AGENT, **headers, "Host": target.netloc.decode("ascii"), "Accept-Encoding": "identity"}
-        # The name goes into the handshake, and the certificate is checked for it.
+        # The TLS handshake names the host, and the certificate is checked for that name.
         name = target.raw_host.decode("ascii")
         extensions = {} if _is_address(name) else {"sni_hostname": name}
         client = httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None)  # noqa: S113 - `send` has one
@@ -123,7 +124,7 @@ class OutboundHttp:
                 method, target.copy_with(host=str(address)), headers=sent, content=body, extensions=extensions
             ) as answer,
         ):
-            if answer.headers.get("Content-Encoding", "identity") != "identity":  # it could be anything once unpacked
+            if answer.headers.get("Content-Encoding", "identity") != "identity":  # its unpacked size has no bound
                 raise HttpFailedError("a packed answer, which was not asked for")
             received = await _body_of(answer, most_bytes)
             return HttpAnswer(answer.status_code, dict(answer.headers.items()), received)
@@ -131,7 +132,7 @@ class OutboundHttp:
 
 async def _body_of(answer: httpx.Response, most_bytes: int) -> bytes:
     received = bytearray()
-    # httpx reads through generators inside each other. Only what is raised in the innermost one ends all of them.
+    # httpx reads through nested generators. Only an exception in the innermost one, such as Cancelled, closes all.
     with trio.CancelScope() as reading:
         async for chunk in answer.aiter_raw():
             received += chunk
@@ -143,7 +144,7 @@ async def _body_of(answer: httpx.Response, most_bytes: int) -> bytes:
 
 
 def is_public(address: IpAddress) -> bool:
-    """It is somewhere in the Internet, also behind what it may be wrapped into."""
+    """Whether the address is in the public Internet; IPv4 addresses within IPv6 ones are checked, too."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if address in _NAT64:
@@ -162,7 +163,7 @@ def _is_address(host: str) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    """What is known of it. TLS says why only in what it was raised from."""
+    """The text of an error, or of the error that caused it: TLS errors have their reason there."""
     origin: BaseException | None = error
     while origin is not None and not str(origin):
         origin = origin.__cause__ or origin.__context__

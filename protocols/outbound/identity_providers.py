@@ -1,7 +1,7 @@
-"""Talking to external identity providers: Authlib's client over httpx, with a limit on time and on what is read.
+"""The client of external identity providers: Authlib over httpx, with limits on time and size.
 
-What a provider says of itself and its keys are remembered for an hour. Nothing is followed where it redirects to, and
-every address must be https, or loopback.
+The metadata and keys of a provider are cached for an hour. Redirects are not followed, and every address must be https
+or loopback.
 """
 
 import warnings
@@ -22,13 +22,14 @@ from broker.accounts.provider_port import (
     Providers,
     ProviderTokens,
 )
+from broker.nesting import check_nesting
 from config.providers import is_trustworthy
 from config.settings import IdentityProvider, Settings, SettingsError
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it would rather have another httpx than the one that runs on trio here
+    warnings.simplefilter("ignore")  # Authlib warns that it prefers another httpx package
     from authlib.common.errors import AuthlibBaseError
     from authlib.integrations.httpx_client import AsyncOAuth2Client
 
@@ -37,7 +38,7 @@ TALK_SECONDS: Final = 10.0
 ANSWER_BYTES: Final = 256 * 1024
 _SENT_HEADERS: Final = frozenset({"accept", "authorization", "content-type"})
 _REMEMBERED_SECONDS: Final = 3600
-_KEYS_AGAIN_SECONDS: Final = 60  # so often at most, however many tokens name keys that do not exist
+_KEYS_AGAIN_SECONDS: Final = 60  # the shortest time between two fetches, also when tokens name unknown keys
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Known:
-    """What was learned of one provider, and when, in seconds of trio's clock."""
+    """The cached metadata and keys of one provider, and their times, in seconds of trio's clock."""
 
     metadata: _Metadata
     asked_at: float
@@ -61,13 +62,13 @@ class _Known:
 
 
 def identity_providers(settings: Settings) -> Providers:
-    """For those in the settings.
+    """The client of the providers in the settings.
 
     Raises:
         SettingsError: a secret's file or `outbound.ca_file` cannot be used.
     """
     secrets = {provider.name: _secret(provider) for provider in settings.accounts.providers}
-    # The operator chose them: they may be on a network of ours.
+    # The operator has chosen the providers, so they may be on a private network.
     return HttpProviders(secrets, OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True))
 
 
@@ -82,7 +83,7 @@ def _secret(provider: IdentityProvider) -> str:
 
 
 class HttpProviders:
-    """`secrets` by the provider's name; an empty one makes us a public client."""
+    """`secrets` by the provider's name; with an empty secret, Trunkline is a public client."""
 
     def __init__(self, secrets: Mapping[str, str], http: OutboundHttp) -> None:
         self._secrets = secrets
@@ -116,7 +117,7 @@ class HttpProviders:
                 )
             except AuthlibBaseError as error:
                 raise ProviderDenied(str(error)) from error
-            # Authlib looks into what need not be JSON, nor an object.
+            # Authlib raises these for an answer that is no JSON object.
             except (httpx.HTTPError, ValueError, TypeError, AttributeError) as error:
                 raise ProviderError(f"{type(error).__name__}: not a token response") from error
         id_token, access_token = token.get("id_token"), token.get("access_token")
@@ -191,7 +192,7 @@ class HttpProviders:
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    """What Authlib's client sends its requests through."""
+    """The transport of Authlib's client: sends its requests through OutboundHttp."""
 
     def __init__(self, http: OutboundHttp) -> None:
         self._http = http
@@ -207,6 +208,7 @@ def _read(url: str, answer: HttpAnswer, kind: type[T]) -> T:
     if answer.status != 200:
         raise ProviderError(f"{url} answers {answer.status}")
     try:
+        check_nesting(answer.body)
         return msgspec.json.decode(answer.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProviderError(f"{url}: {error}") from error

@@ -1,48 +1,39 @@
 """Mails by SMTP, or as `.eml` files where no server is configured.
 
-smtplib blocks, so a dialogue runs in a worker thread. It cannot be cancelled there: when nobody waits for it any more,
-its socket is shut down under it.
+smtplib blocks, so a dialogue runs in a worker thread, where it cannot be cancelled. When its caller is cancelled, the
+socket of the dialogue is shut down instead.
 """
 
 import os
 import smtplib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail
+from broker.threads import RunInThread, run_in_thread
 from config.mail import MailSecurity, Sender, SmtpServer
 from config.settings import Settings
 from protocols.outbound.tls import client_context
 
-#: For each thing the server must do.
+#: The time limit of each SMTP command.
 STEP_SECONDS: Final = 30.0
-#: For all of it: a server that sends one byte now and then keeps to every step.
+#: The time limit of a whole dialogue: a server that sends a byte now and then stays within each step's limit.
 DIALOGUE_SECONDS: Final = 300.0
-# The server wants to know who we are: an operator can mend that, so no mail is given up for it.
+# The server asks for authentication. The operator can correct that, so the mail stays in the queue.
 _AUTHENTICATION = frozenset({530, 534, 535, 538})
 _SIZE_EXCEEDED = 552
 _SERVICE_CLOSING = 421
 
 
-class RunBlocking(Protocol):
-    """Runs a blocking function; it is abandoned when the caller is cancelled."""
-
-    def __call__(self, sync_fn: Callable[[], None], /) -> Awaitable[None]: ...
-
-
-async def run_in_thread(sync_fn: Callable[[], None], /) -> None:
-    await trio.to_thread.run_sync(sync_fn, abandon_on_cancel=True)
-
-
 def mail_transport(settings: Settings) -> MailTransport:
-    """What the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
+    """The transport that the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
     if not settings.outbound.smtp_url:
         return SpoolTransport(settings.state_dir / "outbox")
     server = SmtpServer.parse(settings.outbound.smtp_url)
@@ -53,17 +44,17 @@ def mail_transport(settings: Settings) -> MailTransport:
 def _tls(server: SmtpServer, ca_file: str) -> ssl.SSLContext:
     context = client_context(ca_file)
     if server.security is MailSecurity.STARTTLS_IF_OFFERED:
-        # Loopback, where plain text is good enough: what a mail server signs for itself there is no worse.
+        # On loopback, where plain text is allowed, a self-signed certificate is accepted, too.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
 class SmtpTransport:
-    """One dialogue for each mail."""
+    """Sends each mail in an SMTP dialogue of its own."""
 
     def __init__(
-        self, server: SmtpServer, context: ssl.SSLContext, *, helo: str, run_sync: RunBlocking = run_in_thread
+        self, server: SmtpServer, context: ssl.SSLContext, *, helo: str, run_sync: RunInThread = run_in_thread
     ) -> None:
         self._server = server
         self._context = context
@@ -82,7 +73,7 @@ class SmtpTransport:
 
 
 class _Smtp(smtplib.SMTP):
-    """Makes itself known before its constructor connects, so that this, too, can be ended."""
+    """Passes itself to `note` before its constructor connects, so that connecting can be aborted, too."""
 
     def __init__(
         self, note: Callable[[smtplib.SMTP], None], host: str, port: int, helo: str, *, timeout: float
@@ -118,13 +109,13 @@ class _Dialogue:
         try:
             smtp = self._introduced()
             self._hand_over(smtp)
-            with suppress(OSError):  # it has taken the mail; how it says goodbye does not matter
+            with suppress(OSError):  # the server has accepted the mail, so an error of QUIT does not matter
                 smtp.quit()
         finally:
             self._close()
 
     def abort(self) -> None:
-        """Whoever waits for the server stops waiting. From any thread, at any time."""
+        """Shut the socket down, so that the dialogue ends. May be called from any thread at any time."""
         connection = self._smtp.sock if self._smtp is not None else None
         if connection is not None:
             with suppress(OSError):
@@ -135,11 +126,11 @@ class _Dialogue:
             self._smtp.close()
 
     def _introduced(self) -> smtplib.SMTP:
-        """A server that we trust and that knows us."""
+        """Connect, start TLS and log in, as configured."""
         try:
             smtp = self._connect()
             self._introduce(smtp)
-        except OSError as error:  # smtplib's errors are OSErrors, too
+        except OSError as error:  # smtplib's errors are OSErrors
             raise MailServerUnavailable(_reason(error)) from error
         return smtp
 
@@ -165,14 +156,15 @@ class _Dialogue:
     def _hand_over(self, smtp: smtplib.SMTP) -> None:
         mail = self._mail
         try:
-            # Not send_message: it writes ">From" where a line begins with "From".
+            # Not `send_message`: it writes ">From" for "From" at the beginning of a line.
             options = () if mail.recipient.isascii() else ("SMTPUTF8", "BODY=8BITMIME")
             smtp.sendmail(mail.sender, [mail.recipient], mail.message.as_bytes(), options)
         except smtplib.SMTPRecipientsRefused as error:
             code, text = error.recipients[mail.recipient]
             raise _verdict(code, text) from error
         except smtplib.SMTPSenderRefused as error:
-            if error.smtp_code >= 500 and error.smtp_code != _SIZE_EXCEEDED:  # not this mail: all of ours
+            # The sender is refused, so every mail would be.
+            if error.smtp_code >= 500 and error.smtp_code != _SIZE_EXCEEDED:
                 raise MailServerUnavailable(_reason(error)) from error
             raise _verdict(error.smtp_code, error.smtp_error) from error
         except smtplib.SMTPResponseException as error:
@@ -201,14 +193,14 @@ def _decoded(text: bytes | str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a server said, fit for a log."""
+    """A text of the server as one line for the log."""
     return "".join(character if character.isprintable() else " " for character in text)[:300]
 
 
 class SpoolTransport:
-    """One `.eml` file for each mail, in order of time; a repeated attempt replaces its own file."""
+    """Writes each mail to an `.eml` file; the names sort by time, and a repeated attempt replaces its file."""
 
-    def __init__(self, directory: Path, *, run_sync: RunBlocking = run_in_thread) -> None:
+    def __init__(self, directory: Path, *, run_sync: RunInThread = run_in_thread) -> None:
         self._directory = directory
         self._run_sync = run_sync
 
@@ -224,7 +216,7 @@ class SpoolTransport:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._directory / f".{name}.new"
         draft.unlink(missing_ok=True)
-        # Written beside and renamed: whoever finds the mail finds all of it.
+        # Written to another name and renamed, so that an `.eml` file is never incomplete.
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
             file.write(mail.message.as_bytes())
             file.flush()

@@ -1,10 +1,11 @@
 """Stripe Checkout as the processor of payments: a session for each payment, and its signed notifications.
 
-Stripe collects on pages of its own, so no card number ever comes near us. The notification counts, not the browser's
-return; it is checked as Stripe documents it: HMAC-SHA256 over time and body, not older than five minutes.
+Stripe collects the money on its own pages, so the daemon never gets a card number. The notification decides, not the
+browser's return. Its signature is checked as Stripe documents it: HMAC-SHA256 over time and body, at most five minutes
+old.
 
-A session that is open can be paid for a day. `close` expires it; Stripe refuses that once it is complete or expired
-already (https://docs.stripe.com/api/checkout/sessions/expire), and then says which.
+An open session can be paid for a day. `close` expires it; Stripe refuses that for a session that is complete or has
+expired (https://docs.stripe.com/api/checkout/sessions/expire), and then the session's status says which.
 """
 
 import hmac
@@ -19,23 +20,24 @@ import msgspec
 
 from broker.monetization.port import (
     Checkout,
+    CheckoutState,
     Decided,
-    Fate,
     ManualProcessor,
     NotificationRefused,
-    Order,
-    Outcome,
     PaymentFailed,
+    PaymentOrder,
+    PaymentOutcome,
     Processor,
 )
-from config.settings import Payments, Settings
+from broker.nesting import check_nesting
+from config.settings import PaymentSettings, Settings
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 
 TOLERANCE_SECONDS: Final = 300
 _SECONDS: Final = 20.0
 _MOST_BYTES: Final = 256 * 1024
-_OUTCOMES: Final[Mapping[str, Outcome]] = {
+_OUTCOMES: Final[Mapping[str, PaymentOutcome]] = {
     "checkout.session.async_payment_succeeded": "accepted",
     "checkout.session.async_payment_failed": "failed",
     "checkout.session.expired": "declined",
@@ -57,17 +59,17 @@ class _Event(msgspec.Struct):
 class Stripe:
     name = "stripe"
 
-    def __init__(self, http: OutboundHttp, settings: Payments, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, http: OutboundHttp, settings: PaymentSettings, *, now: Callable[[], float] = time.time) -> None:
         self._http = http
         self._settings = settings
         self._now = now
 
-    async def begin(self, order: Order) -> Checkout:
-        """A Checkout session. A request that is repeated for the same payment gives the same one."""
+    async def begin(self, order: PaymentOrder) -> Checkout:
+        """Open a Checkout session. A repeated request for the same payment returns the same session."""
         form = {
             "mode": "payment",
             "client_reference_id": order.reference,
-            # So that whoever looks for the payment in Stripe's dashboard finds it.
+            # Makes the payment searchable in Stripe's dashboard.
             "payment_intent_data[metadata][reference]": order.reference,
             "line_items[0][quantity]": "1",
             "line_items[0][price_data][currency]": self._settings.currency,
@@ -82,11 +84,11 @@ class Stripe:
             raise PaymentFailed("a session without an address")
         return Checkout(session.url, session.id)
 
-    async def close(self, external_id: str) -> Fate:
+    async def close(self, external_id: str) -> CheckoutState:
         path = f"/{quote(external_id, safe='')}"
         answer = await self._ask("POST", f"{path}/expire")
-        if answer.status == 404 and b"resource_missing" in answer.body:  # it was another account's: it ends in a day
-            return "closed"
+        if answer.status == 404 and b"resource_missing" in answer.body:
+            return "closed"  # the session belongs to another account, and expires within a day
         if answer.status != 200:
             answer = await self._ask("GET", path)
         session = _session_in(answer)
@@ -99,7 +101,7 @@ class Stripe:
     async def _ask(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> HttpAnswer:
-        """What Stripe answers about sessions. Raises PaymentFailed: nothing."""
+        """Send a request about sessions. Raises PaymentFailed when there is no answer."""
         try:
             return await self._http.send(
                 method,
@@ -115,6 +117,7 @@ class Stripe:
     def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:
         self._check_signature(body, headers.get("stripe-signature", ""))
         try:
+            check_nesting(body)
             event = msgspec.json.decode(body, type=_Event)
         except msgspec.DecodeError as error:
             raise NotificationRefused("a body that cannot be read") from error
@@ -140,18 +143,19 @@ class Stripe:
 
 
 def _session_in(answer: HttpAnswer) -> _Session:
-    """Raises PaymentFailed."""
+    """Raises PaymentFailed for an answer without a session."""
     if answer.status != 200:
         raise PaymentFailed(f"status {answer.status}")
     try:
+        check_nesting(answer.body)
         return msgspec.json.decode(answer.body, type=_Session)
     except msgspec.DecodeError as error:
         raise PaymentFailed("an answer that cannot be read") from error
 
 
 def payment_processor(settings: Settings) -> Processor:
-    """What the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
+    """The processor that the settings ask for. Raises SettingsError when `outbound.ca_file` cannot be used."""
     if settings.payments.processor == "manual":
         return ManualProcessor()
-    # The operator names the address, so it may be a private one.
+    # The operator has chosen the address, so it may be private.
     return Stripe(OutboundHttp(client_context(settings.outbound.ca_file), allow_private=True), settings.payments)

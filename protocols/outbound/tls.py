@@ -1,4 +1,4 @@
-"""Whom we trust when we call somebody: the system's certificate authorities, and those of `outbound.ca_file`."""
+"""Trust for outgoing TLS: the certificate authorities of the system and of `outbound.ca_file`."""
 
 import ssl
 
@@ -6,7 +6,7 @@ from config.settings import SettingsError
 
 
 def client_context(ca_file: str) -> ssl.SSLContext:
-    """Raises SettingsError when `outbound.ca_file` cannot be used."""
+    """A client's TLS context. Raises SettingsError when `outbound.ca_file` cannot be used."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca_file:

@@ -1,10 +1,10 @@
-"""An open WebSocket, whatever is spoken over it (reference 19.1).
+"""An open WebSocket, for the device channel and the feeds (reference 19.1).
 
-One task reads for the conversation, one writes, one beats: it pings, ends what is silent, and hears that the daemon
-stops. All that is said goes through one outbox, so frames never interleave.
+Each connection has three tasks: one reads for the conversation, one writes, and one pings, closes silent connections
+and waits for the daemon's stop. All frames go through one outbox, so they never interleave.
 
-However a connection ends, the order is the same: reading stops, the conversation gets its last answers out, the close
-frame follows, and the peer has a moment to reply. A peer that is gone is spared all that.
+A connection always ends in the same order: reading stops, the conversation sends its last answers, the close frame
+follows, and the peer has a second for its own close frame. If the peer has gone, the connection ends at once.
 """
 
 import math
@@ -21,32 +21,33 @@ from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
 from protocols.websocket.errors import code_and_text
-from protocols.websocket.frames import Form, ping
+from protocols.websocket.frames import FrameForm, ping
 from protocols.websocket.wire import (
     GOING_AWAY,
     INTERNAL_ERROR,
     NORMAL_CLOSURE,
     POLICY_VIOLATION,
     TRY_AGAIN_LATER,
-    Close,
+    CloseFrame,
     FrameReader,
-    Ping,
+    PingFrame,
     WireError,
-    encode,
-    encode_close,
-    encode_ping,
-    encode_pong,
+    encode_close_frame,
+    encode_frame,
+    encode_ping_frame,
+    encode_pong_frame,
 )
 from storage.sql import StoreError
 
 READ_BYTES: Final = 32 * 1024
-GOODBYE_SECONDS: Final = 3.0  # for the last answers to become durable and be written
-REPLY_SECONDS: Final = 1.0  # for the peer's close frame
+_GOODBYE_SECONDS: Final = 3.0  # for the last answers, which wait for their commit
+_REPLY_SECONDS: Final = 1.0  # for the peer's close frame
 
-# A busy daemon commits more than WEBSOCKET_BACKLOG messages at once, so their number alone says nothing about the peer.
-# It reads too slowly when so many wait and it has not taken what it was sent for a while, or when there are far more.
-PATIENCE_SECONDS: Final = 1.0
-MOST_FRAMES: Final = 20 * WEBSOCKET_BACKLOG
+# A busy daemon may commit more than WEBSOCKET_BACKLOG messages at once, so the number of waiting frames alone does not
+# show a slow peer. A peer is too slow when so many frames wait and it has read nothing for this time, or when far more
+# frames wait.
+SLOW_READER_SECONDS: Final = 1.0
+MAX_WAITING_FRAMES: Final = 20 * WEBSOCKET_BACKLOG
 _TOO_SLOW: Final = (TRY_AGAIN_LATER, "reads too slowly")
 
 _EXPECTED_ENDS: Final = frozenset({NORMAL_CLOSURE, GOING_AWAY})
@@ -55,61 +56,61 @@ _log = structlog.get_logger(__name__)
 
 
 class Conversation(Protocol):
-    """What is spoken over a connection."""
+    """The protocol on top of a connection: the device channel or a feed."""
 
     @property
-    def form(self) -> Form:
-        """How the peer writes; pings take it."""
+    def form(self) -> FrameForm:
+        """How the peer writes its frames; pings have the same form."""
 
     @property
     def deadline(self) -> float:
-        """When `expired` is due."""
+        """When to call `expired`, on trio's clock."""
 
     async def talk(self) -> None:
-        """Take what `Connection.receive` gives until there is no more."""
+        """Process the messages of `OpenWebSocket.receive` until it returns None."""
 
     async def check(self) -> None:
-        """Is the peer still allowed what it was? Asked before every ping. A DomainError closes the connection."""
+        """Check the peer's permissions again. Called before every ping; a DomainError closes the connection."""
 
     def expired(self) -> None:
         """The deadline has passed."""
 
     def pinged(self) -> None:
-        """The peer sent a protocol-level Ping; it has been answered."""
+        """The peer has sent a protocol-level Ping, which has been answered."""
 
     async def finish(self) -> None:
-        """Nothing is read any more: let the last answers out."""
+        """Reading has stopped: send the last answers."""
 
     def leave(self) -> None:
-        """The connection is over. Called once, whatever has happened."""
+        """The connection has ended, for any reason. Called once."""
 
 
-class Connection:
+class OpenWebSocket:
     def __init__(
         self,
         services: Services,
         stream: trio.abc.Stream,
         early: bytes,
-        converse: "Callable[[Connection], Conversation]",
+        converse: "Callable[[OpenWebSocket], Conversation]",
     ) -> None:
-        """`early` is what the peer had sent behind its handshake."""
+        """`early` is what the peer has sent behind its handshake."""
         self._services = services
         self._stream = stream
         self._early = early
         self._reader = FrameReader()
         self._outbox = Outbox(self._send, send_now=sender_at_once(stream))
-        self._offered = 0  # frames that wait for the peer and answer nothing
-        self._behind_since = math.inf  # since when there are too many of them and none was taken
+        self._offered = 0  # waiting frames that are no answers
+        self._behind_since = math.inf  # since when too many wait and the peer has read none
         self._nap = trio.CancelScope()
         self._reading = trio.CancelScope()
-        self._goodbye = trio.CancelScope(shield=True)
+        self._goodbye = trio.CancelScope()
         self._heard = trio.current_time()
         self._ending: tuple[int, str] | None = None
         self._said_all = self._peer_closed = self._peer_gone = self._faulty = False
         self._conversation = converse(self)
 
     async def run(self) -> None:
-        """Until one of the two ends it."""
+        """Serve the connection until the client or the server ends it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_forever)
@@ -121,10 +122,10 @@ class Connection:
         finally:
             self._conversation.leave()
 
-    # --- What the peer says ---
+    # --- Receiving ---
 
     async def receive(self) -> list[str | bytes] | None:
-        """The next messages, `str` of text and `bytes` of binary ones; None at the end."""
+        """The next messages, `str` for text and `bytes` for binary; None at the end."""
         if self._ending is not None or self._peer_gone:
             return None
         data, self._early = self._early or await self._receive_some(), b""
@@ -134,15 +135,15 @@ class Connection:
         try:
             received = self._reader.feed(data)
         except WireError as fault:
-            received = fault.received  # what came before it counts
+            received = fault.received  # the frames before the fault are processed
             self._faulty = True
             self.close(fault.code, fault.reason)
         for control in received.controls:
-            if isinstance(control, Ping):
-                # RFC 6455, 5.5.3: of several Pings only the latest need be answered, so a flood of them does no harm.
-                self._outbox.offer(encode_pong(control.payload))
+            if isinstance(control, PingFrame):
+                # RFC 6455, 5.5.3: only the latest of several Pings must be answered, so Pongs may be dropped.
+                self._outbox.offer(encode_pong_frame(control.payload))
                 self._conversation.pinged()
-            elif isinstance(control, Close):
+            elif isinstance(control, CloseFrame):
                 self._peer_closed = True
                 self.close(control.code, "")  # any code is a normal end (reference 19.1), and is echoed
         return received.messages
@@ -156,16 +157,16 @@ class Connection:
             self._peer_gone = True
         return data
 
-    # --- What we say ---
+    # --- Sending ---
 
     def say(self, frames: bytes) -> None:
-        """Encoded frames that answer what the peer has sent. Whoever reads from it stops while there is no room."""
+        """Send encoded frames that answer the peer's frames. The caller stops reading while there is no room."""
         if not self._said_all:
             self._outbox.put(frames)
 
     def offer(self, frames: bytes, count: int = 1) -> bool:
-        """Encoded frames that the peer did not ask for just now. One that does not read them loses its connection."""
-        if self._offered >= MOST_FRAMES:
+        """Send encoded frames that are no answers; False when the connection ends. Closes a peer that does not read."""
+        if self._offered >= MAX_WAITING_FRAMES:
             self.close(*_TOO_SLOW)
         if self._ending is not None:
             return False
@@ -174,12 +175,12 @@ class Connection:
         self._note_taken()
         if self._offered >= WEBSOCKET_BACKLOG and self._behind_since == math.inf:
             self._behind_since = trio.current_time()
-            self._nap.deadline = min(self._nap.deadline, self._behind_since + PATIENCE_SECONDS)
+            self._nap.deadline = min(self._nap.deadline, self._behind_since + SLOW_READER_SECONDS)
         return True
 
     @contextmanager
     def in_one_go(self) -> Iterator[None]:
-        """What is said in this block goes out together, at its end."""
+        """The frames that this block sends leave together, at its end."""
         self._outbox.cork()
         try:
             yield
@@ -195,7 +196,7 @@ class Connection:
         await self._outbox.wait_empty()
 
     def _note_taken(self) -> None:
-        """Most frames are on the wire as soon as they are said, and then none of them waits."""
+        """Mostly the operating system takes frames at once; then no frame waits."""
         if self._outbox.is_empty:
             self._offered, self._behind_since = 0, math.inf
 
@@ -208,12 +209,12 @@ class Connection:
             self._goodbye.cancel()
 
     async def _send(self, data: bytes) -> None:
-        waited = self._offered  # the outbox hands over all it has, so these are in `data`
+        waited = self._offered  # the outbox hands over all that waits, so these frames are in `data`
         await self._stream.send_all(data)
         self._offered -= waited
         self._behind_since = trio.current_time() if self._offered >= WEBSOCKET_BACKLOG else math.inf
 
-    # --- Alive, and allowed ---
+    # --- Pings, time limits, permissions ---
 
     async def _beat_until_stopped(self) -> None:
         next_ping = trio.current_time() + PING_SECONDS
@@ -223,7 +224,7 @@ class Connection:
             self._nap.deadline = min(
                 next_ping,
                 self._heard + SILENCE_SECONDS,
-                self._behind_since + PATIENCE_SECONDS,
+                self._behind_since + SLOW_READER_SECONDS,
                 conversation.deadline,
             )
             with self._nap:
@@ -234,17 +235,17 @@ class Connection:
             if now >= conversation.deadline:
                 conversation.expired()
             if now >= self._heard + SILENCE_SECONDS:
-                # One that is not read from, because it does not read its answers, is not silent but slow.
-                slow = not self._outbox.has_room
-                self.close(*(_TOO_SLOW if slow else (INTERNAL_ERROR, "no sign of life")))
-            if now >= self._behind_since + PATIENCE_SECONDS:
+                # While the peer does not read its answers, the server does not read: the peer is slow, not silent.
+                is_slow = not self._outbox.has_room
+                self.close(*(_TOO_SLOW if is_slow else (INTERNAL_ERROR, "no sign of life")))
+            if now >= self._behind_since + SLOW_READER_SECONDS:
                 self.close(*_TOO_SLOW)
             if now >= next_ping:
                 next_ping += PING_SECONDS
                 await self._check()
                 if self._ending is None:
                     beat = ping(self._services.core.clock.now_ms(), conversation.form)
-                    self._outbox.put(encode(beat) + encode_ping())
+                    self._outbox.put(encode_frame(beat) + encode_ping_frame())
 
     async def _check(self) -> None:
         try:
@@ -257,7 +258,7 @@ class Connection:
     # --- The end ---
 
     def close(self, code: int, reason: str) -> None:
-        """Stop reading; then say goodbye. The first reason counts."""
+        """Stop reading, then close the connection in order. The first code and reason count."""
         if self._ending is not None:
             return
         self._ending = (code, reason)
@@ -266,26 +267,28 @@ class Connection:
             _log.info("websocket_closed", code=code, reason=reason)
 
     async def _say_goodbye(self) -> None:
-        self._goodbye.deadline = trio.current_time() + GOODBYE_SECONDS
+        self._goodbye.deadline = trio.current_time() + _GOODBYE_SECONDS
         with self._goodbye:
             if self._peer_gone:
                 return
             await self._conversation.finish()
-            self._outbox.put(encode_close(*(self._ending or (NORMAL_CLOSURE, ""))))
+            self._outbox.put(encode_close_frame(*(self._ending or (NORMAL_CLOSURE, ""))))
             self._said_all = True
             await self._outbox.wait_empty()
             if not self._peer_closed:
                 await self._wait_for_reply()
 
     async def _wait_for_reply(self) -> None:
-        """Bytes left unread would reset the connection, and take our last words with them."""
-        with trio.move_on_after(REPLY_SECONDS):
+        """Read until the peer closes: unread bytes would reset the connection, and the last frames would be lost."""
+        with trio.move_on_after(_REPLY_SECONDS):
             if self._faulty and isinstance(self._stream, trio.abc.HalfCloseableStream):
-                # RFC 6455, 7.1.7: one who broke the protocol is not asked for a reply.
+                # RFC 6455, 7.1.7: after a protocol error, no reply is waited for.
                 await self._stream.send_eof()
             while data := await self._receive_some():
                 try:
-                    if not self._faulty and any(isinstance(one, Close) for one in self._reader.feed(data).controls):
+                    if not self._faulty and any(
+                        isinstance(one, CloseFrame) for one in self._reader.feed(data).controls
+                    ):
                         return
                 except WireError:
                     self._faulty = True

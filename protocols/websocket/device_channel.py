@@ -1,8 +1,7 @@
-"""One conversation on /websocket without I/O: client frames and verdicts in, typed events out.
+"""The state of one /websocket connection without I/O: client frames and verdicts in, typed events out.
 
-Theory of operation. A channel waits for its first registration, is registered while it speaks for at least one device,
-and is closed once. `receive` takes a client frame; what only the broker can decide leaves as an event and comes back as
-a verdict:
+A channel waits for its first registration, is registered while it has at least one device, and is closed once.
+`receive` takes a client frame. Decisions of the broker leave as events and come back as verdicts:
 
     RegistrationRequested          ->  registration_accepted / registration_refused, in any order
     MessageOffered, ActionOffered  ->  settle, any number at a time, in any order
@@ -10,33 +9,33 @@ a verdict:
     (the broker ends a link)       ->  taken_over / access_ended
     (the socket is gone)           ->  disconnected
 
-Everything the channel says leaves in one line: behind the answers to the messages that came before it. So a client that
-sends no `cid` can count, and the last acknowledgements are out before a close. Storing is asynchronous and refusals are
-not; the line is what puts them in order again. Without `ack` messages are not answered, and the line stays empty.
+All frames of the channel leave through one queue, `_line`, in the order of the client's frames. So a client that sends
+no `cid` can count the answers, and the last acknowledgements leave before a close. Refusals are ready at once and
+acknowledgements after a commit; the queue restores their order. Without `ack` messages are not answered, and the queue
+stays empty.
 
-Every frame is counted for the token of the registration that it speaks for, or of the first one; before that, for the
-token of the handshake. A frame over the rate limit does nothing, and is answered with `ack` only. The frame that
-registers is counted by the shell, which knows its caller.
+Every frame counts for the token of the registration that it names, or of the first registration; before that, for the
+token of the handshake. A frame over the rate limit has no effect, and is answered with `ack` only. The server counts
+frames that register, because it knows their caller.
 
-A registration under way counts as a device the channel may yet speak for: as long as there is one, the channel does not
-close for want of devices.
+While a registration is under way, the channel does not close for lack of devices.
 
-How the shell uses it, with one reader task per connection:
+How the server uses the channel, with one reader task for each connection:
 
     verdicts = []
-    for payload in what_has_been_read:               # str of a text frame, bytes of a binary one
+    for payload in received_messages:                # str of a text frame, bytes of a binary one
         for event in channel.receive(payload):
             match event:
                 case MessageOffered():
                     try: position = ingest.submit(links[event.sdid].device, event.data, event.ts)
                     except DomainError as error: verdicts.append((event, error))
                     else: verdicts.append((event, position))
-                case Answer(frames): outbox.extend(frames)
+                case ChannelAnswer(frames): outbox.extend(frames)
                 ...
-    if channel.ack and verdicts:                     # one callback for the whole chunk
+    if channel.ack and verdicts:                     # one callback for all messages of one read
         ingest.after_commit(lambda error: act_on(channel.settle(as_mids(verdicts, error))))
 
-Every offer must be settled exactly once when `ack` is on, also when storing failed.
+With `ack`, every offer must be settled exactly once, also when storing has failed.
 """
 
 from collections import deque
@@ -61,17 +60,17 @@ from protocols.websocket.errors import (
     code_and_text,
 )
 from protocols.websocket.frames import (
-    Action,
+    ActionFrame,
     ClientFrame,
-    Form,
-    List,
-    Message,
-    Refused,
-    Register,
+    FrameForm,
+    ListFrame,
+    MessageFrame,
+    RefusedFrame,
+    RegisterFrame,
     ServerFrame,
-    Unregister,
+    UnregisterFrame,
     acknowledgement,
-    decode,
+    decode_client_frame,
     device_list,
     error_frame,
     json_text,
@@ -80,7 +79,7 @@ from protocols.websocket.frames import (
 from protocols.websocket.wire import NORMAL_CLOSURE, POLICY_VIOLATION
 
 
-class State(Enum):
+class DeviceChannelState(Enum):
     AWAITING_REGISTRATION = auto()
     REGISTERED = auto()
     CLOSED = auto()
@@ -90,12 +89,12 @@ class State(Enum):
 
 
 class RegistrationRequested(msgspec.Struct, frozen=True):
-    """Check that `token` may READ and WRITE `sdid`, connect the device, and return a verdict."""
+    """The server must check that `token` may READ and WRITE `sdid`, connect the device, and return a verdict."""
 
     sdid: str
     token: str
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
 class MessageOffered(msgspec.Struct, gc=False):
@@ -105,43 +104,45 @@ class MessageOffered(msgspec.Struct, gc=False):
     data: bytes
     ts: int | float | None = None
     cid: str | None = None
-    form: Form = Form.JSON
-    answer: ServerFrame | None = None  # the channel's own: what `settle` made of it, until its turn comes
+    form: FrameForm = FrameForm.JSON
+    answer: ServerFrame | None = None  # set by `settle`, and kept until the answer's turn in the queue
 
 
 class ActionOffered(msgspec.Struct, gc=False):
-    """An Action from a registered device; whether it may WRITE `ddid` is for the shell to check."""
+    """An Action from a registered device; the server checks that it may WRITE `ddid`."""
 
     sdid: str
     ddid: str
     data: bytes
     ts: int | float | None = None
     cid: str | None = None
-    form: Form = Form.JSON
-    answer: ServerFrame | None = None  # as above
+    form: FrameForm = FrameForm.JSON
+    answer: ServerFrame | None = None  # as in MessageOffered
 
 
 class DeviceUnregistered(msgspec.Struct, frozen=True):
-    """The channel no longer speaks for this device; let its link go."""
+    """The channel no longer has this device; the server must close its link."""
 
     sdid: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ChannelAnswer(msgspec.Struct, frozen=True):
     """Frames to send, in this order."""
 
     frames: tuple[ServerFrame, ...]
 
 
-class Close(msgspec.Struct, frozen=True):
-    """Close the socket once everything said before has been sent."""
+class ChannelClose(msgspec.Struct, frozen=True):
+    """Close the socket after all frames before this event have been sent."""
 
     code: int
     reason: str
 
 
-Offer: TypeAlias = MessageOffered | ActionOffered
-Event: TypeAlias = MessageOffered | ActionOffered | RegistrationRequested | DeviceUnregistered | Answer | Close
+ChannelOffer: TypeAlias = MessageOffered | ActionOffered
+ChannelEvent: TypeAlias = (
+    MessageOffered | ActionOffered | RegistrationRequested | DeviceUnregistered | ChannelAnswer | ChannelClose
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,63 +156,65 @@ class ChannelStatistics:
 
 
 class DeviceChannel:
-    """One /websocket conversation. Knows no socket, no clock, no broker.
+    """The state of one /websocket connection, without socket, clock and broker.
 
     Args:
         ack: the query parameter: answer every message.
         handshake_token: the token of the handshake, for register frames that carry none.
-        handshake_meter: counts its frames while there is no registration.
+        handshake_meter: counts the frames while there is no registration.
     """
 
     def __init__(
         self, *, ack: bool = False, handshake_token: str | None = None, handshake_meter: Meter | None = None
     ) -> None:
         self.ack = ack
-        self.form = Form.JSON  # of the latest client frame; frames that answer nothing take it
+        self.form = FrameForm.JSON  # of the latest client frame; frames that are no answers take it
         self._handshake_token = handshake_token
         self._handshake_meter = handshake_meter
         self._closed = False
-        self._registered: dict[str, Meter | None] = {}  # in their order, with what counts their frames
+        self._registered: dict[str, Meter | None] = {}  # by sdid, in order of registration
         self._under_way: dict[str, RegistrationRequested] = {}
-        self._line: deque[Offer | Answer | Close] = deque()
-        self._farewell: tuple[Answer | Close, ...] | None = None  # what to say if no device remains
+        self._line: deque[ChannelOffer | ChannelAnswer | ChannelClose] = deque()
+        self._farewell: tuple[ChannelAnswer | ChannelClose, ...] | None = (
+            None  # the last events, for when no device remains
+        )
 
     @property
-    def state(self) -> State:
+    def state(self) -> DeviceChannelState:
         if self._closed:
-            return State.CLOSED
-        return State.REGISTERED if self._registered else State.AWAITING_REGISTRATION
+            return DeviceChannelState.CLOSED
+        return DeviceChannelState.REGISTERED if self._registered else DeviceChannelState.AWAITING_REGISTRATION
 
     @property
     def registered(self) -> tuple[str, ...]:
-        """The devices this channel speaks for, in the order they were registered."""
+        """The ids of the channel's devices, in the order of their registration."""
         return tuple(self._registered)
 
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(len(self._registered), len(self._under_way), len(self._line))
 
-    # --- What the client says ---
+    # --- Frames of the client ---
 
-    def receive(self, payload: str | bytes) -> tuple[Event, ...]:
-        """Take one client frame: `str` of a text frame, `bytes` of a binary one. After the close all are ignored."""
+    def receive(self, payload: str | bytes) -> tuple[ChannelEvent, ...]:
+        """Process one client frame: `str` of a text frame, `bytes` of a binary one. Ignored after the close."""
         if self._closed:
             return ()
-        frame = decode(payload)
+        frame = decode_client_frame(payload)
         self.form = frame.form
-        if not isinstance(frame, Register) and (refusal := self._count(frame)) is not None:
+        if not isinstance(frame, RegisterFrame) and (refusal := self._count(frame)) is not None:
             return self._refuse_message(refusal, frame)
         match frame:
-            case Message():
+            case MessageFrame():
                 return self._offer_message(frame)
-            case Action():
+            case ActionFrame():
                 return self._offer_action(frame)
-            case Register():
+            case RegisterFrame():
                 return self._register(frame)
-            case Unregister():
+            case UnregisterFrame():
                 return self._unregister(frame)
-            case List():
-                return self._say(Answer((device_list(self.registered, frame.cid, frame.form),)))
-            case Refused():
+            case ListFrame():
+                return self._say(ChannelAnswer((device_list(self.registered, frame.cid, frame.form),)))
+            case RefusedFrame():
                 return self._refuse_on_sight(frame)
             case _ as unreachable:
                 assert_never(unreachable)
@@ -219,7 +222,7 @@ class DeviceChannel:
     def _count(self, frame: ClientFrame) -> RateLimitExceeded | None:
         meter = self._handshake_meter
         if registered := self._registered:
-            sdid = None if isinstance(frame, List | Refused) else frame.sdid
+            sdid = None if isinstance(frame, ListFrame | RefusedFrame) else frame.sdid
             meter = registered[sdid if sdid in registered else next(iter(registered))]
         try:
             if meter is not None:
@@ -228,7 +231,7 @@ class DeviceChannel:
             return refusal
         return None
 
-    def _offer_message(self, frame: Message) -> tuple[Event, ...]:
+    def _offer_message(self, frame: MessageFrame) -> tuple[ChannelEvent, ...]:
         if not self._registered:
             return ()  # reference 19.3: until the client has registered, its messages are discarded.
         sdid = self._source(frame)
@@ -241,7 +244,7 @@ class DeviceChannel:
             self._line.append(offer)
         return (offer,)
 
-    def _offer_action(self, frame: Action) -> tuple[Event, ...]:
+    def _offer_action(self, frame: ActionFrame) -> tuple[ChannelEvent, ...]:
         if not self._registered:
             return ()
         sdid = self._source(frame)
@@ -256,8 +259,8 @@ class DeviceChannel:
             self._line.append(offer)
         return (offer,)
 
-    def _source(self, frame: Message | Action) -> str | DomainError:
-        """Which registered device a frame speaks for."""
+    def _source(self, frame: MessageFrame | ActionFrame) -> str | DomainError:
+        """The registered device that a frame names, or why there is none."""
         sdid = frame.sdid
         if sdid in self._registered:
             return sdid
@@ -265,21 +268,23 @@ class DeviceChannel:
             return next(iter(self._registered))
         return DeviceNotRegistered() if sdid else MissingSdid()
 
-    def _refuse_message(self, error: DomainError, frame: ClientFrame | RegistrationRequested) -> tuple[Event, ...]:
+    def _refuse_message(
+        self, error: DomainError, frame: ClientFrame | RegistrationRequested
+    ) -> tuple[ChannelEvent, ...]:
         return self._refuse(error, frame.cid, frame.form) if self.ack else ()
 
-    def _refuse_on_sight(self, frame: Refused) -> tuple[Event, ...]:
+    def _refuse_on_sight(self, frame: RefusedFrame) -> tuple[ChannelEvent, ...]:
         match frame.kind:
             case "message" | "action":
                 return self._refuse_message(frame.error, frame) if self._registered else ()
             case None:
-                # It may have been a message, so it is not answered without `ack`; it may have been a mistyped first
+                # The frame may be a broken message, which is not answered without `ack`, or a broken first
                 # registration, so with `ack` it is answered at any time.
                 return self._refuse_message(frame.error, frame)
             case _:
                 return self._refuse(frame.error, frame.cid, frame.form)
 
-    def _register(self, frame: Register) -> tuple[Event, ...]:
+    def _register(self, frame: RegisterFrame) -> tuple[ChannelEvent, ...]:
         token = self._handshake_token if frame.token is None else frame.token
         if not token:
             return self._refuse_registration(Unauthorized(), frame)
@@ -291,12 +296,12 @@ class DeviceChannel:
         request = self._under_way[sdid] = RegistrationRequested(sdid, token, frame.cid, frame.form)
         return (request,)
 
-    def _refuse_registration(self, error: DomainError, frame: Register) -> tuple[Event, ...]:
+    def _refuse_registration(self, error: DomainError, frame: RegisterFrame) -> tuple[ChannelEvent, ...]:
         if (refusal := self._count(frame)) is not None:
             return self._refuse_message(refusal, frame)
         return self._refuse(error, frame.cid, frame.form)
 
-    def _unregister(self, frame: Unregister) -> tuple[Event, ...]:
+    def _unregister(self, frame: UnregisterFrame) -> tuple[ChannelEvent, ...]:
         sdid = frame.sdid
         if not sdid:
             return self._refuse(MissingSdid(), frame.cid, frame.form)
@@ -305,8 +310,8 @@ class DeviceChannel:
         del self._registered[sdid]
         ending = NoRegisteredDevice()
         self._farewell = (
-            Answer((error_frame(ending, frame.cid, frame.form),)),
-            Close(NORMAL_CLOSURE, str(ending)),
+            ChannelAnswer((error_frame(ending, frame.cid, frame.form),)),
+            ChannelClose(NORMAL_CLOSURE, str(ending)),
         )
         return (
             DeviceUnregistered(sdid),
@@ -314,12 +319,12 @@ class DeviceChannel:
             *self._close_if_deserted(),
         )
 
-    # --- What the broker decides ---
+    # --- Decisions of the broker ---
 
-    def registration_accepted(self, sdid: str, meter: Meter | None = None) -> tuple[Event, ...]:
+    def registration_accepted(self, sdid: str, meter: Meter | None = None) -> tuple[ChannelEvent, ...]:
         """The device is connected, and `meter` counts its frames.
 
-        A channel that has closed meanwhile gives it straight back.
+        A channel that has closed meanwhile unregisters the device at once.
         """
         if self._closed:
             return (DeviceUnregistered(sdid),)
@@ -327,7 +332,7 @@ class DeviceChannel:
         self._registered[sdid] = meter
         return self._acknowledge(request.cid, request.form)
 
-    def registration_refused(self, sdid: str, error: DomainError) -> tuple[Event, ...]:
+    def registration_refused(self, sdid: str, error: DomainError) -> tuple[ChannelEvent, ...]:
         if self._closed:
             return ()
         request = self._under_way.pop(sdid)
@@ -337,10 +342,10 @@ class DeviceChannel:
             refusal = self._refuse(error, request.cid, request.form)
         return (*refusal, *self._close_if_deserted())
 
-    def settle(self, verdicts: Iterable[tuple[Offer, str | DomainError]]) -> tuple[Event, ...]:
-        """Take what became of offers: the mid each is durably stored under, or why it was refused.
+    def settle(self, verdicts: Iterable[tuple[ChannelOffer, str | DomainError]]) -> tuple[ChannelEvent, ...]:
+        """Take the result of offers: for each, the mid of the stored message, or the refusal.
 
-        The answers come out as soon as nothing earlier is open. Without `ack` there is nothing to say.
+        The answers leave when all earlier offers are settled. Without `ack` there are no answers.
         """
         if not self.ack:
             return ()
@@ -351,25 +356,28 @@ class DeviceChannel:
                 offer.answer = error_frame(verdict, offer.cid, offer.form)
         return self._what_is_due()
 
-    def registration_timed_out(self) -> tuple[Event, ...]:
-        """The time for the first registration is over. Call it once; a channel that has registered is not concerned."""
+    def registration_timed_out(self) -> tuple[ChannelEvent, ...]:
+        """The time for the first registration is over. Called once; has no effect on a channel with devices."""
         if self._closed or self._registered:
             return ()
         if self._farewell is None:
             ending = RegistrationTimeout()
-            self._farewell = (Answer((error_frame(ending, None, self.form),)), Close(NORMAL_CLOSURE, str(ending)))
+            self._farewell = (
+                ChannelAnswer((error_frame(ending, None, self.form),)),
+                ChannelClose(NORMAL_CLOSURE, str(ending)),
+            )
         return self._close_if_deserted()
 
-    def taken_over(self, sdid: str) -> tuple[Event, ...]:
+    def taken_over(self, sdid: str) -> tuple[ChannelEvent, ...]:
         """A newer connection has the device now (reference 16.1)."""
         return self.access_ended(sdid, Replaced())
 
-    def access_ended(self, sdid: str, error: DomainError) -> tuple[Event, ...]:
-        """The channel may no longer speak for a device; with its last device it closes with 1008."""
+    def access_ended(self, sdid: str, error: DomainError) -> tuple[ChannelEvent, ...]:
+        """The channel loses a device; with its last device it closes with 1008."""
         if sdid not in self._registered:
             return ()
         del self._registered[sdid]
-        self._farewell = (Close(POLICY_VIOLATION, code_and_text(error)[1]),)
+        self._farewell = (ChannelClose(POLICY_VIOLATION, code_and_text(error)[1]),)
         remains = self._registered or self._under_way
         return (
             DeviceUnregistered(sdid),
@@ -377,7 +385,7 @@ class DeviceChannel:
         )
 
     def disconnected(self) -> tuple[DeviceUnregistered, ...]:
-        """The socket is gone, whoever ended it. Nothing is said any more; the devices are to be let go."""
+        """The connection has ended. No frame is sent any more; the events unregister the devices."""
         self._closed = True
         events = tuple(map(DeviceUnregistered, self._registered))
         self._registered.clear()
@@ -385,39 +393,39 @@ class DeviceChannel:
         self._line.clear()
         return events
 
-    # --- What the channel says ---
+    # --- Frames to the client ---
 
-    def _acknowledge(self, cid: str | None, form: Form) -> tuple[Event, ...]:
-        return self._say(Answer((acknowledgement(cid, form),))) if self.ack else ()
+    def _acknowledge(self, cid: str | None, form: FrameForm) -> tuple[ChannelEvent, ...]:
+        return self._say(ChannelAnswer((acknowledgement(cid, form),))) if self.ack else ()
 
-    def _refuse(self, error: DomainError, cid: str | None, form: Form) -> tuple[Event, ...]:
-        return self._say(Answer((error_frame(error, cid, form),)))
+    def _refuse(self, error: DomainError, cid: str | None, form: FrameForm) -> tuple[ChannelEvent, ...]:
+        return self._say(ChannelAnswer((error_frame(error, cid, form),)))
 
-    def _close_if_deserted(self) -> tuple[Event, ...]:
+    def _close_if_deserted(self) -> tuple[ChannelEvent, ...]:
         if self._registered or self._under_way or self._farewell is None:
             return ()
         self._closed = True
         return self._say(*self._farewell)
 
-    def _say(self, *said: Answer | Close) -> tuple[Event, ...]:
+    def _say(self, *said: ChannelAnswer | ChannelClose) -> tuple[ChannelEvent, ...]:
         if not self._line:
             return said
         self._line.extend(said)
         return ()
 
-    def _what_is_due(self) -> tuple[Event, ...]:
+    def _what_is_due(self) -> tuple[ChannelEvent, ...]:
         line = self._line
         frames: list[ServerFrame] = []
-        ending: tuple[Close, ...] = ()
+        ending: tuple[ChannelClose, ...] = ()
         while line:
             head = line[0]
-            if isinstance(head, Answer):
+            if isinstance(head, ChannelAnswer):
                 frames.extend(head.frames)
-            elif isinstance(head, Close):
+            elif isinstance(head, ChannelClose):
                 ending = (head,)
             elif head.answer is not None:
                 frames.append(head.answer)
             else:
                 break
             line.popleft()
-        return (Answer(tuple(frames)), *ending) if frames else ending
+        return (ChannelAnswer(tuple(frames)), *ending) if frames else ending

@@ -1,16 +1,14 @@
-"""What a refusal looks like on the device channel: its code and its text (reference 19.5)."""
+"""Refusals on the device channel: their codes and texts (reference 19.5)."""
 
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from broker.errors import DeviceNotFound, DomainError, PermissionDenied, Unauthorized, ValidationFailed
+from broker.errors import DeviceNotFound, DomainError, PermissionDenied, Unauthorized
 
 
 @dataclass(eq=False)
 class MissingSdid(DomainError):
-    """No `sdid`, or one that is empty or not a text, where the frame needs it."""
+    """The frame needs an `sdid`, and its `sdid` is missing, empty or no text."""
 
     status = 400
     template = "Missing sdid value"
@@ -66,13 +64,13 @@ class Replaced(DomainError):
 
 @dataclass(eq=False)
 class TokenEnded(DomainError):
-    """The token that a connection came with is no longer valid."""
+    """The token of the connection is no longer valid."""
 
     status = 401
     template = "token revoked or expired"
 
 
-# Where the device channel says it differently from REST. Exact types: a subclass with a text of its own keeps it.
+# Texts of the device channel that differ from REST's. Exact types: a subclass with a text of its own keeps that text.
 _TEXTS: Final[dict[type[DomainError], str]] = {
     Unauthorized: "Please provide a valid authorization header",
     PermissionDenied: "You do not have the right permission: devices",
@@ -81,13 +79,5 @@ _TEXTS: Final[dict[type[DomainError], str]] = {
 
 
 def code_and_text(error: DomainError) -> tuple[int, str]:
-    """The two members that every error frame carries."""
+    """The `code` and `message` of an error frame."""
     return error.code, _TEXTS.get(type(error)) or str(error)
-
-
-def rest_body(error: DomainError, error_id: str) -> bytes:
-    """The body of a refused handshake (reference 3.1)."""
-    body: dict[str, object] = {"code": error.code, "message": str(error), "id": error_id}
-    if isinstance(error, ValidationFailed):
-        body["errors"] = [[{"field": one.field, "messages": one.messages} for one in error.findings]]
-    return msgspec.json.encode({"error": body})

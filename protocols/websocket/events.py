@@ -14,10 +14,10 @@ from broker.routing.events import Event, EventNames, EventSubscriber
 from broker.services import Services
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
-from protocols.websocket.frames import Form
-from protocols.websocket.handshake import Call
+from protocols.websocket.frames import FrameForm
+from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.watcher import Watcher
-from protocols.websocket.wire import encode, encode_text
+from protocols.websocket.wire import encode_frame, encode_text_frame
 
 _to_json = msgspec.json.Encoder().encode
 _to_message_pack = msgpack.Packer().pack
@@ -28,19 +28,19 @@ def _object(event: Event) -> dict[str, object]:
 
 
 def _json(event: Event) -> bytes:
-    return encode_text(_to_json(_object(event)))
+    return encode_text_frame(_to_json(_object(event)))
 
 
 def _message_pack(event: Event) -> bytes:
-    return encode(_to_message_pack(_object(event)))
+    return encode_frame(_to_message_pack(_object(event)))
 
 
-_ENCODINGS: Final = {Form.JSON: _json, Form.MESSAGE_PACK: _message_pack}
+_ENCODINGS: Final = {FrameForm.JSON: _json, FrameForm.MESSAGE_PACK: _message_pack}
 
 
 @dataclass(frozen=True, slots=True)
 class EventSelection:
-    """Which events a subscriber hears: everything that was asked for at once, within what its token may hear."""
+    """Selects events: those that match all given filters, among those that the token may receive."""
 
     reach: Reach
     names: EventNames
@@ -57,14 +57,14 @@ class EventSelection:
             return False
         if self.devices is not None and device.key not in self.devices:
             return False
-        # Those a device is shared with hear whether it is online, and nothing else of it.
+        # Users with whom a device is shared get its online status, and no other event of it.
         if caller.kind is TokenKind.USER and caller.user != event.user and not event.is_status:
             return False
         return self.reach.allows(device, Permission.READ)
 
 
-async def select_events(services: Services, call: Call) -> EventSelection:
-    """What the parameters stand for.
+async def select_events(services: Services, request: HandshakeRequest) -> EventSelection:
+    """Resolve the parameters of a request.
 
     Raises:
         Unauthorized: no token, or one that is not valid.
@@ -72,11 +72,11 @@ async def select_events(services: Services, call: Call) -> EventSelection:
         PermissionDenied: a device or a user named is not the caller's to read.
         ValidationFailed: too many ids or patterns, or an application that names neither a user nor a device.
     """
-    if not call.token:
+    if not request.token:
         raise Unauthorized
-    caller = await services.accounts.tokens.caller(call.token)
-    devices = [await services.devices.registry.find(id_) for id_ in named_ids(call, "dids", "did")]
-    uid = call.value("uid")
+    caller = await services.accounts.tokens.caller(request.token)
+    devices = [await services.devices.registry.find(id_) for id_ in named_ids(request, "dids", "did")]
+    uid = request.value("uid")
     user = None if uid is None else await services.accounts.users.find(uid, caller)
     reach = await services.accounts.permissions.reach(caller)
 
@@ -87,10 +87,10 @@ async def select_events(services: Services, call: Call) -> EventSelection:
         raise PermissionDenied(f"READ on user {user.id}")
     if caller.kind is TokenKind.APPLICATION and user is None and not devices:
         raise ValidationFailed.of("uid", "Required parameter")
-    patterns = named_ids(call, "events", "event")
+    patterns = named_ids(request, "events", "event")
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
         raise ValidationFailed.of("events", f"Maximum length {EVENT_PATTERN_MAX_CHARACTERS}")
-    await services.accounts.tokens.caller(call.token)  # it may have been revoked meanwhile
+    await services.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
     return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
 
@@ -110,4 +110,4 @@ class EventFeed(Watcher[EventSelection]):
         )
 
     async def _select(self) -> EventSelection:
-        return await select_events(self._services, self._call)
+        return await select_events(self._services, self._request)

@@ -1,4 +1,4 @@
-"""The firehose, /live: every message of the devices one watches, as soon as it is stored (reference 19.2)."""
+"""The live feed, /live: every message of the selected devices, as soon as it is stored (reference 19.2)."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -18,44 +18,47 @@ from broker.routing.feeds import Encoding, Subscriber
 from broker.services import Services
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_frame, message_object
-from protocols.websocket.frames import Form
-from protocols.websocket.handshake import Call
+from protocols.websocket.frames import FrameForm
+from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.watcher import Watcher
-from protocols.websocket.wire import encode, encode_text
+from protocols.websocket.wire import encode_frame, encode_text_frame
 from storage.records import MessageRow
 
 _to_message_pack = msgpack.Packer().pack
 
 
 @lru_cache(maxsize=1)
-def encodings(ingest: Ingest) -> Mapping[Form, Encoding]:
-    """The wire forms of messages and Actions: one object each for all of a daemon, so that subscribers share frames."""
+def encodings(ingest: Ingest) -> Mapping[FrameForm, Encoding]:
+    """The encodings of messages and Actions, one object for each form, so that subscribers share frames."""
     mid = ingest.mid
 
     def json_message(row: MessageRow, device: Device) -> bytes:
-        return encode_text(message_frame(row, device, mid(row.position)))
+        return encode_text_frame(message_frame(row, device, mid(row.position)))
 
     def json_action(action: Action) -> bytes:
-        return encode_text(action_frame(action))
+        return encode_text_frame(action_frame(action))
 
     def packed_message(row: MessageRow, device: Device) -> bytes:
-        return encode(_to_message_pack(message_object(row, device, mid(row.position))))
+        return encode_frame(_to_message_pack(message_object(row, device, mid(row.position))))
 
     def packed_action(action: Action) -> bytes:
-        return encode(_to_message_pack(action_object(action)))
+        return encode_frame(_to_message_pack(action_object(action)))
 
-    return {Form.JSON: Encoding(json_message, json_action), Form.MESSAGE_PACK: Encoding(packed_message, packed_action)}
+    return {
+        FrameForm.JSON: Encoding(json_message, json_action),
+        FrameForm.MESSAGE_PACK: Encoding(packed_message, packed_action),
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Which devices a subscriber watches: everything that was asked for at once, within what its token may read."""
+class LiveSelection:
+    """Selects devices: those that match all given filters, among those that the token may read."""
 
     reach: Reach
     devices: frozenset[int] | None = None
     types: frozenset[int] | None = None
     owner: int | None = None
-    with_shared: bool = False  # also what others share with `owner`
+    with_shared: bool = False  # also devices that are shared with `owner`
 
     def watches(self, device: Device) -> bool:
         return (
@@ -69,8 +72,8 @@ class Selection:
         return self.with_shared and self.owner in device.shared_with
 
 
-async def select(services: Services, call: Call) -> Selection:
-    """What the parameters stand for.
+async def select_live(services: Services, request: HandshakeRequest) -> LiveSelection:
+    """Resolve the parameters of a request.
 
     Raises:
         Unauthorized: no token, or one that is not valid.
@@ -78,12 +81,12 @@ async def select(services: Services, call: Call) -> Selection:
         PermissionDenied: a device or a user named is not the caller's to read, or a device token asks by type.
         ValidationFailed: too many ids.
     """
-    if not call.token:
+    if not request.token:
         raise Unauthorized
-    caller = await services.accounts.tokens.caller(call.token)
-    devices = [await services.devices.registry.find(id_) for id_ in named_ids(call, "sdids", "sdid")]
-    types = [await services.device_types.catalog.find(id_) for id_ in named_ids(call, "sdtids")]
-    uid = call.value("uid")
+    caller = await services.accounts.tokens.caller(request.token)
+    devices = [await services.devices.registry.find(id_) for id_ in named_ids(request, "sdids", "sdid")]
+    types = [await services.device_types.catalog.find(id_) for id_ in named_ids(request, "sdtids")]
+    uid = request.value("uid")
     user = None if uid is None else await services.accounts.users.find(uid, caller)
     reach = await services.accounts.permissions.reach(caller)
 
@@ -97,13 +100,13 @@ async def select(services: Services, call: Call) -> Selection:
         owner = user.key
     if user is not None and not await acts_for(services, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
-    await services.accounts.tokens.caller(call.token)  # it may have been revoked meanwhile
-    return Selection(reach, _keys(devices), _keys(types), owner, with_shared=call.flag("includeSharedDevices"))
+    await services.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
+    return LiveSelection(reach, _keys(devices), _keys(types), owner, with_shared=request.flag("includeSharedDevices"))
 
 
-def named_ids(call: Call, *names: str) -> tuple[str, ...]:
-    """All that these parameters name. Raises ValidationFailed: too many."""
-    ids = tuple(dict.fromkeys(id_ for name in names for id_ in call.ids(name)))
+def named_ids(request: HandshakeRequest, *names: str) -> tuple[str, ...]:
+    """The ids in these parameters, each once. Raises ValidationFailed when there are too many."""
+    ids = tuple(dict.fromkeys(id_ for name in names for id_ in request.ids(name)))
     if len(ids) > IDS_MAX:
         raise ValidationFailed.of(names[0], f"Maximum length {IDS_MAX}")
     return ids
@@ -114,15 +117,15 @@ def _keys(named: list[Device] | list[DeviceType]) -> frozenset[int] | None:
 
 
 async def acts_for(services: Services, reach: Reach, user: int) -> bool:
-    """A device token may name its owner: that takes nothing away and adds nothing."""
+    """Whether the caller may select by `user`. A device token may name its owner, which changes nothing."""
     caller = reach.caller
     if caller.kind is TokenKind.DEVICE and caller.device is not None:
         return (await services.devices.registry.get(caller.device)).owner == user
     return reach.covers_user(user)
 
 
-class LiveFeed(Watcher[Selection]):
-    """One subscriber of the firehose."""
+class LiveFeed(Watcher[LiveSelection]):
+    """One subscriber of the live feed."""
 
     def _subscribed(self) -> AbstractContextManager[None]:
         return self._services.routing.feeds.subscribe(
@@ -138,5 +141,5 @@ class LiveFeed(Watcher[Selection]):
     def _offer(self, frames: bytes, count: int) -> None:
         self._connection.offer(frames, count)
 
-    async def _select(self) -> Selection:
-        return await select(self._services, self._call)
+    async def _select(self) -> LiveSelection:
+        return await select_live(self._services, self._request)

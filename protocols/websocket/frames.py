@@ -1,12 +1,12 @@
 """The frames of the device channel, in and out (reference 19.1 and 19.3).
 
-A client speaks JSON (text frames, or binary ones that begin with `{`) or MessagePack (all other binary frames), and
-every answer takes the form of the frame it answers. `decode` never raises: what cannot be accepted becomes a `Refused`
-frame.
+A client speaks JSON (text frames, or binary ones that begin with `{`) or MessagePack (all other binary frames). An
+answer has the form of the frame that it answers. `decode_client_frame` never raises: a frame that cannot be accepted
+becomes a `RefusedFrame`.
 
-Reading happens twice at most. The first look is typed and fast, and every frame of a well-behaved client passes it.
-Only when a member has a type it should not have, the second look reads member by member, so that the refusal can name
-what is wrong and still carry the `cid`.
+A frame is decoded at most twice. The first decoding is typed and fast, and every valid frame passes it. Only when a
+member has a wrong type, the second decoding takes member by member, so that the refusal can name what is wrong and
+still carry the `cid`.
 """
 
 import math
@@ -18,19 +18,21 @@ import msgspec
 from msgspec import Raw
 
 from broker.errors import BadRequest, DomainError
+from broker.nesting import check_nesting
 from protocols.websocket.errors import WrongCid, code_and_text
+from protocols.websocket.message_pack import check_message_pack_nesting
 
 CID_MAX_CHARACTERS: Final = 256  # reference 19.3
 
-# Ingest refuses every negative `ts` with `Invalid ts value`; a `ts` that is no number at all is to end the same way,
-# and at the same place in the order of checks.
+# Stands for a `ts` that is no number. Ingest refuses every negative `ts` with `Invalid ts value`, so such a `ts` gets
+# the same refusal, at the same place in the order of checks.
 NOT_A_TIME: Final = -1
 
 Kind: TypeAlias = Literal["register", "unregister", "list", "message", "action"]
 
 
-class Form(Enum):
-    """How a frame is written down."""
+class FrameForm(Enum):
+    """The encoding of a frame."""
 
     JSON = "json"
     MESSAGE_PACK = "messagepack"
@@ -40,59 +42,59 @@ class Form(Enum):
 ServerFrame: TypeAlias = str | bytes
 
 
-class Register(msgspec.Struct, frozen=True, gc=False):
-    """`token` is None when the frame carries none, and empty when it carries one that cannot be read."""
+class RegisterFrame(msgspec.Struct, frozen=True, gc=False):
+    """`token` is None when the frame has none, and empty when it cannot be parsed."""
 
     sdid: str | None
     token: str | None
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-class Unregister(msgspec.Struct, frozen=True, gc=False):
+class UnregisterFrame(msgspec.Struct, frozen=True, gc=False):
     sdid: str | None
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-class List(msgspec.Struct, frozen=True, gc=False):
+class ListFrame(msgspec.Struct, frozen=True, gc=False):
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """`sdid` is None when absent, and empty when it names nothing. `data` is JSON, whatever the form of the frame."""
+class MessageFrame(msgspec.Struct, frozen=True, gc=False):
+    """`sdid` is None when absent, and empty when it is no text. `data` is JSON, also in a MessagePack frame."""
 
     sdid: str | None
     data: Raw | None
     ts: int | float | None = None
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-class Action(msgspec.Struct, frozen=True, gc=False):
+class ActionFrame(msgspec.Struct, frozen=True, gc=False):
     sdid: str | None
     ddid: str | None
     data: Raw | None
     ts: int | float | None = None
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-class Refused(msgspec.Struct, frozen=True, gc=False):
-    """A frame that is refused on sight. `kind` is None when it cannot be told what it was meant to be."""
+class RefusedFrame(msgspec.Struct, frozen=True, gc=False):
+    """A frame that cannot be accepted. `kind` is None when the type of the frame is unknown."""
 
     error: DomainError
     kind: Kind | None = None
     cid: str | None = None
-    form: Form = Form.JSON
+    form: FrameForm = FrameForm.JSON
 
 
-ClientFrame: TypeAlias = Message | Action | Register | Unregister | List | Refused
+ClientFrame: TypeAlias = MessageFrame | ActionFrame | RegisterFrame | UnregisterFrame | ListFrame | RefusedFrame
 
 
 class _Members(msgspec.Struct, gc=False):
-    """All members that any client frame may have. The others are skipped unread; null is absent."""
+    """The members of all client frames. Other members are skipped; null means absent."""
 
     type: str | None = None
     sdid: str | None = None
@@ -105,7 +107,7 @@ class _Members(msgspec.Struct, gc=False):
 
 
 class _UntypedMembers(msgspec.Struct, gc=False):
-    """The same members as they stand in the frame, for the second look."""
+    """The same members undecoded, for the second decoding."""
 
     type: Raw = Raw()
     sdid: Raw = Raw()
@@ -121,12 +123,12 @@ class _ActionData(msgspec.Struct, gc=False):
     actions: Raw = Raw()
 
 
-_JSON = Form.JSON
+_JSON = FrameForm.JSON
 _ABSENT = Raw()
 _JSON_NULL = Raw(b"null")
 _MESSAGE_PACK_NIL = Raw(b"\xc0")
 _NUMBER_STARTS = frozenset("-0123456789")
-_NOT_A_CID = "x" * (CID_MAX_CHARACTERS + 1)  # stands for a `cid` of a wrong type: too long, thus refused like one
+_NOT_A_CID = "x" * (CID_MAX_CHARACTERS + 1)  # stands for a `cid` of a wrong type: too long, so it gets the same refusal
 
 _members_of_json = msgspec.json.Decoder(_Members).decode
 _members_of_message_pack = msgspec.msgpack.Decoder(_Members).decode
@@ -138,67 +140,69 @@ _to_message_pack = msgspec.msgpack.Encoder().encode
 
 _KINDS: Final[frozenset[str]] = frozenset({"register", "unregister", "list", "message", "action"})
 
-# Blanks and `+` are equal, and so is `%20` where a client copied its query into the frame. The word may be missing.
+# Spaces, `+` and `%20` are equal, because clients copy their query into the frame. The word `bearer` may be missing.
 _BEARER = re.compile(r"(?:[\s+]|%20)*(?:bearer(?:[\s+]|%20)+)?([^\s+%]+)(?:[\s+]|%20)*", re.IGNORECASE)
 
 
-def bearer_token(authorization: str) -> str | None:
-    """The token of `bearer <token>`, or of the bare token; None when there is no such thing in it."""
+def token_in(authorization: str) -> str | None:
+    """The token in `bearer <token>`, or the bare token; None when there is no token."""
     match = _BEARER.fullmatch(authorization)
     return match[1] if match is not None else None
 
 
-def form_of(payload: str | bytes) -> Form:
-    """Text frames are JSON; of binary frames the first byte tells."""
-    return _JSON if isinstance(payload, str) or payload[:1] == b"{" else Form.MESSAGE_PACK
+def form_of(payload: str | bytes) -> FrameForm:
+    """Text frames are JSON; binary frames are JSON when they begin with `{`."""
+    return _JSON if isinstance(payload, str) or payload[:1] == b"{" else FrameForm.MESSAGE_PACK
 
 
-def decode(payload: str | bytes) -> ClientFrame:
-    """Read one client frame: the text of a text frame, or the bytes of a binary one. Never raises."""
+def decode_client_frame(payload: str | bytes) -> ClientFrame:
+    """Decode one client frame: the text of a text frame, or the bytes of a binary one. Never raises."""
     form = form_of(payload)
     try:
         members = _read(payload, form)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, not an object, or nested without end
-        return Refused(BadRequest(), form=form)
+    except ValueError:  # not JSON, not UTF-8, no object, or nested too deeply
+        return RefusedFrame(BadRequest(), form=form)
     return _frame(members, form)
 
 
-def _read(payload: str | bytes, form: Form) -> _Members:
+def _read(payload: str | bytes, form: FrameForm) -> _Members:
     if form is not _JSON:
         binary = cast("bytes", payload)
+        check_message_pack_nesting(binary)
         try:
             return _members_of_message_pack(binary)
         except msgspec.ValidationError:
-            return _second_look(_untyped_members_of_message_pack(binary), form)
-    # msgspec does not look at the encoding of what it skips or keeps raw; `decode` does.
+            return _decode_each(_untyped_members_of_message_pack(binary), form)
+    # msgspec does not check the UTF-8 of members that it skips or keeps raw; `bytes.decode` checks all.
     text = payload if isinstance(payload, str) else payload.decode()
+    check_nesting(text)
     try:
         return _members_of_json(text)
     except msgspec.ValidationError:
-        return _second_look(_untyped_members_of_json(text), form)
+        return _decode_each(_untyped_members_of_json(text), form)
 
 
-def _frame(members: _Members, form: Form) -> ClientFrame:
+def _frame(members: _Members, form: FrameForm) -> ClientFrame:
     cid = members.cid
     if isinstance(cid, int):
         cid = str(cid)
     kind = _kind(members, form)
     if cid is not None and len(cid) > CID_MAX_CHARACTERS:
-        return Refused(WrongCid() if kind is not None else BadRequest(), kind, form=form)
+        return RefusedFrame(WrongCid() if kind is not None else BadRequest(), kind, form=form)
     match kind:
         case "message" | "action":
             return _message_or_action(members, kind, cid, form)
         case "register":
-            return Register(members.sdid, _token(members), cid, form)
+            return RegisterFrame(members.sdid, _token(members), cid, form)
         case "unregister":
-            return Unregister(members.sdid, cid, form)
+            return UnregisterFrame(members.sdid, cid, form)
         case "list":
-            return List(cid, form)
+            return ListFrame(cid, form)
         case None:
-            return Refused(BadRequest(), None, cid, form)
+            return RefusedFrame(BadRequest(), None, cid, form)
 
 
-def _kind(members: _Members, form: Form) -> Kind | None:
+def _kind(members: _Members, form: FrameForm) -> Kind | None:
     kind = members.type
     if kind is None:
         return "action" if members.ddid is not None and _carries_actions(members.data, form) else "message"
@@ -207,17 +211,17 @@ def _kind(members: _Members, form: Form) -> Kind | None:
     return cast("Kind", kind) if kind in _KINDS else None
 
 
-def _message_or_action(members: _Members, kind: Kind, cid: str | None, form: Form) -> ClientFrame:
+def _message_or_action(members: _Members, kind: Kind, cid: str | None, form: FrameForm) -> ClientFrame:
     try:
         data = _as_json(members.data, form)
-    except (ValueError, TypeError, RecursionError):  # MessagePack can say what JSON cannot
-        return Refused(BadRequest(), kind, cid, form)
+    except (ValueError, TypeError):  # MessagePack has values that JSON has not
+        return RefusedFrame(BadRequest(), kind, cid, form)
     if kind == "message":
-        return Message(members.sdid, data, members.ts, cid, form)
-    return Action(members.sdid, members.ddid, data, members.ts, cid, form)
+        return MessageFrame(members.sdid, data, members.ts, cid, form)
+    return ActionFrame(members.sdid, members.ddid, data, members.ts, cid, form)
 
 
-def _as_json(data: Raw, form: Form) -> Raw | None:
+def _as_json(data: Raw, form: FrameForm) -> Raw | None:
     if form is _JSON:
         return None if data in (_ABSENT, _JSON_NULL) else data
     if data in (_ABSENT, _MESSAGE_PACK_NIL):
@@ -226,23 +230,25 @@ def _as_json(data: Raw, form: Form) -> Raw | None:
 
 
 def json_text(data: Raw) -> bytes:
-    """`data` as Ingest wants it: given as a text, it is the text that is parsed as JSON (reference 8.4)."""
+    """`data` for Ingest. When `data` is a text, the content of the text is the JSON (reference 8.4)."""
     text = bytes(data)
     if not text.startswith(b'"'):
         return text
     try:
         return msgspec.json.decode(text, type=str).encode()
-    except ValueError:  # not a text after all; Ingest says so
+    except ValueError:  # no valid text; Ingest refuses it
         return text
 
 
-def _carries_actions(data: Raw, form: Form) -> bool:
+def _carries_actions(data: Raw, form: FrameForm) -> bool:
     try:
         json = _as_json(data, form)
         if json is None:
             return False
-        found = _action_data(json_text(json))
-    except (ValueError, TypeError, RecursionError):
+        text = json_text(json)
+        check_nesting(text)
+        found = _action_data(text)
+    except (ValueError, TypeError):
         return False
     return found.actions not in (_ABSENT, _JSON_NULL)
 
@@ -251,10 +257,10 @@ def _token(members: _Members) -> str | None:
     given = members.capital_authorization
     if given is None:
         given = members.authorization
-    return None if given is None else bearer_token(given) or ""
+    return None if given is None else token_in(given) or ""
 
 
-def _second_look(members: _UntypedMembers, form: Form) -> _Members:
+def _decode_each(members: _UntypedMembers, form: FrameForm) -> _Members:
     return _Members(
         type=_text(members.type, form),
         sdid=_text(members.sdid, form),
@@ -267,22 +273,22 @@ def _second_look(members: _UntypedMembers, form: Form) -> _Members:
     )
 
 
-def _value(raw: Raw, form: Form) -> object:
+def _value(raw: Raw, form: FrameForm) -> object:
     if raw == _ABSENT:
         return None
     return msgspec.json.decode(raw) if form is _JSON else msgspec.msgpack.decode(raw)
 
 
-def _text(raw: Raw, form: Form) -> str | None:
-    """The text, empty for what is not one."""
+def _text(raw: Raw, form: FrameForm) -> str | None:
+    """The text; empty when the member is no text."""
     try:
         value = _value(raw, form)
-    except msgspec.ValidationError:  # a number beyond every range
+    except msgspec.ValidationError:  # a number out of range
         return ""
     return value if value is None or isinstance(value, str) else ""
 
 
-def _number(raw: Raw, form: Form) -> int | float | None:
+def _number(raw: Raw, form: FrameForm) -> int | float | None:
     try:
         value = _value(raw, form)
     except msgspec.ValidationError:
@@ -292,9 +298,9 @@ def _number(raw: Raw, form: Form) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else NOT_A_TIME
 
 
-def _cid(raw: Raw, form: Form) -> str | None:
+def _cid(raw: Raw, form: FrameForm) -> str | None:
     if form is _JSON and (text := bytes(raw).decode())[:1] in _NUMBER_STARTS:
-        return text  # a number is echoed as its client spelled it
+        return text  # a number is echoed as the client wrote it
     try:
         value = _value(raw, form)
     except msgspec.ValidationError:
@@ -335,28 +341,28 @@ class _Ping(msgspec.Struct, gc=False, tag_field="type", tag="ping"):
     ts: int
 
 
-def acknowledgement(cid: str | None, form: Form) -> ServerFrame:
-    """To register and unregister."""
+def acknowledgement(cid: str | None, form: FrameForm) -> ServerFrame:
+    """The answer to register and unregister."""
     return _render(_Data(_Done("OK", "200", cid)), form)
 
 
-def device_list(sdids: tuple[str, ...], cid: str | None, form: Form) -> ServerFrame:
+def device_list(sdids: tuple[str, ...], cid: str | None, form: FrameForm) -> ServerFrame:
     return _render(_Data(_Done(sdids, "200", cid)), form)
 
 
-def stored(mid: str, cid: str | None, form: Form) -> ServerFrame:
-    """To a message or an Action, once it is stored."""
+def stored(mid: str, cid: str | None, form: FrameForm) -> ServerFrame:
+    """The answer to a message or an Action, once it is stored."""
     return _render(_Data(_Stored(mid, cid)), form)
 
 
-def error_frame(error: DomainError, cid: str | None, form: Form) -> ServerFrame:
+def error_frame(error: DomainError, cid: str | None, form: FrameForm) -> ServerFrame:
     code, text = code_and_text(error)
     return _render(_Failure(_Error(code, text, cid)), form)
 
 
-def ping(now_ms: int, form: Form) -> ServerFrame:
+def ping(now_ms: int, form: FrameForm) -> ServerFrame:
     return _render(_Ping(now_ms), form)
 
 
-def _render(frame: _Data | _Failure | _Ping, form: Form) -> ServerFrame:
+def _render(frame: _Data | _Failure | _Ping, form: FrameForm) -> ServerFrame:
     return _to_json(frame).decode() if form is _JSON else _to_message_pack(frame)

@@ -1,9 +1,8 @@
-"""The opening handshake: what a client asks for, and the answer to it (reference 19.1 and 1.3).
+"""The opening handshake: what a client asks for, and the answer (reference 19.1 and 1.3).
 
-wsproto reads the request and writes the answer; after that it has done its part (wire.py).
+wsproto parses the request and writes the answer. Frames are read and written by wire.py.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl
@@ -14,29 +13,26 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
-from broker.errors import BadRequest, DomainError, TryLater
+from broker.errors import BadRequest, DomainError
 from broker.ids import new_id
-from protocols.websocket.errors import rest_body
-from protocols.websocket.frames import bearer_token
+from protocols.refusals import rest_refusal_body, rest_refusal_headers
+from protocols.websocket.frames import token_in
 
-HANDSHAKE_SECONDS: Final = 10.0
-_HEAD_BYTES: Final = 64 * 1024
-_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")  # as lenient as h11
 _TRUE: Final = frozenset({"true", "1"})
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What a client asks for. `token` is None when there is none, and empty when it cannot be read."""
+class HandshakeRequest:
+    """What a client asks for. `token` is None when there is none, and empty when it cannot be parsed."""
 
     path: str  # without a trailing slash
     parameters: dict[str, tuple[str, ...]]
     token: str | None
 
     def value(self, name: str) -> str | None:
-        """Of a parameter that was repeated, the last one counts."""
+        """Of a parameter that was repeated, the last value counts."""
         values = self.parameters.get(name)
         return values[-1] if values else None
 
@@ -44,71 +40,52 @@ class Call:
         return (self.value(name) or "").lower() in _TRUE
 
     def ids(self, name: str) -> tuple[str, ...]:
-        """Of a list that was repeated, all count; each id once."""
+        """Of a list that was repeated, all values count; each id once."""
         items = (item.strip() for value in self.parameters.get(name, ()) for item in value.split(","))
         return tuple(dict.fromkeys(filter(None, items)))
 
 
 class Handshake:
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    def __init__(self, head: bytes, stream: trio.abc.SendStream) -> None:
+        """`head` is the whole head of the client's request; `stream` takes the answer."""
+        self._head = head
         self._stream = stream
         self._wire = WSConnection(ConnectionType.SERVER)
-        self._early = b""
         self._path = ""
 
-    async def receive(self) -> Call | None:
-        """The client's request; None when it sent none, or one that is no handshake and has been refused."""
-        head = None
-        with trio.move_on_after(HANDSHAKE_SECONDS):
-            head = await self._read_head()
-        if head is None:
-            return None
+    async def receive(self) -> HandshakeRequest | None:
+        """Parse the client's request; None when it is no handshake and has been refused."""
         try:
-            self._wire.receive_data(head)
-            request = next(self._wire.events(), None)
+            self._wire.receive_data(self._head)
+            event = next(self._wire.events(), None)
         except (RemoteProtocolError, UnicodeError) as error:
             await self._refuse_malformed(error)
             return None
-        if not isinstance(request, Request):
+        if not isinstance(event, Request):
             return None
-        call = _call(request)
-        self._path = call.path
-        return call
+        request = _parsed(event)
+        self._path = request.path
+        return request
 
-    async def _read_head(self) -> bytes | None:
-        read = b""
-        while (end := _END_OF_HEAD.search(read)) is None:
-            received = await self._stream.receive_some(_HEAD_BYTES)
-            read += received
-            if not received or len(read) > _HEAD_BYTES:
-                return None
-        # A client that cannot wait may have sent frames behind its request.
-        self._early = read[end.end() :]
-        return read[: end.end()]
-
-    async def accept(self) -> bytes:
-        """Answer 101. Returns what the client had sent behind its request."""
+    async def accept(self) -> None:
+        """Answer 101."""
         await self._stream.send_all(self._wire.send(AcceptConnection()))
-        return self._early
 
-    async def refuse(self, error: DomainError, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """Answer with the status and the body that REST has for this error."""
+    async def refuse(self, error: DomainError) -> None:
+        """Answer with the status, the headers and the body that REST has for this error."""
         error_id = new_id()
         # Never the query: it may carry a token.
         _log.info("websocket_refused", error_id=error_id, status=error.status, path=self._path[:200], reason=str(error))
-        if error.status == 401:
-            headers = (*headers, (b"WWW-Authenticate", b"Bearer"))
-        if isinstance(error, TryLater):
-            headers = (*headers, (b"Retry-After", str(error.retry_seconds).encode()))
-        body = rest_body(error, error_id)
+        body = rest_refusal_body(error, error_id)
+        headers = {
+            **rest_refusal_headers(error),
+            "Content-Type": "application/json; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
         answer = RejectConnection(
             status_code=error.status,
-            headers=[
-                *headers,
-                (b"Content-Type", b"application/json; charset=utf-8"),
-                (b"Content-Length", str(len(body)).encode()),
-                (b"Connection", b"close"),
-            ],
+            headers=[(name.encode(), value.encode()) for name, value in headers.items()],
             has_body=True,
         )
         await self._stream.send_all(self._wire.send(answer) + self._wire.send(RejectData(data=body)))
@@ -121,11 +98,11 @@ class Handshake:
             await self.refuse(BadRequest())
 
 
-def _call(request: Request) -> Call:
+def _parsed(request: Request) -> HandshakeRequest:
     path, _, query = request.target.partition("?")
     parameters: dict[str, tuple[str, ...]] = {}
     authorization = None
-    # Empty and malformed parameters are ignored, and so is a stray `?` before a name.
+    # Empty and malformed parameters are ignored, and so is a `?` before a name.
     for given, value in parse_qsl(query):
         name = given.lstrip("?")
         if name.lower() == "authorization":
@@ -135,5 +112,5 @@ def _call(request: Request) -> Call:
     if authorization is None:
         headers = {name: value for name, value in request.extra_headers if name == b"authorization"}
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-    token = (bearer_token(authorization) or "") if authorization.strip() else None
-    return Call(path.rstrip("/"), parameters, token)
+    token = (token_in(authorization) or "") if authorization.strip() else None
+    return HandshakeRequest(path.rstrip("/"), parameters, token)

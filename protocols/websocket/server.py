@@ -1,8 +1,8 @@
-"""The WebSocket server: who is let in, and the device channel on the wire.
+"""The WebSocket server: admits connections, and connects the device channel with the broker.
 
-What is said on the device channel is decided in device_channel.py, how a connection lives and ends in connection.py.
-Here the two meet the broker: one task hands every message of what was read in one go to `Ingest`, and attaches one
-callback that settles them all, and answers in one write, once they are durable.
+device_channel.py has the rules of the device channel, connection.py those of a connection. For each read from the
+socket, one task hands all messages to `Ingest`, and attaches one callback, which settles them and sends the answers in
+one write once they are durable.
 """
 
 import math
@@ -31,93 +31,103 @@ from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import REGISTRATION_SECONDS
-from protocols.streams import ReplayedStream
-from protocols.tls import client_certificate
-from protocols.websocket.connection import Connection, Conversation
+from protocols.refusals import refusal_for
+from protocols.tls import peer_certificate
+from protocols.websocket.connection import Conversation, OpenWebSocket
 from protocols.websocket.device_channel import (
     ActionOffered,
-    Answer,
-    Close,
+    ChannelAnswer,
+    ChannelClose,
+    ChannelEvent,
+    ChannelOffer,
     DeviceChannel,
     DeviceUnregistered,
-    Event,
     MessageOffered,
-    Offer,
     RegistrationRequested,
 )
 from protocols.websocket.errors import DeviceNotRegistered, TokenEnded
 from protocols.websocket.events import EventFeed, select_events
-from protocols.websocket.feeds import LiveFeed, encodings, select
-from protocols.websocket.frames import Form
-from protocols.websocket.handshake import Call, Handshake
-from protocols.websocket.wire import encode
+from protocols.websocket.feeds import LiveFeed, encodings, select_live
+from protocols.websocket.frames import FrameForm
+from protocols.websocket.handshake import Handshake, HandshakeRequest
+from protocols.websocket.wire import encode_frame
 from storage.sql import StoreError
 
-# What may wait for a commit before a channel stops reading; refusals of what is no message are no rows of the journal.
+# Answers that may wait for a commit before a channel stops reading. Refusals count, too, though they are no rows of the
+# journal.
 ANSWERS_WAITING: Final = 10_000
-# Destinations that are remembered until the next check.
+# Destination devices of Actions that are cached until the next check.
 DESTINATIONS_REMEMBERED: Final = 1000
 
 _log = structlog.get_logger(__name__)
 
 
-async def converse(services: Services, stream: trio.abc.Stream) -> None:
-    """One connection, from the first byte of its handshake to its last."""
-    connection = await _shake_hands(services, stream)
+async def serve_websocket_connection(services: Services, head: bytes, early: bytes, stream: trio.abc.Stream) -> None:
+    """Serve one connection to its end.
+
+    Args:
+        services: the broker.
+        head: the whole head of the client's handshake.
+        early: what the client has sent behind the head.
+        stream: the rest of the connection.
+    """
+    connection = await _shake_hands(services, head, early, stream)
     if connection is not None:
         await connection.run()
 
 
-async def _shake_hands(services: Services, stream: trio.abc.Stream) -> Connection | None:
-    handshake = Handshake(stream)
+async def _shake_hands(services: Services, head: bytes, early: bytes, stream: trio.abc.Stream) -> OpenWebSocket | None:
+    handshake = Handshake(head, stream)
     try:
-        call = await handshake.receive()
-        if call is None:
+        request = await handshake.receive()
+        if request is None:
             return None
         try:
-            shown = client_certificate(stream)
-            conversation = await _admit(services, call, shown)
-            if call.token:
+            shown = peer_certificate(stream)
+            conversation = await _admit(services, request, shown)
+            if request.token:
                 await services.registration.admission.check_caller(
-                    await services.accounts.tokens.caller(call.token), shown
+                    await services.accounts.tokens.caller(request.token), shown
                 )
-        except DomainError as error:
-            await handshake.refuse(error)
+        except (DomainError, StoreError) as error:
+            await handshake.refuse(refusal_for(error))
             return None
-        except StoreError as error:
-            await handshake.refuse(StorageUnavailable(str(error)))
-            return None
-        early = await handshake.accept()
-        return Connection(services, stream.rest if isinstance(stream, ReplayedStream) else stream, early, conversation)
+        await handshake.accept()
+        return OpenWebSocket(services, stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 
 
 async def _admit(
-    services: Services, call: Call, shown: ClientCertificate | None
-) -> Callable[[Connection], Conversation]:
-    """What is spoken on this path, if the caller may. Raises DomainError, StoreError."""
-    match call.path:
+    services: Services, request: HandshakeRequest, shown: ClientCertificate | None
+) -> Callable[[OpenWebSocket], Conversation]:
+    """The conversation of a path.
+
+    Raises:
+        DomainError: the path is unknown, or the caller may not use it.
+        StoreError: the store failed.
+    """
+    match request.path:
         case "/v1.1/websocket":
             meter = None
-            if call.token is not None:
-                caller = await services.accounts.tokens.caller(call.token)
+            if request.token is not None:
+                caller = await services.accounts.tokens.caller(request.token)
                 await services.registration.admission.check_caller(caller, shown)  # before the limit: reference 3.2
                 meter = services.limits.meters.of(Channel.WEBSOCKET, caller)
-            if meter is not None:  # reference 19.1: it can fail the handshake
+            if meter is not None:  # reference 19.1: a used-up limit fails the handshake
                 meter.check()
-            channel = DeviceChannel(ack=call.flag("ack"), handshake_token=call.token, handshake_meter=meter)
+            channel = DeviceChannel(ack=request.flag("ack"), handshake_token=request.token, handshake_meter=meter)
             return partial(DeviceConversation, services, channel, shown)
         case "/v1.1/live":
-            return partial(LiveFeed, services, call, await select(services, call))
+            return partial(LiveFeed, services, request, await select_live(services, request))
         case "/v1.1/events":
-            return partial(EventFeed, services, call, await select_events(services, call))
+            return partial(EventFeed, services, request, await select_events(services, request))
         case _:
             raise NotFound
 
 
 class _Registration:
-    """A device that the channel speaks for."""
+    """A device of the channel."""
 
     __slots__ = ("device", "link", "reach", "token")
 
@@ -129,10 +139,10 @@ class _Registration:
 
 
 class DeviceConversation:
-    """The device channel of one connection."""
+    """Connects one device channel with the broker."""
 
     def __init__(
-        self, services: Services, channel: DeviceChannel, shown: ClientCertificate | None, connection: Connection
+        self, services: Services, channel: DeviceChannel, shown: ClientCertificate | None, connection: OpenWebSocket
     ) -> None:
         self._services = services
         self._shown = shown
@@ -144,7 +154,7 @@ class DeviceConversation:
         self._deadline = trio.current_time() + REGISTRATION_SECONDS
 
     @property
-    def form(self) -> Form:
+    def form(self) -> FrameForm:
         return self._channel.form
 
     @property
@@ -169,9 +179,9 @@ class DeviceConversation:
                 await self._wait_settled()
 
     async def _handle(self, payloads: Iterable[str | bytes]) -> None:
-        """Everything that was read in one go, in order. Only a registration or a new destination waits."""
+        """Process the messages of one read, in order. Only registrations and new destinations of Actions wait."""
         receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
-        verdicts: list[tuple[Offer, int | DomainError]] = []
+        verdicts: list[tuple[ChannelOffer, int | DomainError]] = []
         for payload in payloads:
             for event in receive(payload):
                 if type(event) is MessageOffered:
@@ -181,7 +191,7 @@ class DeviceConversation:
                         verdicts.append((event, error))
                 elif type(event) is ActionOffered:
                     if (event.sdid, event.ddid) not in self._destinations:
-                        # Callbacks go to the rows since the last `await`, so it is their turn before the next one.
+                        # `after_commit` covers the rows since the last `await`, so it must come before the next one.
                         self._settle_when_durable(verdicts)
                         verdicts = []
                     verdicts.append((event, await self._submit_action(event)))
@@ -203,17 +213,15 @@ class DeviceConversation:
             if meter is not None:
                 meter.count()
             device, reach = await self._authorize(request.sdid, request.token)
-        except DomainError as error:
-            self._act(self._channel.registration_refused(request.sdid, error))
-        except StoreError as error:
-            self._act(self._channel.registration_refused(request.sdid, StorageUnavailable(str(error))))
+        except (DomainError, StoreError) as error:
+            self._act(self._channel.registration_refused(request.sdid, refusal_for(error)))
         else:
             self._connect(device, reach, request.token)
             self._deadline = math.inf
             self._act(self._channel.registration_accepted(request.sdid, meter))
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
-        """Raises DomainError, StoreError."""
+        """The device and the reach of the token. Raises DomainError, StoreError."""
         tokens = self._services.accounts.tokens
         caller = await tokens.caller(token)
         device = await self._services.devices.registry.find(sdid)
@@ -242,7 +250,7 @@ class DeviceConversation:
         self._registrations[device.id] = _Registration(device, reach, token, link)
 
     def _end_link(self, sdid: str, reason: CloseReason) -> None:
-        """The broker's word; called on the loop at any time."""
+        """The broker ends a device's link. May be called at any time on the event loop."""
         match reason:
             case CloseReason.REPLACED:
                 self._act(self._channel.taken_over(sdid))
@@ -253,10 +261,10 @@ class DeviceConversation:
             case CloseReason.PERMISSION_REMOVED:
                 self._act(self._channel.access_ended(sdid, PermissionDenied(f"READ and WRITE on device {sdid}")))
             case CloseReason.SHUTDOWN:
-                pass  # the connection hears it, too, and says goodbye for all its devices
+                pass  # the connection itself closes when the daemon stops
 
     async def check(self) -> None:
-        """Links hear of revoked tokens and disabled devices at once; of expiry and of lost permissions here."""
+        """Check expired tokens and lost permissions. Revoked tokens and disabled devices end links at once."""
         self._destinations.clear()
         for sdid, registration in list(self._registrations.items()):
             try:
@@ -278,16 +286,14 @@ class DeviceConversation:
             destination = self._destinations.get((offer.sdid, offer.ddid))
             if destination is None and source is not None:
                 destination = await self._find_destination(offer)
-                source = self._registrations.get(offer.sdid)  # it may have lost its device while we looked
+                source = self._registrations.get(offer.sdid)  # it may have ended meanwhile
             if source is None or destination is None:
                 raise DeviceNotRegistered
             if not source.reach.allows(destination, Permission.WRITE):
                 raise PermissionDenied(f"WRITE on device {offer.ddid}")
             return self._ingest.submit_action(source.device, destination, offer.data, offer.ts)
-        except DomainError as error:
-            return error
-        except StoreError as error:
-            return StorageUnavailable(str(error))
+        except (DomainError, StoreError) as error:
+            return refusal_for(error)
 
     async def _find_destination(self, offer: ActionOffered) -> Device:
         destination = await self._services.devices.registry.find(offer.ddid)
@@ -296,7 +302,7 @@ class DeviceConversation:
         self._destinations[offer.sdid, offer.ddid] = destination
         return destination
 
-    def _settle_when_durable(self, verdicts: list[tuple[Offer, int | DomainError]]) -> None:
+    def _settle_when_durable(self, verdicts: list[tuple[ChannelOffer, int | DomainError]]) -> None:
         if not verdicts or not self._channel.ack:
             return
         if any(type(verdict) is int for _, verdict in verdicts):
@@ -304,7 +310,7 @@ class DeviceConversation:
         else:
             self._settle(verdicts, None)
 
-    def _settle(self, verdicts: list[tuple[Offer, int | DomainError]], error: StorageUnavailable | None) -> None:
+    def _settle(self, verdicts: list[tuple[ChannelOffer, int | DomainError]], error: StorageUnavailable | None) -> None:
         mid = self._ingest.mid
         self._act(
             self._channel.settle(
@@ -318,26 +324,26 @@ class DeviceConversation:
     def _deliver(self, action: Action) -> bool:
         return self._connection.offer(encodings(self._ingest)[self.form].action(action))
 
-    # --- What the channel decides ---
+    # --- Events of the channel ---
 
-    def _act(self, events: Iterable[Event]) -> None:
+    def _act(self, events: Iterable[ChannelEvent]) -> None:
         for event in events:
             match event:
-                case Answer(frames):
-                    self._connection.say(b"".join(map(encode, frames)))
+                case ChannelAnswer(frames):
+                    self._connection.say(b"".join(map(encode_frame, frames)))
                 case DeviceUnregistered(sdid):
                     self._registrations.pop(sdid).link.close()
-                case Close(code, reason):
+                case ChannelClose(code, reason):
                     self._connection.close(code, reason)
                 case _:
-                    raise AssertionError(f"{event} is for the reader")
+                    raise AssertionError(f"{event} must be handled by the reading task")
 
     async def finish(self) -> None:
         await self._wait_settled()
         self.leave()
 
     async def _wait_settled(self) -> None:
-        """What was submitted is durable or refused, and the channel has said so."""
+        """Wait until all submitted messages are durable or refused, and their answers are sent."""
         if self._channel.statistics().answers_waiting:
             with suppress(StorageUnavailable):
                 await self._ingest.wait_committed()

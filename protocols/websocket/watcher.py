@@ -1,4 +1,4 @@
-"""A connection that only listens: what /live and /events have in common (reference 19.1)."""
+"""A conversation of a subscriber: what /live and /events share (reference 19.1)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,41 +8,41 @@ from typing import Generic, TypeVar
 from broker.errors import Unauthorized
 from broker.routing.connections import CloseReason
 from broker.services import Services
-from protocols.websocket.connection import Connection
+from protocols.websocket.connection import OpenWebSocket
 from protocols.websocket.errors import TokenEnded
-from protocols.websocket.frames import Form, form_of
-from protocols.websocket.handshake import Call
+from protocols.websocket.frames import FrameForm, form_of
+from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.wire import POLICY_VIOLATION
 
 S = TypeVar("S")
 
 
 class Watcher(ABC, Generic[S]):
-    """One subscriber, from its handshake to its end. `form` is how the client writes, and so how it is written to.
+    """One subscriber. `form` is that of the client's latest frame, and of the frames that the client gets.
 
-    `selection` is what the parameters of the handshake stood for when it was made.
+    `selection` is what the parameters of the handshake selected at that time.
     """
 
     deadline = math.inf
 
-    def __init__(self, services: Services, call: Call, selection: S, connection: Connection) -> None:
+    def __init__(self, services: Services, request: HandshakeRequest, selection: S, connection: OpenWebSocket) -> None:
         self._services = services
-        self._call = call
+        self._request = request
         self._selection = selection
         self._connection = connection
         self._subscription = ExitStack()
-        self.form = Form.JSON
+        self.form = FrameForm.JSON
 
     @abstractmethod
     def _subscribed(self) -> AbstractContextManager[None]:
-        """The subscription as things are now; it lasts as long as the block."""
+        """The subscription for the current selection and form; it lasts as long as the block."""
 
     @abstractmethod
     async def _select(self) -> S:
-        """Work out again what is watched. Raises DomainError when the caller may not any more."""
+        """Resolve the selection again. Raises DomainError when the caller has lost the permission."""
 
     async def talk(self) -> None:
-        """What the client says does not matter, only how it writes."""
+        """Ignore the content of the client's frames; follow their form."""
         self._subscribe()
         while (payloads := await self._connection.receive()) is not None:
             if payloads and (form := form_of(payloads[-1])) is not self.form:
@@ -50,7 +50,7 @@ class Watcher(ABC, Generic[S]):
                 self._subscribe()
 
     def _subscribe(self) -> None:
-        """Nothing happens between leaving and entering, so nothing is missed or seen twice."""
+        """Replace the subscription without waiting in between, so that no message is missed or sent twice."""
         self._subscription.close()
         self._subscription.enter_context(self._subscribed())
 
@@ -58,7 +58,7 @@ class Watcher(ABC, Generic[S]):
         self._connection.close(POLICY_VIOLATION, reason.value)
 
     async def check(self) -> None:
-        """Token, devices and permissions may have gone; and more may have been granted."""
+        """Resolve the selection again: tokens, devices and permissions may have gone or been added."""
         try:
             self._selection = await self._select()
         except Unauthorized as error:

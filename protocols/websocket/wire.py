@@ -1,8 +1,8 @@
-"""WebSocket frames as bytes, without I/O (RFC 6455, sections 5 and 7.4): what the server reads and what it writes.
+"""WebSocket frames as bytes, without I/O: those of the client and those of the server (RFC 6455, sections 5 and 7.4).
 
-The device channel and the firehose are hot, and most frames are short, whole and alone; so `feed` takes everything that
-was read in one go and looks at each byte once. What a library would do per frame with objects and events of its own
-costs several times what the message itself does.
+The device channel and the live feed are hot paths, and most frames are short and unfragmented. So `feed` takes all
+bytes of one read and scans each byte once. A library that makes objects and events for each frame costs several times
+as much as the message itself.
 """
 
 import struct
@@ -35,31 +35,32 @@ _length_of_64_bits = struct.Struct("!Q").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class PingFrame:
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
+class PongFrame:
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """The peer's last frame."""
+class CloseFrame:
+    """The last frame of the peer."""
 
     code: int
     reason: str
 
 
-Control: TypeAlias = Ping | Pong | Close
+Control: TypeAlias = PingFrame | PongFrame | CloseFrame
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages in their order, `str` of text and `bytes` of binary ones; and control frames in theirs.
+    """The messages in order, `str` for text and `bytes` for binary, and the control frames in order.
 
-    Which of the two came first does not matter: a Close is the last of all, and the others stand for themselves.
+    The order between messages and control frames does not matter: a Close is the last frame, and Pings and Pongs do not
+    depend on messages.
     """
 
     messages: list[str | bytes]
@@ -67,7 +68,7 @@ class Received:
 
 
 class WireError(Exception):
-    """The peer breaks the protocol, or sends too much. `received` came before that and counts."""
+    """The peer broke the protocol or a size limit. `received` has the frames before the error; they are processed."""
 
     def __init__(self, code: int, reason: str, received: Received | None = None) -> None:
         super().__init__(reason)
@@ -77,7 +78,7 @@ class WireError(Exception):
 
 
 class FrameReader:
-    """Turns what a client sends into messages and control frames. After a WireError or a Close it must not be fed."""
+    """Parses the frames of a client. Must not be used after a WireError or a Close."""
 
     __slots__ = ("_begun", "_buffer", "_limit", "_opcode")
 
@@ -88,7 +89,11 @@ class FrameReader:
         self._begun: bytearray | None = None
 
     def feed(self, data: bytes | bytearray) -> Received:
-        """Everything that is complete now. Raises WireError."""
+        """The messages and control frames that these bytes complete.
+
+        Raises:
+            WireError: the peer broke the protocol or a size limit.
+        """
         received = Received([], [])
         try:
             self._read(data, received)
@@ -142,7 +147,7 @@ class FrameReader:
         return length
 
     def _check(self, first: int, length: int) -> None:
-        """May such a frame come now? Asked as soon as its head is there, before its payload is waited for."""
+        """Raise WireError when such a frame is not allowed now. Called before the payload has arrived."""
         if first & 0x70:
             raise WireError(PROTOCOL_ERROR, "reserved bit set")
         opcode = first & 0x0F
@@ -160,7 +165,7 @@ class FrameReader:
             raise WireError(MESSAGE_TOO_BIG, f"over {self._limit} bytes")
 
     def _joined(self, first: int, payload: bytes) -> str | bytes | None:
-        """One more fragment of a message; the message with the last of them."""
+        """Add a fragment; return the message with the last fragment, else None."""
         if self._begun is None:
             self._opcode, self._begun = first & 0x0F, bytearray()
         self._begun += payload
@@ -174,7 +179,7 @@ class FrameReader:
 def _control(opcode: int, payload: bytes) -> Control:
     if opcode == _CLOSE:
         return _close(payload)
-    return Ping(payload) if opcode == _PING else Pong(payload)
+    return PingFrame(payload) if opcode == _PING else PongFrame(payload)
 
 
 def _text(payload: bytes) -> str:
@@ -184,45 +189,45 @@ def _text(payload: bytes) -> str:
         raise WireError(INVALID_DATA, "text is not UTF-8") from None
 
 
-def _close(payload: bytes) -> Close:
+def _close(payload: bytes) -> CloseFrame:
     if not payload:
-        return Close(NO_CODE, "")
+        return CloseFrame(NO_CODE, "")
     if len(payload) == 1:
         raise WireError(PROTOCOL_ERROR, "half a close code")
     code = _length_of_16_bits(payload, 0)[0]
     if not (1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999):
         raise WireError(PROTOCOL_ERROR, f"close code {code}")
-    return Close(code, _text(payload[2:]))
+    return CloseFrame(code, _text(payload[2:]))
 
 
-# --- What the server says: never masked, never fragmented ---
+# --- Frames of the server: never masked, never fragmented ---
 
 
-def encode(payload: str | bytes) -> bytes:
-    """One message: `str` as a text frame, `bytes` as a binary one."""
+def encode_frame(payload: str | bytes) -> bytes:
+    """A message as a frame: `str` as a text frame, `bytes` as a binary one."""
     if isinstance(payload, str):
-        return encode_text(payload.encode())
+        return encode_text_frame(payload.encode())
     return _head(_WHOLE_BINARY, len(payload)) + payload
 
 
-def encode_text(payload: bytes) -> bytes:
-    """A text frame of what is UTF-8 already."""
+def encode_text_frame(payload: bytes) -> bytes:
+    """A text frame; the payload is UTF-8."""
     length = len(payload)
     if length < 126:
         return _SHORT_TEXT[length] + payload
     return _head(_WHOLE_TEXT, length) + payload
 
 
-def encode_ping(payload: bytes = b"") -> bytes:
+def encode_ping_frame(payload: bytes = b"") -> bytes:
     return _head(_FIN | _PING, len(payload)) + payload
 
 
-def encode_pong(payload: bytes) -> bytes:
+def encode_pong_frame(payload: bytes) -> bytes:
     return _head(_FIN | _PONG, len(payload)) + payload
 
 
-def encode_close(code: int, reason: str = "") -> bytes:
-    """`reason` is cut to what a control frame holds."""
+def encode_close_frame(code: int, reason: str = "") -> bytes:
+    """A close frame. `reason` is cut to the size of a control frame."""
     payload = b""
     if code != NO_CODE:
         text = reason.encode()[: _CONTROL_BYTES - 2].decode(errors="ignore")

@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-from protocols.control import call
+from protocols.control.client import send_command
 from tests.benchmarks.history import DAY_MS, Questions
 from tests.benchmarks.history_store import DEVICES, build
 from tests.benchmarks.load import publish_qos1
@@ -79,7 +79,7 @@ class Asker:
 
 
 def deleted(daemon: Daemon) -> int:
-    parts: Any = trio.run(call, daemon.state, "statistics", {})
+    parts: Any = trio.run(send_command, daemon.state, "statistics", {})
     return int(parts["retention"]["deleted_messages"])
 
 

@@ -8,7 +8,7 @@ import pytest
 from broker.connectors.catalog import ConnectorUnavailable
 from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
-from tests.conftest import OpenServices
+from tests.builders import ServicesOpener
 from tests.factories import KITCHEN, LIGHT_TYPE, World
 
 OAUTH2 = {
@@ -59,21 +59,21 @@ async def test_a_dry_run_changes_nothing(services: Services, world: World) -> No
     assert services.connectors.catalog.find(world.light_type) is None
 
 
-async def test_its_secrets_are_sealed(services: Services, world: World) -> None:
+async def test_secrets_of_a_connector_are_encrypted(services: Services, world: World) -> None:
     await apply(services, CONNECTOR)
     record = await services.core.database.read(lambda tx: tx.connectors.connector(world.light_type))
     assert record is not None
     assert b"hush" not in record.terms
 
 
-async def test_it_is_there_after_a_restart(open_again: OpenServices) -> None:
-    async with open_again() as services:
+async def test_a_provisioned_connector_survives_a_restart(opener: ServicesOpener) -> None:
+    async with opener() as services:
         organization = {"name": "Acme"}
         type_ = {"unique_name": "example.smart_light", "organization": "Acme"}
         await services.provisioning.apply(
             {"organizations": [organization], "device_types": [type_], "connectors": [CONNECTOR | {"oauth1": None}]}
         )
-    async with open_again() as services:
+    async with opener() as services:
         found = await services.device_types.catalog.find("example.smart_light")
         assert services.connectors.catalog.of_type(found).terms.oauth2 is not None
 

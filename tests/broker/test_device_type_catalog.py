@@ -7,24 +7,21 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.errors import DeviceTypeNotFound
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from broker.services import Services
+from storage.database import Transaction
 from storage.records import ManifestRecord
+from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST, LIGHT_TYPE, World, build_world
-from tests.fakes import FakeClock, HeldRunner
+from tests.fakes import HeldRunner
 
 
 def rename(tx: Transaction) -> None:
     tx.connection.execute("UPDATE device_type SET name = 'Renamed'")
 
 
-async def test_a_type_is_one_object_however_it_is_found(services: Services, world: World) -> None:
+async def test_every_lookup_finds_the_same_type_object(services: Services, world: World) -> None:
     light = await services.device_types.catalog.find(LIGHT_TYPE)
     assert (light.key, light.id, light.latest.version) == (world.light_type, LIGHT_TYPE, 1)
     assert await services.device_types.catalog.find("example.smart_light") is light
@@ -38,7 +35,7 @@ async def test_a_type_that_is_unknown_is_not_found(services: Services, world: Wo
         await services.device_types.catalog.find(name)
 
 
-async def test_a_change_reaches_everyone_who_holds_the_type(services: Services, world: World) -> None:
+async def test_a_change_refreshes_the_shared_type(services: Services, world: World) -> None:
     light = await services.device_types.catalog.find(LIGHT_TYPE)
 
     def change(tx: Any) -> None:
@@ -61,12 +58,9 @@ async def test_a_type_without_manifest_keeps_nothing(services: Services, world: 
     assert light.latest.normalize(b'{"state":true}') is None
 
 
-async def test_a_type_that_is_loaded_while_it_changes_is_not_remembered_as_it_was(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_type_that_changes_while_it_is_loaded_is_read_again(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
         found: list[DeviceType] = []
 

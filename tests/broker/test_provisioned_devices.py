@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from broker.accounts.permissions import Permission
-from broker.devices.inventory import DeviceChanges
+from broker.devices.inventory import DeviceChanges, NewDevice
 from broker.errors import ValidationFailed
 from broker.facts import (
     DeviceCreated,
@@ -123,12 +123,12 @@ async def test_a_name_does_not_bring_a_deleted_device_back(services: Services, w
 
 
 async def test_a_device_whose_vendor_id_was_given_away_cannot_be_restored(services: Services, world: World) -> None:
-    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
-    await services.devices.inventory.set_certificate(kitchen, None, vdid="v")
-    await services.devices.inventory.delete(kitchen)
-    await services.devices.inventory.set_certificate(hall, None, vdid="v")
+    new = NewDevice(owner=world.ada, type=(await services.devices.registry.find(KITCHEN)).type, vdid="v")
+    former = await services.devices.inventory.create(new)
+    await services.devices.inventory.delete(former)
+    await services.devices.inventory.create(new)
     with pytest.raises(ValidationFailed) as caught:
-        await services.provisioning.apply({"devices": [LIGHT]})
+        await services.provisioning.apply({"devices": [LIGHT | {"id": former.id}]})
     assert caught.value.findings[0].field == "devices[0].id"
 
 

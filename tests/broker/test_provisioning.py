@@ -12,16 +12,14 @@ import trio.testing
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import TokenKind
-from broker.clock import Clock
 from broker.errors import Unauthorized, ValidationFailed
 from broker.facts import DeviceChanged, TokenRevoked
 from broker.provisioning import Generated, ProvisionReport
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from broker.secrets import token_hash
+from broker.services import Services
+from storage.database import Transaction
 from storage.records import ManifestRecord
+from tests.builders import ServicesOpener
 from tests.factories import LIGHT_MANIFEST
 from tests.fakes import FakeClock, HeldRunner
 
@@ -641,11 +639,10 @@ async def test_every_finding_of_a_manifest_is_named(services: Services) -> None:
 
 
 async def test_a_commit_is_announced_also_when_its_task_was_cancelled(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+    opener: ServicesOpener,
 ) -> None:
     runner = HeldRunner()
-    clock = Clock(fake_clock, fake_clock.steady_ms)
-    async with open_services(settings, Database(engine, run_sync=runner), Vault(Vault.new_key()), clock) as services:
+    async with opener(run_sync=runner) as services:
         await services.provisioning.apply(GIVEN)
         caller = await services.accounts.tokens.caller(ADA_TOKEN)  # now it is cached
         (token,) = [entry for entry in GIVEN["tokens"] if entry.get("value") == ADA_TOKEN]

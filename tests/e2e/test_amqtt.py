@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def in_a_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a coroutine of asyncio's returns."""
+    """The result of an asyncio coroutine."""
     try:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(lambda: asyncio.run(asyncio.wait_for(work(), PATIENCE_SECONDS))).result()

@@ -15,10 +15,12 @@ import pytest
 import trio
 
 from broker.services import Services
-from protocols.websocket.connection import Connection
-from protocols.websocket.frames import Form
+from protocols.http.heads import split_head
+from protocols.websocket.connection import OpenWebSocket
+from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake
-from protocols.websocket.wire import encode, encode_text
+from protocols.websocket.wire import encode_frame
+from tests.protocols.websocket.peers import whole_head
 
 # 9 sends messages beyond the 64 KiB that reference 19.1 allows; 12 and 13 are about compression, which the
 # handshake does not offer.
@@ -27,18 +29,18 @@ _PASSED = {"OK", "NON-STRICT", "INFORMATIONAL"}
 
 
 class Echo:
-    """Says what it is told."""
+    """Sends each message back."""
 
     deadline = math.inf
-    form = Form.JSON
+    form = FrameForm.JSON
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: OpenWebSocket) -> None:
         self._connection = connection
 
     async def talk(self) -> None:
         while (payloads := await self._connection.receive()) is not None:
             for payload in payloads:
-                self._connection.say(encode_text(payload.encode()) if isinstance(payload, str) else encode(payload))
+                self._connection.say(encode_frame(payload))
             if not self._connection.has_room:
                 await self._connection.wait_written()
 
@@ -54,9 +56,11 @@ class Echo:
 
 
 async def echo(services: Services, stream: trio.SocketStream) -> None:
-    handshake = Handshake(stream)
+    head, early = split_head(await whole_head(stream))
+    handshake = Handshake(head, stream)
     if await handshake.receive() is not None:
-        await Connection(services, stream, await handshake.accept(), Echo).run()
+        await handshake.accept()
+        await OpenWebSocket(services, stream, early, Echo).run()
 
 
 @pytest.mark.timeout(300)

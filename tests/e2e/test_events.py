@@ -1,4 +1,4 @@
-"""The event feed of the real daemon: what REST, operators and connections cause, as everybody concerned hears it."""
+"""The event feed of the real daemon: the events that REST, operators and connections cause."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def provision(daemon: Daemon, tables: str) -> None:
-    """As an operator changes a running daemon."""
+    """Change the running daemon as an operator does."""
     document = daemon.state.parent / "more.toml"
     document.write_text(tables, encoding="utf-8")
     trunkline(daemon, "provision", str(document))
@@ -87,7 +87,7 @@ async def rest(daemon: Daemon) -> AsyncIterator[Callable[..., Any]]:
         yield call
 
 
-async def test_what_rest_changes_is_heard_in_order_by_everybody_concerned(
+async def test_changes_by_rest_reach_all_subscribers_concerned_in_order(
     daemon: Daemon, rest: Callable[..., Any]
 ) -> None:
     async with (
@@ -149,7 +149,7 @@ def _mqtt(daemon: Daemon, number: int) -> Iterator[None]:
 
 @contextmanager
 def _lost_mqtt(daemon: Daemon, number: int) -> Iterator[None]:
-    """The network is gone before anybody could say goodbye."""
+    """A connection that is lost without a DISCONNECT."""
     with mqtt.connected(daemon, number) as device:
         yield
         connection = device.client.socket()
@@ -166,7 +166,7 @@ def _websocket(daemon: Daemon, number: int) -> Iterator[None]:
 
 @contextmanager
 def _coap(daemon: Daemon, number: int) -> Iterator[None]:
-    """libcoap observes for a second, then takes its leave."""
+    """libcoap observes for a second, then cancels the observation."""
     client = require_program("coap-client-notls")
     url = f"coap://127.0.0.1:{daemon.port('coap')}/v1.1/actions/{device_token(number)}"
     observer = subprocess.Popen([client, "-s", "1", url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -186,7 +186,7 @@ Connect = Callable[[Daemon, int], AbstractContextManager[None]]
         f"authorization=bearer+{APPLICATION_TOKEN}&dids={device_id(0)}&event=*line",
     ],
 )
-async def test_connections_of_every_protocol_tell_online_and_offline(
+async def test_connections_of_every_protocol_cause_online_and_offline_events(
     daemon: Daemon, connected: Connect, query: str
 ) -> None:
     async with connect(daemon, f"/events?{query}") as feed:
@@ -196,7 +196,7 @@ async def test_connections_of_every_protocol_tell_online_and_offline(
         assert await hear(feed, 1) == [("device.status.offline", data)]
 
 
-async def test_a_take_over_from_one_protocol_to_another_is_told_to_nobody(
+async def test_a_take_over_from_one_protocol_to_another_causes_no_event(
     daemon: Daemon, rest: Callable[..., Any]
 ) -> None:
     path = f"/events?authorization=bearer+{USER_TOKEN}&did={device_id(1)}"

@@ -1,4 +1,4 @@
-"""Acknowledged means stored: whatever moment the power goes, every acknowledged message is there exactly once."""
+"""Acknowledged means stored: after a kill at any moment, every acknowledged message is stored exactly once."""
 
 import random
 import socket
@@ -79,7 +79,7 @@ def _stored(daemon: Daemon, number: int) -> Counter[int]:
             parameters["offset"] = page["next"]
 
 
-def test_every_acknowledged_message_is_there_exactly_once_after_a_kill(tmp_path: Path) -> None:
+def test_every_acknowledged_message_is_stored_exactly_once_after_a_kill(tmp_path: Path) -> None:
     chance = random.Random(20_260_101)  # noqa: S311 - the moments are random, and the same in every run
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=CLIENTS)

@@ -53,7 +53,7 @@ def test_days_and_months_survive_a_restart(daemon: Daemon) -> None:
     assert (refused.status_code, refused.json()["error"]["message"]) == (429, "DAILY rate limit exceeded")
 
 
-def test_paho_hears_of_every_message_over_the_limit(daemon: Daemon) -> None:
+def test_paho_gets_an_error_for_every_message_over_the_limit(daemon: Daemon) -> None:
     device = PahoDevice(0, MQTTProtocolVersion.MQTTv311)
     device.client.connect("127.0.0.1", daemon.port("mqtt"))
     device.client.loop_start()

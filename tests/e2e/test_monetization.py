@@ -129,7 +129,7 @@ def _pay_with_stripe(folder: Path, stripe: StripeStandIn) -> None:
         assert active_tier(daemon, http) == "Plus"
 
 
-async def test_a_daemon_that_is_killed_while_it_asks_stripe_lets_nobody_pay_twice(
+async def test_no_payment_is_captured_twice_after_a_crash_during_a_request_to_stripe(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     stripe = StripeStandIn()

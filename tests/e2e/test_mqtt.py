@@ -21,7 +21,7 @@ NewDevice = Callable[[], int]
 
 
 class PahoDevice:
-    """A device with paho's own network thread; what it hears waits in queues."""
+    """A device on paho, with paho's network thread; received packets wait in queues."""
 
     def __init__(self, number: int, version: MQTTProtocolVersion, *, token: str | None = None) -> None:
         self.number = number
@@ -123,7 +123,7 @@ def test_a_message_is_read_back_as_it_was_sent(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_refused_is_reported_to_who_listens(
+def test_refusals_are_published_on_the_errors_topic(
     daemon: Daemon, rest: Rest, new_device: NewDevice, version: MQTTProtocolVersion
 ) -> None:
     number = new_device()
@@ -176,7 +176,7 @@ def test_the_newer_connection_takes_over(daemon: Daemon, rest: Rest, new_device:
             assert older.heard.empty()
 
 
-def test_a_wrong_token_is_refused_and_disturbs_nobody(daemon: Daemon, new_device: NewDevice) -> None:
+def test_a_wrong_token_is_refused_and_does_not_disturb_the_device(daemon: Daemon, new_device: NewDevice) -> None:
     number = new_device()
     with connected(daemon, number) as device:
         with dialling(daemon, number, token="9" * 32) as stranger:
@@ -202,7 +202,7 @@ def test_everything_works_over_tls(
     assert [message["data"]["intensity"] for message in rest.last(number)] == [2, 1, 0]
 
 
-def test_many_messages_at_once_are_all_there_in_their_order(daemon: Daemon, rest: Rest, new_device: NewDevice) -> None:
+def test_many_messages_at_once_are_all_stored_in_order(daemon: Daemon, rest: Rest, new_device: NewDevice) -> None:
     number = new_device()
     with connected(daemon, number) as device:
         sent = [device.client.publish(device.topic("messages"), f'{{"intensity":{n}}}', 1 + n % 2) for n in range(100)]

@@ -116,7 +116,7 @@ class TestMqtt:
         said = self.publish(secured, certificate, (board.id, board.token), [board.certificate, board.key])
         assert said.endswith("status 0")
 
-    def test_and_with_nothing_else(
+    def test_no_other_certificate_is_admitted(
         self, secured: Daemon, certificate: Path, board: Board, strangers: list[list[Path]]
     ) -> None:
         for shown in strangers:
@@ -124,13 +124,13 @@ class TestMqtt:
             assert "not authori" in said, said
             assert not said.endswith("status 0")
 
-    def test_not_without_encryption(self, secured: Daemon, board: Board) -> None:
+    def test_a_secure_device_is_refused_without_encryption(self, secured: Daemon, board: Board) -> None:
         address = ["-h", "127.0.0.1", "-p", str(secured.port("mqtt")), "-u", board.id, "-P", board.token]
         topic = f"/v1.1/messages/{board.id}"
         said = run(require_program("mosquitto_pub"), *address, "-q", "1", "-t", topic, "-m", STATE)
         assert "not authori" in said
 
-    def test_ordinary_devices_need_no_certificate_and_may_show_any(
+    def test_other_devices_need_no_certificate_and_may_present_any(
         self, secured: Daemon, certificate: Path, strangers: list[list[Path]]
     ) -> None:
         for shown in strangers:
@@ -151,11 +151,11 @@ class TestCoap:
     def test_a_secure_device_posts_with_its_certificate(self, secured: Daemon, board: Board) -> None:
         assert '"mid"' in self.post(secured, board.token, [board.certificate, board.key])
 
-    def test_and_with_nothing_else(self, secured: Daemon, board: Board, strangers: list[list[Path]]) -> None:
+    def test_no_other_certificate_is_admitted(self, secured: Daemon, board: Board, strangers: list[list[Path]]) -> None:
         for shown in strangers:
             assert "4.03" in self.post(secured, board.token, shown)
 
-    def test_ordinary_devices_need_no_certificate_and_may_show_any(
+    def test_other_devices_need_no_certificate_and_may_present_any(
         self, secured: Daemon, strangers: list[list[Path]]
     ) -> None:
         for shown in strangers:

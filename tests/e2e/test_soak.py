@@ -1,4 +1,7 @@
-"""Many sockets, some of which stop reading: nobody else notices (tests/benchmarks/websocket.py has the large one)."""
+"""Many sockets, some of which stop reading without an effect on the others.
+
+tests/benchmarks/websocket.py has the large soak.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ from tests.benchmarks.websocket import soak
 from tests.daemon import running_daemon
 
 
-def test_subscribers_that_stop_reading_cost_the_others_nothing(tmp_path: Path) -> None:
+def test_subscribers_that_stop_reading_do_not_delay_the_others(tmp_path: Path) -> None:
     with running_daemon(tmp_path, devices=60) as daemon:
         found = soak(daemon, 1.0, sockets=300, steps=2)
     assert found.received == [found.acknowledged] * 15

@@ -1,4 +1,4 @@
-"""The device channel and the firehose of the real daemon, through its front door, with trio-websocket's client."""
+"""The device channel and the live feed of the real daemon, through its front door, with trio-websocket's client."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +24,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @asynccontextmanager
 async def connect(daemon: Daemon, path: str) -> AsyncIterator[WebSocketConnection]:
-    """trio-websocket's client on a stream of ours: it leaves its own open when the server closes first."""
+    """trio-websocket's client on a stream of the test, because it leaves its own open when the server closes first."""
     async with await trio.open_tcp_stream(*daemon.host_port("http")) as stream, trio.open_nursery() as nursery:
         yield await wrap_client_stream(nursery, stream, "localhost", f"/v1.1{path}")
         nursery.cancel_scope.cancel()
@@ -91,7 +91,7 @@ async def test_a_refused_handshake_says_why(daemon: Daemon) -> None:
     assert json.loads(body)["error"]["message"] == "Please provide a valid authorization header"
 
 
-async def test_a_daemon_that_stops_says_goodbye(tmp_path: Path) -> None:
+async def test_a_stopping_daemon_closes_with_1001(tmp_path: Path) -> None:
     with running_daemon(tmp_path, devices=1) as daemon:
         async with (
             connect(daemon, f"/live?Authorization={USER_TOKEN}") as live,

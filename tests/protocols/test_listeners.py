@@ -1,4 +1,4 @@
-"""The TCP listener: what a connection does wrong stays in it."""
+"""The TCP listener: an error ends only its own connection."""
 
 import ssl
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ async def ask(address: Address, question: bytes) -> bytes:
                 return b""
 
 
-async def test_a_bug_in_one_connection_is_logged_and_touches_no_other(
+async def test_an_exception_in_one_connection_is_logged_and_ends_no_other(
     nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = await listening(nursery, answer)
@@ -89,7 +89,7 @@ async def test_only_a_plain_socket_can_send_at_once() -> None:
     assert sender_at_once(trio.SSLStream(here, ssl.create_default_context(), server_hostname="x")) is None
 
 
-async def test_a_gentle_end_lets_the_peer_read_although_it_still_sends(nursery: trio.Nursery) -> None:
+async def test_end_gently_lets_a_peer_that_still_sends_read_the_last_bytes(nursery: trio.Nursery) -> None:
     answered = b"a" * 100_000
 
     async def leave(stream: Stream) -> None:

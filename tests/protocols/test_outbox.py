@@ -1,4 +1,4 @@
-"""The outbox: order, bounds, and what is sent without the sending task."""
+"""The outbox: order, bounds, and bytes that leave without the sending task."""
 
 import pytest
 import trio
@@ -8,7 +8,7 @@ from protocols.outbox import Outbox
 
 
 class Wire:
-    """Takes at once as many bytes as it has room for; the sending task waits for the rest."""
+    """A stand-in for a socket: takes as many bytes as it has room for; the sending task waits for the rest."""
 
     def __init__(self, room: int = 0) -> None:
         self.room = room
@@ -40,7 +40,7 @@ async def test_what_fits_is_sent_before_put_returns() -> None:
     await outbox.wait_empty()
 
 
-async def test_the_rest_waits_and_keeps_its_order(nursery: trio.Nursery) -> None:
+async def test_unsent_bytes_wait_in_order(nursery: trio.Nursery) -> None:
     wire = Wire(4)
     outbox = Outbox(wire.send, send_now=wire.send_now, limit=6)
     nursery.start_soon(outbox.send_forever)
@@ -59,7 +59,7 @@ async def test_the_rest_waits_and_keeps_its_order(nursery: trio.Nursery) -> None
     assert wire.pieces[-1] == b"kl"
 
 
-async def test_without_a_way_to_send_now_the_task_sends_all_that_waits_at_once(nursery: trio.Nursery) -> None:
+async def test_without_send_now_the_task_sends_all_waiting_bytes_together(nursery: trio.Nursery) -> None:
     wire = Wire()
     wire.open.set()
     outbox = Outbox(wire.send)
@@ -95,7 +95,7 @@ async def test_an_offer_is_refused_when_too_much_waits_and_an_answer_is_not() ->
     assert scope.cancelled_caught
 
 
-async def test_what_breaks_the_wire_ends_the_sending_task() -> None:
+async def test_a_stream_error_ends_the_sending_task() -> None:
     async def broken(_data: bytes) -> None:
         raise trio.BrokenResourceError
 

@@ -39,7 +39,7 @@ def test_a_search_entry_has_the_documented_members() -> None:
     }
 
 
-def test_a_live_frame_says_the_same_and_the_billing_organization() -> None:
+def test_a_live_frame_has_the_same_members_and_the_billing_organization() -> None:
     assert json.loads(message_frame(ROW, DEVICE, "m7")) == json.loads(message_entry(MESSAGE)) | {"boid": "o1"}
 
 
@@ -58,7 +58,7 @@ def test_an_action_entry_has_the_documented_members() -> None:
     }
 
 
-def test_an_action_frame_says_the_same_and_the_billing_organization() -> None:
+def test_an_action_frame_has_the_same_members_and_the_billing_organization() -> None:
     assert json.loads(action_frame(ACTION)) == json.loads(action_entry(ACTION)) | {"boid": "o1"}
 
 
@@ -70,7 +70,7 @@ def test_everything_is_compact_and_keeps_data_as_it_was_stored(encoded: bytes) -
     assert ROW.data.encode() in encoded or ACTION.data.encode() in encoded
 
 
-def test_objects_say_what_frames_say() -> None:
+def test_objects_have_the_members_of_frames() -> None:
     assert message_object(ROW, DEVICE, "m7") == json.loads(message_frame(ROW, DEVICE, "m7"))
     assert action_object(ACTION) == json.loads(action_frame(ACTION))
 

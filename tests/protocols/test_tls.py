@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from broker.registration.certificates import ClientCertificate
 from config.settings import Address
 from protocols.listeners import Stream, serve_tcp
-from protocols.tls import PeerContext, client_certificate
+from protocols.tls import PeerContext, peer_certificate
 from tests.certificates import Authority, Issued
 from tests.protocols.http.certificates import contexts
 from tests.secure_types import NOW
@@ -24,16 +24,16 @@ VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 @pytest.fixture
 def shown() -> list[ClientCertificate | None]:
-    """What clients have shown, in the order in which they came."""
+    """The certificates that clients have shown, in order."""
     return []
 
 
 @pytest.fixture
 async def address(nursery: trio.Nursery, tmp_path: Path, shown: list[ClientCertificate | None]) -> Address:
-    """Where an echo server listens that asks for certificates and requires none."""
+    """The address of an echo server that asks for certificates and requires none."""
 
     async def echo(stream: Stream) -> None:
-        shown.append(client_certificate(stream))
+        shown.append(peer_certificate(stream))
         while received := await stream.receive_some(65_536):
             await stream.send_all(received)
 
@@ -75,7 +75,7 @@ async def test_what_is_sent_comes_back(connect: Connect, version: ssl.TLSVersion
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_a_client_shows_is_handed_on_with_its_chain(
+async def test_the_clients_certificate_chain_is_available(
     connect: Connect, shown: list[ClientCertificate | None], version: ssl.TLSVersion
 ) -> None:
     issued = Authority(now=NOW).delegate().issue()
@@ -91,7 +91,7 @@ async def test_what_a_client_shows_is_handed_on_with_its_chain(
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
-async def test_the_end_of_a_connection_is_no_failure(
+async def test_the_end_of_a_connection_is_not_logged_as_an_error(
     connect: Connect, shown: list[ClientCertificate | None], says_goodbye: bool
 ) -> None:
     with capture_logs() as logs, trio.fail_after(10):
@@ -108,7 +108,7 @@ async def test_the_end_of_a_connection_is_no_failure(
 
 
 @pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100, b"\0" * 10_000])
-async def test_who_does_not_speak_tls_is_let_go_of_quietly(address: Address, hello: bytes) -> None:
+async def test_a_client_without_tls_is_disconnected_without_an_error_in_the_log(address: Address, hello: bytes) -> None:
     with capture_logs() as logs, trio.fail_after(10):
         async with await trio.open_tcp_stream(address.host, address.port) as stream:
             await stream.send_all(hello)

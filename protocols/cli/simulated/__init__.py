@@ -1,1 +1,1 @@
-"""Devices that are not there: what `trunkline simulate` runs, one module for each protocol."""
+"""Simulated devices for `trunkline simulate`, one module for each protocol."""

@@ -10,7 +10,7 @@ import msgspec
 from aiocoap.error import Error
 from aiocoap.numbers.contentformat import ContentFormat
 
-from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 from protocols.cli.simulated.waiting import within
 
 _ANSWER_SECONDS = 120  # aiocoap sends again for as long as RFC 7252 has it, then says so itself
@@ -18,7 +18,7 @@ _GOODBYE_SECONDS = 2
 _REFUSALS = (aiocoap.UNAUTHORIZED, aiocoap.FORBIDDEN, aiocoap.NOT_FOUND)
 
 
-def run(plan: Plan) -> None:
+def run(plan: Simulation) -> None:
     """Send until the plan is finished. Raises LinkLostError or RefusedError."""
     for name in ("coap", "coap-server"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what is wrong is said here, once
@@ -28,7 +28,7 @@ def run(plan: Plan) -> None:
         raise LinkLostError(f"no answer: {error or type(error).__name__}") from error
 
 
-async def _converse(plan: Plan) -> None:
+async def _converse(plan: Simulation) -> None:
     context = await aiocoap.Context.create_client_context()
     try:
         await _exchange(context, plan)
@@ -36,7 +36,7 @@ async def _converse(plan: Plan) -> None:
         await context.shutdown()
 
 
-async def _exchange(context: aiocoap.Context, plan: Plan) -> None:
+async def _exchange(context: aiocoap.Context, plan: Simulation) -> None:
     observation = context.request(aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=0))
     registered = await within(_ANSWER_SECONDS, observation.response)
     _refused(registered)
@@ -57,7 +57,7 @@ async def _exchange(context: aiocoap.Context, plan: Plan) -> None:
         task.result()
 
 
-async def _send(context: aiocoap.Context, plan: Plan) -> None:
+async def _send(context: aiocoap.Context, plan: Simulation) -> None:
     while not plan.is_finished:
         message = aiocoap.Message(
             code=aiocoap.POST,
@@ -75,7 +75,7 @@ async def _send(context: aiocoap.Context, plan: Plan) -> None:
             await asyncio.sleep(plan.period_seconds)
 
 
-async def _receive(observation: Any, plan: Plan) -> None:
+async def _receive(observation: Any, plan: Simulation) -> None:
     try:
         async for notification in observation.observation:
             plan.received(msgspec.json.decode(notification.payload))
@@ -97,6 +97,6 @@ def _error(answer: aiocoap.Message) -> dict[str, Any]:
     return error
 
 
-def _uri(plan: Plan, collection: str) -> str:
+def _uri(plan: Simulation, collection: str) -> str:
     host = f"[{plan.host}]" if ":" in plan.host else plan.host
     return f"coap://{host}:{plan.port}/v1.1/{collection}/{plan.token}"

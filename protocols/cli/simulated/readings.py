@@ -4,12 +4,12 @@ from math import pi, sin
 from zlib import crc32
 
 from broker.device_types.manifest import Field, Manifest, ValueClass
-from protocols.cli.simulated.plan import Readings
+from protocols.cli.simulated.simulation import Readings
 
 _SLOW_SECONDS, _QUICK_SECONDS = 300, 37
 _SECONDS_A_DAY = 86_400
 
-# Between what a field of this name moves; other fields take their Manifest's bounds.
+# The range of a field by its name; other fields take the bounds of their Manifest.
 _RANGES = {
     "temperature": (18.0, 24.0),
     "target": (20.0, 22.0),
@@ -29,7 +29,7 @@ _RARELY_TRUE = {"onFire", "open"}
 
 
 def readings_of(manifest: Manifest, device: str) -> Readings:
-    """What the device measures at a moment, given in seconds since the epoch."""
+    """A function from a time, in seconds since the epoch, to the data that the device measures then."""
 
     def measure(now: float) -> dict[str, object]:
         return {field.name: _value(field, now, device) for field in manifest.fields}

@@ -1,4 +1,4 @@
-"""Waiting for an answer on asyncio, for as long as it may take."""
+"""Waiting for an answer on asyncio, with a time limit."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,8 +10,8 @@ T = TypeVar("T")
 async def within(seconds: float, answer: Awaitable[T]) -> T:
     """The answer. Raises TimeoutError when it takes longer.
 
-    Not `asyncio.wait_for`: until Python 3.12 it may lose a cancellation that comes together with the answer, and
-    whoever was cancelled goes on for ever.
+    Not `asyncio.wait_for`: before Python 3.12 it may lose a cancellation that comes together with the answer, and
+    then the cancelled task does not end.
     """
     async with asyncio.timeout(seconds):
         return await answer

@@ -1,4 +1,4 @@
-"""A device on the `/websocket` channel: registers, sends, waits for each acknowledgement, takes Actions."""
+"""A device on the `/websocket` channel: registers, sends, waits for each acknowledgement, prints Actions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,16 +14,16 @@ from trio_websocket import (
 )
 
 from protocols.cli.failures import leaves
-from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 
 _ANSWER_SECONDS = 30
 _REFUSALS = (400, 401, 403, 404)
 
 
-def run(plan: Plan) -> None:
-    """Send until the plan is finished. Raises LinkLostError or RefusedError."""
+def run(simulation: Simulation) -> None:
+    """Send until the simulation is finished. Raises LinkLostError or RefusedError."""
     try:
-        trio.run(_converse, plan)
+        trio.run(_converse, simulation)
     except Exception as error:
         for leaf in leaves(error):
             if isinstance(leaf, RefusedError):
@@ -42,25 +42,27 @@ def why_closed(error: ConnectionClosed) -> str:
     return f"the daemon closed the connection: {reason.reason or reason.name}" if reason else "the connection is gone"
 
 
-async def _converse(plan: Plan) -> None:
+async def _converse(simulation: Simulation) -> None:
     async with (
-        open_websocket(plan.host, plan.port, "/v1.1/websocket?ack=true", use_ssl=False) as socket,
+        open_websocket(simulation.host, simulation.port, "/v1.1/websocket?ack=true", use_ssl=False) as socket,
         trio.open_nursery() as nursery,
     ):
         answers_in, answers = trio.open_memory_channel[dict[str, Any]](1)
-        nursery.start_soon(_read, socket, plan, answers_in)
-        register = {"type": "register", "sdid": plan.device, "Authorization": f"bearer {plan.token}"}
+        nursery.start_soon(_read, socket, simulation, answers_in)
+        register = {"type": "register", "sdid": simulation.device, "Authorization": f"bearer {simulation.token}"}
         error = (await _ask(socket, answers, register)).get("error")
         if error is not None:
             raise RefusedError(f"{error.get('code')} {error.get('message')}")
-        while not plan.is_finished:
-            error = (await _ask(socket, answers, {"sdid": plan.device, "data": plan.next_data()})).get("error")
+        while not simulation.is_finished:
+            error = (await _ask(socket, answers, {"sdid": simulation.device, "data": simulation.next_data()})).get(
+                "error"
+            )
             if error is None:
-                plan.acknowledged()
+                simulation.acknowledged()
             else:
-                plan.refused_once(error)
-            if not plan.is_finished:
-                await trio.sleep(plan.period_seconds)
+                simulation.refused_once(error)
+            if not simulation.is_finished:
+                await trio.sleep(simulation.period_seconds)
         nursery.cancel_scope.cancel()
 
 
@@ -72,10 +74,12 @@ async def _ask(
         return await answers.receive()
 
 
-async def _read(socket: WebSocketConnection, plan: Plan, answers: trio.MemorySendChannel[dict[str, Any]]) -> None:
+async def _read(
+    socket: WebSocketConnection, simulation: Simulation, answers: trio.MemorySendChannel[dict[str, Any]]
+) -> None:
     while True:
         frame = msgspec.json.decode(await socket.get_message(), type=dict[str, Any])
         if frame.get("type") == "action":
-            plan.received(frame.get("data") or {})
+            simulation.received(frame.get("data") or {})
         elif "error" in frame or "data" in frame:
             await answers.send(frame)

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 from quart import Blueprint, Response
 
 from broker.accounts.sessions import Session
-from broker.devices.shares import Invitation, Shares, ShareStatus
+from broker.devices.shares import ShareInvitation, Shares, ShareStatus
 from broker.errors import PermissionDenied
 from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData, shown
@@ -59,7 +59,9 @@ def accept_share_blueprint(shares: Shares, browsers: Browsers) -> Blueprint:
     return routes
 
 
-def _page(session: Session, code: str, invitation: Invitation, *, status: int = 200, problem: str = "") -> Response:
+def _page(
+    session: Session, code: str, invitation: ShareInvitation, *, status: int = 200, problem: str = ""
+) -> Response:
     return render_page(
         "accept_share.html",
         status,

@@ -9,7 +9,7 @@ import re
 import structlog
 from quart import Blueprint, Response, request
 
-from broker.monetization.payments import Begun, Payment, Payments
+from broker.monetization.payments import BegunPayment, Payment, Payments
 from broker.monetization.port import NotificationRefused
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData
@@ -63,7 +63,7 @@ def upgrade_blueprint(payments: Payments) -> Blueprint:
     return routes
 
 
-def _after(begun: Begun) -> Response:
+def _after(begun: BegunPayment) -> Response:
     if begun.url is not None:
         return redirect(begun.url)
     if begun.payment.destination is not None:

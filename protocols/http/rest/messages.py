@@ -12,6 +12,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import Finding, ValidationFailed
 from broker.limits.meters import Channel
+from broker.nesting import check_nesting
 from broker.services import Services
 from config.limits import MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
 from protocols.http.allowances import charge_to
@@ -143,8 +144,9 @@ def _payload(data: bytes, *, anything: bool = False) -> bytes:
     try:
         text = msgspec.json.decode(data, type=str).encode() if data.startswith(b'"') or not anything else data
         if not anything:
+            check_nesting(text)
             msgspec.json.decode(text, type=dict[str, Raw])
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ValidationFailed.of("data", "Invalid value") from None
     return text
 
@@ -155,7 +157,7 @@ def _ts(given: Raw) -> object:
         return None
     try:
         ts = msgspec.json.decode(given)
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         return ""
     if isinstance(ts, str):
         return integer(ts) if integer(ts) is not None else ts

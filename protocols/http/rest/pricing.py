@@ -8,8 +8,9 @@ from quart import Blueprint, Response
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import BadRequest, PermissionDenied, ValidationFailed
-from broker.monetization.plans import Plan
+from broker.monetization.plans import MonetizationPlan
 from broker.monetization.tiers import DeviceTier
+from broker.nesting import check_nesting
 from broker.services import Services
 from protocols.http.answers import json_answer
 from protocols.http.body import Query, members, read_body
@@ -87,12 +88,13 @@ class _Selection(msgspec.Struct):
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
+        check_nesting(body)
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise BadRequest from error
 
 
-def plan_object(plan: Plan) -> dict[str, object]:
+def plan_object(plan: MonetizationPlan) -> dict[str, object]:
     record = plan.record
     return {
         "version": record.version,

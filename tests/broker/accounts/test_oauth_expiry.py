@@ -5,19 +5,17 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from broker.clock import Clock
 from broker.errors import Unauthorized
 from broker.facts import TokenRevoked
 from broker.routing.connections import CloseReason
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
+from broker.secrets import token_hash
+from broker.services import Services
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, basic, granted, make_oauth_world
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, build_world
-from tests.fakes import BreakableEngine, FakeClock, HeldRunner, run_inline
+from tests.fakes import BreakableEngine, FakeClock, HeldRunner
 
 USER_MS = 1_209_600_000
 
@@ -83,12 +81,9 @@ async def test_revocation_closes_live_links_at_once(oauth: OAuthWorld, nursery: 
     assert reasons == [CloseReason.TOKEN_REVOKED]
 
 
-async def test_a_revocation_is_announced_also_when_its_task_was_cancelled(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_revocation_is_announced_also_when_its_task_was_cancelled(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
         await services.accounts.tokens.caller(ADA_TOKEN)  # now it is cached
         told: list[TokenRevoked] = []
@@ -129,11 +124,10 @@ async def test_a_clock_that_is_set_back_and_forth_announces_no_valid_token(
 
 
 async def test_a_store_that_fails_for_a_while_does_not_end_the_sweep(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, autojump_clock: MockClock
+    opener: ServicesOpener, engine: SqliteEngine, fake_clock: FakeClock, autojump_clock: MockClock
 ) -> None:
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(engine=breakable) as services:
         await build_world(services.core.database, services.core.vault)
         oauth = await make_oauth_world(services)
         announced = announced_by(services)

@@ -17,11 +17,7 @@ from broker.accounts.token_endpoints import TokenRequest
 from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import TokenRevoked
-from broker.secrets import Vault, token_hash
-from broker.services import open_services
-from config.settings import Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.secrets import token_hash
 from tests.broker.accounts.oauth_world import (
     BOTH,
     CALLBACK,
@@ -41,8 +37,9 @@ from tests.broker.accounts.oauth_world import (
     query_of,
     refused,
 )
+from tests.builders import opener_in
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, build_world
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock
 
 DAYS = 86_400_000
 USER_SECONDS, APPLICATION_SECONDS = 1_209_600, 86_400
@@ -404,8 +401,7 @@ def test_only_the_verifier_of_the_challenge_gets_the_token(pairs: list[tuple[str
 async def in_a_new_world(check: Callable[[OAuthWorld], Awaitable[None]]) -> None:
     """Open services for one example of a property test; fixtures are made once for all examples."""
     with TemporaryDirectory() as folder:
-        database = Database(SqliteEngine(Path(folder) / "store.sqlite", synchronous="off"), run_sync=run_inline)
-        async with open_services(Settings(state_dir=Path(folder)), database, Vault(Vault.new_key())) as services:
+        async with opener_in(Path(folder))() as services:
             await build_world(services.core.database, services.core.vault)
             await check(await make_oauth_world(services))
 

@@ -8,16 +8,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.permissions import Grants, Permission, Reach
 from broker.accounts.tokens import Caller, TokenKind
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import PermissionDenied
 from broker.facts import GrantsChanged
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.services import Services
 from storage.records import GrantRecord
+from tests.builders import ServicesOpener
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -29,7 +25,7 @@ from tests.factories import (
     build_world,
     make_device,
 )
-from tests.fakes import FakeClock, HeldRunner
+from tests.fakes import HeldRunner
 
 READ, WRITE, MANAGE = Permission.READ, Permission.WRITE, Permission.MANAGE
 ADA, BOB, CAROL = 1, 2, 3
@@ -226,12 +222,9 @@ async def test_provisioned_grants_are_in_force_at_once(services: Services, world
     assert reach.covers_user(world.bob)
 
 
-async def test_grants_that_change_while_they_are_read_are_read_again(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_grants_that_change_while_they_are_read_are_read_again(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
         caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
         found: list[Reach] = []

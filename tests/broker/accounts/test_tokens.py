@@ -6,15 +6,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts import tokens as tokens_module
 from broker.accounts.tokens import Caller, TokenKind
-from broker.clock import Clock
 from broker.errors import Unauthorized
 from broker.facts import DeviceChanged, TokenRevoked
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from broker.secrets import token_hash
+from broker.services import Services
+from storage.database import Transaction
 from storage.records import TokenRecord
+from tests.builders import ServicesOpener
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -142,12 +140,9 @@ async def test_only_so_many_tokens_are_remembered(
     await services.accounts.tokens.caller(KITCHEN_TOKEN)
 
 
-async def test_a_token_that_is_revoked_while_it_is_looked_up_is_refused(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_token_that_is_revoked_while_it_is_looked_up_is_refused(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
 
         async def expect_refusal() -> None:

@@ -19,8 +19,9 @@ from broker.connectors.plugin import (
     Response,
     Setting,
 )
-from broker.connectors.reading import milliseconds
-from broker.connectors.templates import check_template, filled, filled_url
+from broker.connectors.reading import time_in_ms
+from broker.connectors.templates import check_template, fill_template, fill_url
+from config.limits import JSON_NESTING_MAX
 
 CALLBACK = "https://we.example/hook"
 DEVICE = LinkedDevice("d" * 32, AccessToken(value="t"), account="ada/1", sub_device="lamp 1")
@@ -60,7 +61,7 @@ def answer(payload: object, status: int = 200) -> Response:
         {"notification": PROOF | {"signature": {"header": "X", "secret": "y"}, "device": "a"}},
     ],
 )
-def test_parameters_that_do_not_fit(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         plugin(**parameters)
 
@@ -75,7 +76,7 @@ def test_readings_become_events() -> None:
     assert found == [Event({"t": 1}, 5), Event({"t": 2}, 7000), Remember("since.0", '{"":7000}')]
 
 
-def test_the_newest_reading_is_where_the_next_fetch_begins() -> None:
+def test_the_next_fetch_begins_after_the_newest_reading() -> None:
     made = plugin(fetch=[FETCH | {"sub_device": "who"}])
     device = LinkedDevice("d", AccessToken(value="t"), remembered={"since.0": '{"a":5,"b":9}'})
     (request,) = made.fetch(device)
@@ -89,14 +90,14 @@ def test_the_newest_reading_is_where_the_next_fetch_begins() -> None:
     ]
 
 
-def test_readings_of_one_moment_are_all_taken() -> None:
+def test_all_readings_of_one_moment_become_events() -> None:
     made = plugin(fetch=[FETCH])
     items = [{"temp": 1, "at": 5}, {"temp": 2, "at": 5}]
     found = made.fetch_response(DEVICE, made.fetch(DEVICE)[0], answer({"data": {"list": items}}))
     assert found[:2] == [Event({"t": 1}, 5), Event({"t": 2}, 5)]
 
 
-def test_readings_without_time_are_taken_each_time() -> None:
+def test_readings_without_time_become_events_each_time() -> None:
     made = plugin(fetch=[{"url": "https://cloud.example/now", "payload": "{t: temp}"}])
     found = made.fetch_response(DEVICE, made.fetch(DEVICE)[0], answer({"temp": 1}))
     assert found == [Event({"t": 1}), Remember("since.0", "{}")]
@@ -114,13 +115,13 @@ def test_readings_without_time_are_taken_each_time() -> None:
     ],
 )
 def test_times(value: Any, unit: Any, expected: int | None) -> None:
-    assert milliseconds(value, unit) == expected
+    assert time_in_ms(value, unit) == expected
 
 
 @pytest.mark.parametrize("value", [True, [], {}, "", "noon"])
-def test_what_is_no_time(value: Any) -> None:
+def test_invalid_times(value: Any) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        milliseconds(value, "ms")
+        time_in_ms(value, "ms")
 
 
 def test_subscribing() -> None:
@@ -182,6 +183,14 @@ def test_signatures_of_the_test_vectors(about: dict[str, str], signature: str) -
     assert heard.status == 400  # proven, but no JSON
 
 
+@pytest.mark.parametrize(("levels", "status"), [(JSON_NESTING_MAX, 200), (JSON_NESTING_MAX + 1, 400)])
+def test_a_notification_nests_as_deep_as_the_limit_and_no_deeper(levels: int, status: int) -> None:
+    made = plugin(notification=PROOF | {"items": "changes", "device": "did"})
+    inner = levels - 1
+    body = b'{"changes":{"did":"d1"},"more":' + b"[" * inner + b"]" * inner + b"}"
+    assert made.notification(IncomingRequest("POST", {"key": "k"}, {}, body)).status == status
+
+
 def test_notifications() -> None:
     made = plugin(notification=PROOF | {"items": "changes", "device": "did", "payload": "{on: state}", "ts": "at"})
     body = msgspec.json.encode({"changes": [{"did": "d1", "state": True, "at": 3}]})
@@ -192,15 +201,15 @@ def test_notifications() -> None:
     assert plugin().notification(IncomingRequest("POST", {"key": "k"}, {}, body)).status == 404
 
 
-def test_templates_put_values_where_they_belong() -> None:
+def test_templates_replace_placeholders() -> None:
     values = {"a": "x/y", "n": 5, "deep": {"b": [1]}}
-    assert filled("{a}-{n}", values) == "x/y-5"
-    assert filled("{n}", values) == 5
-    assert filled({"k": ["{deep.b}", 7, None]}, values) == {"k": [[1], 7, None]}
-    assert filled("{not a place} {0}", values) == "{not a place} {0}"
-    assert filled_url("https://h/{a}?q={deep.b}", values) == "https://h/x%2Fy?q=%5B1%5D"
+    assert fill_template("{a}-{n}", values) == "x/y-5"
+    assert fill_template("{n}", values) == 5
+    assert fill_template({"k": ["{deep.b}", 7, None]}, values) == {"k": [[1], 7, None]}
+    assert fill_template("{not a place} {0}", values) == "{not a place} {0}"
+    assert fill_url("https://h/{a}?q={deep.b}", values) == "https://h/x%2Fy?q=%5B1%5D"
     for missing in ("{b}", "{a.b}", "{deep.c}", "{__class__}"):
         with pytest.raises(ValueError, match="there is no"):
-            filled(missing, values)
+            fill_template(missing, values)
     with pytest.raises(ValueError, match=r"\{b\.c\} \(allowed: a\)"):
         check_template(["{a}", {"x": "{b.c}"}], frozenset({"a"}))

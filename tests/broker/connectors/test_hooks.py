@@ -61,7 +61,7 @@ async def fetched(returned: Any) -> Any:
     return await hooks(returned).fetched(DEVICE, REQUEST, Response(200))
 
 
-async def test_what_a_fetch_means_is_sorted() -> None:
+async def test_results_of_a_fetch_are_converted() -> None:
     outcome = await fetched(
         [
             Event({"a": 1}, ts=5),
@@ -102,7 +102,7 @@ async def test_what_a_fetch_means_is_sorted() -> None:
         [Account("")],
     ],
 )
-async def test_results_that_are_none(returned: Any) -> None:
+async def test_invalid_results(returned: Any) -> None:
     with pytest.raises(PluginFailedError, match="fetch_response"):
         await fetched(returned)
 
@@ -120,7 +120,7 @@ async def test_results_that_are_none(returned: Any) -> None:
         (REQUEST for _ in count()),
     ],
 )
-async def test_requests_that_are_none(returned: Any) -> None:
+async def test_invalid_requests(returned: Any) -> None:
     with pytest.raises(PluginFailedError, match="fetch"):
         await hooks(returned).fetch(DEVICE)
 
@@ -140,7 +140,7 @@ async def test_requests_that_are_none(returned: Any) -> None:
         Notification([Notified(device="a", results=[7])]),  # type: ignore[list-item]
     ],
 )
-async def test_notifications_that_are_none(returned: Any) -> None:
+async def test_invalid_notifications(returned: Any) -> None:
     with pytest.raises(PluginFailedError, match="notification"):
         await hooks(returned).notification(IncomingRequest("GET", {}, {}, b""))
 
@@ -154,7 +154,7 @@ async def test_notifications_that_are_none(returned: Any) -> None:
         (KeyboardInterrupt(), "fetch: KeyboardInterrupt"),
     ],
 )
-async def test_whatever_a_hook_raises_is_one_failure(error: BaseException, text: str) -> None:
+async def test_every_exception_of_a_hook_is_one_failure(error: BaseException, text: str) -> None:
     def fail() -> Any:
         raise error
 
@@ -163,7 +163,7 @@ async def test_whatever_a_hook_raises_is_one_failure(error: BaseException, text:
     assert str(raised.value) == text
 
 
-async def test_hooks_that_hang_end_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hooks_that_hang_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.connectors.hooks.CONNECTOR_HOOK_SECONDS", 0.05)
     released = threading.Event()
     hanging = Hooks(Plugin(lambda: released.wait(60)))
@@ -177,7 +177,7 @@ async def test_hooks_that_hang_end_and_others_go_on(monkeypatch: pytest.MonkeyPa
         released.set()
 
 
-async def test_hooks_run_beside_the_loop() -> None:
+async def test_hooks_run_in_worker_threads() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> Any:
@@ -192,7 +192,7 @@ async def test_hooks_run_beside_the_loop() -> None:
         leave.set()
 
 
-async def test_a_plug_in_that_does_not_care_does_nothing() -> None:
+async def test_the_default_hooks_do_nothing() -> None:
     plain = Hooks(ConnectorPlugin(SETTING))
     assert await plain.prepared(REQUEST, DEVICE, Phase.FETCH) is None
     assert await plain.subscribe(DEVICE) == await plain.unsubscribe(DEVICE) == await plain.fetch(DEVICE) == ()
@@ -247,7 +247,7 @@ def test_an_installed_plug_in_is_found() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_nobody_takes_the_place_of_the_one_that_ships() -> None:
+def test_an_installed_plug_in_cannot_replace_generic() -> None:
     assert load_plugin("generic") is GenericConnector
 
 

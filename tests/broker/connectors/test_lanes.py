@@ -35,7 +35,7 @@ class Job:
         await self._log.may_end.wait()
 
 
-async def test_one_at_a_time_for_each_device_in_order(lanes: Lanes) -> None:
+async def test_jobs_of_a_device_run_one_at_a_time_in_order(lanes: Lanes) -> None:
     log = Log()
     for device, name in ((1, "a1"), (1, "a2"), (2, "b1"), (1, "a3")):
         assert lanes.offer(TYPE, device, log.job(name))
@@ -47,7 +47,7 @@ async def test_one_at_a_time_for_each_device_in_order(lanes: Lanes) -> None:
     assert lanes.waiting == 0
 
 
-async def test_a_few_at_once_for_each_type_and_others_go_on(lanes: Lanes) -> None:
+async def test_jobs_of_a_type_are_bounded_and_other_types_continue(lanes: Lanes) -> None:
     log = Log()
     for device in range(20):
         lanes.offer(TYPE, device, log.job("slow"))
@@ -61,7 +61,7 @@ async def test_a_few_at_once_for_each_type_and_others_go_on(lanes: Lanes) -> Non
     assert (log.begun.count("slow"), lanes.room(TYPE)) == (20, 8)
 
 
-async def test_there_is_room_for_so_many_and_no_more(lanes: Lanes) -> None:
+async def test_the_number_of_waiting_jobs_is_bounded(lanes: Lanes) -> None:
     log = Log()
     taken = [lanes.offer(TYPE, 1, log.job("x")) for _ in range(1002)]
     assert (taken.count(True), taken[-2:], lanes.dropped) == (1000, [False, False], 2)
@@ -71,7 +71,7 @@ async def test_there_is_room_for_so_many_and_no_more(lanes: Lanes) -> None:
     assert (len(log.begun), lanes.waiting) == (1001, 0)
 
 
-async def test_a_job_that_fails_harms_no_other(lanes: Lanes) -> None:
+async def test_a_job_that_fails_does_not_end_others(lanes: Lanes) -> None:
     log = Log()
     log.may_end.set()
 
@@ -84,7 +84,7 @@ async def test_a_job_that_fails_harms_no_other(lanes: Lanes) -> None:
     assert (log.begun, lanes.waiting) == (["next"], 0)
 
 
-async def test_nothing_is_taken_while_nobody_works() -> None:
+async def test_no_job_is_accepted_while_the_lanes_do_not_run() -> None:
     lanes, log = Lanes(), Log()
     assert not lanes.offer(TYPE, 1, log.job("x"))
     async with trio.open_nursery() as nursery:

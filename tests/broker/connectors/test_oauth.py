@@ -58,7 +58,7 @@ def start(client: OAuthClient, *, mobile: bool = False) -> tuple[dict[str, str],
 # OAuth 2
 
 
-def test_where_the_browser_is_sent() -> None:
+def test_the_authorization_request() -> None:
     query, verifier = start(OAuth2Client(OAUTH2))
     challenge = query.pop("code_challenge")
     assert query == {
@@ -76,7 +76,7 @@ def test_where_the_browser_is_sent() -> None:
     assert challenge != verifier
 
 
-def test_a_third_party_that_knows_no_pkce() -> None:
+def test_without_pkce() -> None:
     client = OAuth2Client(terms(pkce=False))
     query, verifier = start(client)
     assert ("code_challenge" in query, verifier) == (False, "")
@@ -84,7 +84,7 @@ def test_a_third_party_that_knows_no_pkce() -> None:
     assert b"code_verifier" not in request.body
 
 
-def test_the_small_page() -> None:
+def test_the_mobile_page() -> None:
     client = OAuth2Client(terms(mobile_authorize_url="https://m.cloud.example/"))
     started = client.start(redirect_uri=BACK, state="s", mobile=True, response=None)
     assert started.url.startswith("https://m.cloud.example/?")
@@ -98,7 +98,7 @@ def test_the_small_page() -> None:
         ("none", None, {"client_id"}),
     ],
 )
-def test_how_we_say_who_we_are(method: str, header: str | None, fields: set[str]) -> None:
+def test_client_authentication(method: str, header: str | None, fields: set[str]) -> None:
     client = OAuth2Client(terms(authentication=method))
     request = client.exchange(redirect_uri=BACK, parameters={"code": "c"}, secret="v")
     assert (request.method, request.url, request.headers.get("Authorization")) == ("POST", OAUTH2.token_url, header)
@@ -106,7 +106,7 @@ def test_how_we_say_who_we_are(method: str, header: str | None, fields: set[str]
     assert set(body) == {"grant_type", "redirect_uri", "code", "code_verifier"} | fields
 
 
-def test_without_a_code_nothing_is_asked() -> None:
+def test_without_a_code_no_token_is_requested() -> None:
     with pytest.raises(AuthorizationRefusedError):
         OAuth2Client(OAUTH2).exchange(redirect_uri=BACK, parameters={}, secret="v")
 
@@ -120,7 +120,7 @@ def test_a_token() -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, "3600", True, -1, 1e300])
-def test_a_time_that_is_none_is_not_believed(seconds: object) -> None:
+def test_an_invalid_expiry_is_ignored(seconds: object) -> None:
     granted = OAuth2Client(OAUTH2).granted(answer({"access_token": "a", "expires_in": seconds}), now_ms=1000)
     assert granted.token.expires_on is None
 
@@ -144,7 +144,7 @@ def test_a_time_that_is_none_is_not_believed(seconds: object) -> None:
         Response(302, {"location": "https://evil.example/"}, b"{}"),
     ],
 )
-def test_what_is_no_token(response: Response) -> None:
+def test_invalid_token_answers(response: Response) -> None:
     with pytest.raises(AuthorizationRefusedError):
         OAuth2Client(OAUTH2).granted(response, now_ms=0)
 
@@ -171,7 +171,7 @@ def test_refreshing() -> None:
         (answer({}), AuthorizationRefusedError),
     ],
 )
-def test_what_ends_an_authorization_and_what_may_work_later(response: Response, error: type[Exception]) -> None:
+def test_errors_that_revoke_and_errors_that_may_pass(response: Response, error: type[Exception]) -> None:
     with pytest.raises(error):
         OAuth2Client(OAUTH2).refreshed(response, OLD, now_ms=0)
 
@@ -221,7 +221,7 @@ class Cloud(RequestValidator):  # type: ignore[misc]
         ),
     ],
 )
-def test_requests_are_signed_as_the_other_side_wants_it(request_: Request) -> None:
+def test_signatures_of_oauth_1_are_valid_for_oauthlib(request_: Request) -> None:
     signed = OAuth1Client(OAUTH1).sign(request_, AccessToken(value=TOKEN, secret=TOKEN_SECRET))
     assert (signed.method, signed.url, signed.body) == (request_.method, request_.url, request_.body)
     endpoint = SignatureOnlyEndpoint(Cloud())
@@ -262,7 +262,7 @@ def test_the_three_steps_of_oauth_1() -> None:
         Response(200, {}, b"x" * 20_000),
     ],
 )
-def test_what_is_no_request_token(response: Response | None) -> None:
+def test_invalid_request_tokens(response: Response | None) -> None:
     with pytest.raises(AuthorizationRefusedError):
         OAuth1Client(OAUTH1).start(redirect_uri=BACK, state="s", mobile=False, response=response)
 
@@ -271,7 +271,7 @@ def test_what_is_no_request_token(response: Response | None) -> None:
     "parameters",
     [{}, {"oauth_token": TOKEN}, {"oauth_verifier": "v"}, {"oauth_token": "other", "oauth_verifier": "v"}],
 )
-def test_coming_back_without_what_was_agreed(parameters: dict[str, str]) -> None:
+def test_a_callback_with_other_parameters_is_refused(parameters: dict[str, str]) -> None:
     with pytest.raises(AuthorizationRefusedError):
         OAuth1Client(OAUTH1).exchange(redirect_uri=BACK, parameters=parameters, secret=f"{TOKEN} {TOKEN_SECRET}")
 

@@ -1,5 +1,6 @@
 """The expressions of Advanced Manifests: what they can do, what is said about wrong ones, and that they end."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 
 from broker.device_types.expressions import (
     MAX_EXPRESSION_CHARACTERS,
+    MAX_NESTING,
+    MAX_PARENTHESES,
     MAX_STEPS,
     Expression,
     ExpressionFailedError,
     InvalidExpressionError,
 )
+from config.limits import JSON_NESTING_MAX
 
 PAYLOAD: dict[str, Any] = {"t": "215", "n": 7, "f": 2.5, "on": "1", "flags": 0b1010_0110, "xs": [3, 1, 2], "empty": ""}
 
@@ -66,6 +70,7 @@ def test_result(expression: str, result: object) -> None:
         ("add(a)", "Invalid value: add() takes 2 arguments, not 1, at position 0"),
         ("trim(a, b)", "Invalid value: trim() takes 1 arguments, not 2, at position 0"),
         ("(" * 1_000 + "a" + ")" * 1_000, "Invalid value: too deeply nested"),
+        ("!" * 2_000 + "a", "Invalid value: too deeply nested"),
         ("|".join("a" * 100), "Invalid value: too deeply nested"),
         ("a" * (MAX_EXPRESSION_CHARACTERS + 1), f"Maximum length {MAX_EXPRESSION_CHARACTERS}"),
         ("__import__('os')", "Invalid value: unknown function __import__() at position 0"),
@@ -75,6 +80,22 @@ def test_a_wrong_expression_is_refused_with_the_place(expression: str, complaint
     with pytest.raises(InvalidExpressionError) as refused:
         Expression(expression)
     assert str(refused.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("nested", "limit"),
+    [
+        (lambda levels: "(" * levels + "a" + ")" * levels, MAX_PARENTHESES),
+        (lambda levels: "!" * (levels - 1) + "a", MAX_NESTING),
+        (lambda levels: "[" * (levels - 1) + "a" + "]" * (levels - 1), MAX_NESTING),
+        (lambda levels: "`" + "[" * levels + "]" * levels + "`", JSON_NESTING_MAX),
+    ],
+    ids=["parentheses", "operators", "lists", "a literal"],
+)
+def test_nesting_as_deep_as_the_limit_and_no_deeper(nested: Callable[[int], str], limit: int) -> None:
+    Expression(nested(limit))
+    with pytest.raises(InvalidExpressionError, match="too deeply nested"):
+        Expression(nested(limit + 1))
 
 
 def test_the_longest_expression_is_accepted() -> None:
@@ -127,13 +148,13 @@ LARGE = {"xs": list(range(1_000)), "text": "x" * 1_000}
         "xs" + "[:]" * 20,
     ],
 )
-def test_an_expression_that_grows_is_ended(expression: str) -> None:
+def test_an_expression_of_too_many_steps_fails(expression: str) -> None:
     with pytest.raises(ExpressionFailedError) as failed:
         Expression(expression).evaluate(LARGE)
     assert str(failed.value) == f"it takes more than {MAX_STEPS} steps"
 
 
-def test_each_message_has_all_its_steps() -> None:
+def test_every_evaluation_may_use_all_steps() -> None:
     expression = Expression("map(&add(@, `1`), xs)")
     for _ in range(100):
         assert expression.evaluate({"xs": list(range(100))}) == list(range(1, 101))

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.device_types.manifest import NO_MANIFEST, Action, Field, Manifest, Metadata, ValueClass
+from broker.device_types.manifest import NO_MANIFEST, DeclaredAction, Field, Manifest, Metadata, ValueClass
 from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import ValidationFailed
+from config.limits import JSON_NESTING_MAX
 
 Object = dict[str, object]
 
@@ -112,8 +113,10 @@ def test_the_example_of_the_reference() -> None:
             ),
         ),
         actions=(
-            Action("setOn", type="SET_ON", is_standard=True, description="Switch on"),
-            Action("setIntensity", description="Set brightness", parameters=(Field("intensity", ValueClass.INTEGER),)),
+            DeclaredAction("setOn", type="SET_ON", is_standard=True, description="Switch on"),
+            DeclaredAction(
+                "setIntensity", description="Set brightness", parameters=(Field("intensity", ValueClass.INTEGER),)
+            ),
         ),
     )
 
@@ -140,12 +143,17 @@ def deep_array(levels: int) -> object:
         {"fields": [], "actions": []},
         fields(leaf(description="\ud800")),
         fields(leaf(description=object())),
+        {"fields": [leaf()], "extra": deep_array(JSON_NESTING_MAX - 1)},
         {"fields": [leaf()], "extra": deep_array(100_000)},
     ],
     ids=lambda document: type(document).__name__,
 )
 def test_what_is_no_manifest(document: object) -> None:
     assert findings(document) == [("manifest", "manifest content invalid or empty")]
+
+
+def test_the_deepest_document() -> None:
+    assert findings({"fields": [leaf()], "extra": deep_array(JSON_NESTING_MAX - 2)}) == []
 
 
 def test_document_may_have_256_kib() -> None:
@@ -529,12 +537,6 @@ def test_leaf_fields_by_path() -> None:
     assert (found.name, found.value_class) == ("r", ValueClass.INTEGER)
     for path in ("colorRGB", "colorRGB.x", "r", "state.x", "", "."):
         assert manifest.field_at(path) is None
-
-
-def test_actions_by_name() -> None:
-    manifest = parse_manifest(DOCUMENT)
-    assert list(manifest.actions_by_name) == ["setOn", "setIntensity"]
-    assert manifest.actions_by_name["setOn"].is_standard
 
 
 def test_no_manifest_declares_nothing() -> None:

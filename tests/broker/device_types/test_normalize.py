@@ -12,6 +12,7 @@ from broker.device_types.manifest import NO_MANIFEST, Manifest
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
 from broker.errors import BadRequest
+from config.limits import JSON_NESTING_MAX
 
 VALUE_CLASSES = ("Boolean", "Double", "Float", "Integer", "Long", "String")
 
@@ -308,6 +309,7 @@ def test_no_manifest_keeps_nothing() -> None:
         b'{"state":true,"x":"\xed\xa0\x80"}',
         b"\xff\xfe{\x00}\x00",
         b"\x82\xa5state\xc3",
+        b'{"x":' + b"[" * JSON_NESTING_MAX + b"]" * JSON_NESTING_MAX + b"}",
         b'{"x":' + b"[" * 8_000 + b"]" * 8_000 + b"}",
         b'{"state":' + b"[" * 16_000,
         b'{"colorRGB":' * 1_300 + b"1" + b"}" * 1_300,
@@ -320,6 +322,13 @@ def test_what_is_not_a_json_object(payload: bytes) -> None:
         normalizer.normalize(payload)
     with pytest.raises(BadRequest):
         normalizer.normalize_leniently(payload)
+
+
+def test_what_is_not_declared_nests_as_deep_as_the_limit() -> None:
+    normalizer = Normalizer(SMART_LIGHT)
+    inner = JSON_NESTING_MAX - 1
+    payload = b'{"state":true,"x":' + b"[" * inner + b"]" * inner + b"}"
+    assert normalizer.normalize(payload) == normalizer.normalize_leniently(payload) == b'{"state":true}'
 
 
 @pytest.mark.parametrize("name", ["class", "None", "__init__", "__class__", "__struct_fields__", "f0", "self", "_"])
@@ -413,7 +422,7 @@ def _outcome(normalize: Any, payload: bytes) -> bytes | str | None:
 
 @given(manifests, payloads)
 @example(SMART_LIGHT, b'{"colorRGB":{"name":{"text":"{}"},"x":"\xff"}}')
-def test_the_fast_way_answers_what_the_rule_says(manifest: Manifest, payload: bytes) -> None:
+def test_the_fast_path_gives_the_result_of_the_lenient_path(manifest: Manifest, payload: bytes) -> None:
     normalizer = Normalizer(manifest)
     assert _outcome(normalizer.normalize, payload) == _outcome(normalizer.normalize_leniently, payload)
 

@@ -13,9 +13,9 @@ from broker.device_types.payload_formats import (
     BinaryField,
     BinaryFormat,
     CsvFormat,
-    Encoding,
     JsonFormat,
     KeyValueFormat,
+    PayloadEncoding,
     PayloadFormat,
     PayloadUnreadableError,
     TextFormat,
@@ -68,7 +68,7 @@ def test_read(format_: PayloadFormat, payload: bytes, read: object) -> None:
     [
         (TextFormat(), b"ab\xff", "not UTF-8 text: byte 2"),
         (JsonFormat(), b"{", "not JSON: "),
-        (JsonFormat(), b"[" * 1024, "not JSON: "),
+        (JsonFormat(), b"[" * 1024, "not JSON: more than 850 levels of arrays and objects"),
         (CSV, b"", "0 rows instead of one"),
         (CSV, b"1\n2", "2 rows instead of one"),
         (CSV, b"1,2,3,4", "4 cells for 3 columns"),
@@ -88,22 +88,27 @@ def test_what_cannot_be_read_says_why(format_: PayloadFormat, payload: bytes, re
 @pytest.mark.parametrize(
     ("payload", "encoding", "unwrapped"),
     [
-        (b"\x00x", Encoding.RAW, b"\x00x"),
-        (b"AAEC/w==", Encoding.BASE64, b"\x00\x01\x02\xff"),
-        (b"AAEC\n/w==\n", Encoding.BASE64, b"\x00\x01\x02\xff"),
-        (b"0001 fF", Encoding.HEX, b"\x00\x01\xff"),
-        (b"", Encoding.HEX, b""),
+        (b"\x00x", PayloadEncoding.RAW, b"\x00x"),
+        (b"AAEC/w==", PayloadEncoding.BASE64, b"\x00\x01\x02\xff"),
+        (b"AAEC\n/w==\n", PayloadEncoding.BASE64, b"\x00\x01\x02\xff"),
+        (b"0001 fF", PayloadEncoding.HEX, b"\x00\x01\xff"),
+        (b"", PayloadEncoding.HEX, b""),
     ],
 )
-def test_unwrapping(payload: bytes, encoding: Encoding, unwrapped: bytes) -> None:
+def test_unwrapping(payload: bytes, encoding: PayloadEncoding, unwrapped: bytes) -> None:
     assert unwrap(payload, encoding) == unwrapped
 
 
 @pytest.mark.parametrize(
     ("payload", "encoding"),
-    [(b"AAE", Encoding.BASE64), (b"A$EC", Encoding.BASE64), (b"001", Encoding.HEX), (b"\xff", Encoding.HEX)],
+    [
+        (b"AAE", PayloadEncoding.BASE64),
+        (b"A$EC", PayloadEncoding.BASE64),
+        (b"001", PayloadEncoding.HEX),
+        (b"\xff", PayloadEncoding.HEX),
+    ],
 )
-def test_what_is_not_wrapped_so_says_it(payload: bytes, encoding: Encoding) -> None:
+def test_invalid_encodings_are_named(payload: bytes, encoding: PayloadEncoding) -> None:
     with pytest.raises(PayloadUnreadableError, match=f"not {encoding.value}: "):
         unwrap(payload, encoding)
 

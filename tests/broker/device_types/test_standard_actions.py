@@ -32,8 +32,9 @@ TABLE: list[tuple[str, str, dict[str, object]]] = [
 def test_standard_action(type_: str, name: str, parameters: dict[str, object]) -> None:
     assert STANDARD_ACTIONS[type_].name == name
     action = {"name": name, "type": type_, "isStandard": True}
-    manifest = parse_manifest({"fields": [], "actions": [action]})
-    assert manifest.actions_by_name[name].properties() == {
+    (parsed,) = parse_manifest({"fields": [], "actions": [action]}).actions
+    assert parsed.name == name
+    assert parsed.properties() == {
         "description": "",
         "isStandard": True,
         "parameters": parameters,
@@ -50,10 +51,10 @@ def test_no_other_standard_action() -> None:
 )
 def test_manifest_may_override_the_parameters(given: object, names: list[str]) -> None:
     action = {"name": "setLevel", "type": "SET_LEVEL", "isStandard": True, "parameters": given}
-    manifest = parse_manifest({"fields": [], "actions": [action]})
-    assert [parameter.name for parameter in manifest.actions_by_name["setLevel"].parameters] == names
+    (parsed,) = parse_manifest({"fields": [], "actions": [action]}).actions
+    assert [parameter.name for parameter in parsed.parameters] == names
 
 
 def test_custom_action_gets_no_parameters_from_the_table() -> None:
-    manifest = parse_manifest({"fields": [], "actions": [{"name": "setLevel", "type": "SET_LEVEL"}]})
-    assert manifest.actions_by_name["setLevel"].parameters == ()
+    (parsed,) = parse_manifest({"fields": [], "actions": [{"name": "setLevel", "type": "SET_LEVEL"}]}).actions
+    assert parsed.parameters == ()

@@ -168,7 +168,7 @@ def test_a_wrong_transform_is_refused_with_its_path(transform: object, path: str
         None,
     ],
 )
-def test_what_a_transform_may_have(transform: object) -> None:
+def test_valid_transforms(transform: object) -> None:
     parse_manifest({"fields": FIELDS, "transform": transform})
 
 

@@ -53,7 +53,7 @@ async def test_the_same_document_is_no_new_version(services: Services, kitchen: 
     assert again == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=False)
 
 
-async def test_a_refused_document_leaves_nothing(services: Services, kitchen: Device) -> None:
+async def test_a_refused_document_changes_nothing(services: Services, kitchen: Device) -> None:
     with pytest.raises(ValidationFailed) as refused:
         await services.device_types.manifests.upload(
             LIGHT_TYPE, {"fields": [{"name": "1"}], "transform": {"format": "csv"}}
@@ -80,14 +80,14 @@ async def test_an_advanced_manifest_waits_for_approval(services: Services, kitch
     assert not (await services.device_types.manifests.approve(LIGHT_TYPE, 2)).is_new
 
 
-async def test_who_uploads_and_approves_at_once_may(services: Services, kitchen: Device) -> None:
+async def test_a_version_can_be_approved_with_its_upload(services: Services, kitchen: Device) -> None:
     await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED)
     uploaded = await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
     assert uploaded == UploadedManifest(LIGHT_TYPE, 2, approved=True, is_new=True)
     assert kitchen.manifest.version == 2
 
 
-async def test_what_is_provisioned_is_approved_by_whoever_provisions(services: Services, kitchen: Device) -> None:
+async def test_provisioned_manifests_are_approved(services: Services, kitchen: Device) -> None:
     entry = {"unique_name": "example.smart_light", "organization": "Acme", "manifest": ADVANCED}
     for _ in range(2):
         await services.provisioning.apply({"device_types": [entry]})
@@ -95,14 +95,14 @@ async def test_what_is_provisioned_is_approved_by_whoever_provisions(services: S
 
 
 @pytest.mark.parametrize(("type_", "number", "error"), [("nothing", 1, DeviceTypeNotFound), (LIGHT_TYPE, 2, NotFound)])
-async def test_what_is_not_there_cannot_be_approved(
+async def test_an_unknown_version_cannot_be_approved(
     services: Services, kitchen: Device, type_: str, number: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         await services.device_types.manifests.approve(type_, number)
 
 
-async def test_a_type_that_is_not_there_gets_no_manifest(services: Services, kitchen: Device) -> None:
+async def test_an_unknown_type_gets_no_manifest(services: Services, kitchen: Device) -> None:
     with pytest.raises(DeviceTypeNotFound):
         await services.device_types.manifests.upload("nothing", SIMPLE)
 
@@ -116,7 +116,7 @@ async def test_a_device_that_stays_on_its_version_does_not_transform(services: S
     assert await sent(services, kitchen, b'{"state":true}') == '{"state":true}'
 
 
-async def test_what_cannot_be_transformed_is_acknowledged_and_kept_with_its_reason(
+async def test_a_payload_that_cannot_be_transformed_is_acknowledged_and_logged(
     services: Services, kitchen: Device, fake_clock: FakeClock
 ) -> None:
     await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
@@ -137,13 +137,13 @@ async def test_what_cannot_be_transformed_is_acknowledged_and_kept_with_its_reas
     assert services.messages.ingest.statistics().failed_messages == 4
 
 
-async def test_failures_of_nothing_are_not_found(services: Services, kitchen: Device) -> None:
+async def test_failures_of_an_unknown_id_are_not_found(services: Services, kitchen: Device) -> None:
     with pytest.raises(NotFound):
         await services.device_types.manifests.failures("nothing", limit=1)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
-async def test_the_payload_itself_is_what_may_not_be_too_large(
+async def test_the_size_limit_applies_to_the_payload_before_the_transform(
     services: Services, kitchen: Device, size: int, fits: bool
 ) -> None:
     await services.device_types.manifests.upload(LIGHT_TYPE, BINARY, approve=True)

@@ -6,7 +6,6 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.devices.inventory import DeviceChanges, NewDevice
 from broker.errors import Conflict, DeviceNotFound, DomainError, SourceDeviceDisabled
 from broker.facts import (
@@ -21,14 +20,13 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.routing.connections import CloseReason
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from broker.secrets import token_hash
+from broker.services import Services
+from storage.database import Transaction
 from storage.records import DeviceRecord
+from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
-from tests.fakes import FakeClock, HeldRunner
+from tests.fakes import HeldRunner
 
 INVENTORY = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, DeviceDeleted)
 
@@ -47,7 +45,7 @@ async def new_device(services: Services, world: World) -> NewDevice:
 # Creation
 
 
-async def test_nothing_is_created_when_what_belongs_to_it_cannot_be(services: Services, world: World) -> None:
+async def test_no_device_is_created_when_its_other_rows_cannot_be_written(services: Services, world: World) -> None:
     facts = heard(services, *INVENTORY)
 
     def refuse(*_about: object) -> None:
@@ -61,7 +59,7 @@ async def test_nothing_is_created_when_what_belongs_to_it_cannot_be(services: Se
     assert not facts
 
 
-async def test_what_belongs_to_a_device_is_written_with_it(services: Services, world: World) -> None:
+async def test_other_rows_of_a_device_are_written_in_its_transaction(services: Services, world: World) -> None:
     seen: list[DeviceRecord | None] = []
 
     def beside(tx: Transaction, record: DeviceRecord) -> None:
@@ -105,21 +103,10 @@ async def test_a_type_with_a_connector_waits_for_its_authorization(services: Ser
     assert facts == [DeviceChanged(device.key)]
 
 
-async def test_a_certificate_and_a_vendors_id_come_and_go(services: Services, world: World) -> None:
-    kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
-    await services.devices.inventory.set_certificate(kitchen, b"der", vdid="v")
-    assert (kitchen.record.certificate, kitchen.record.vdid) == (b"der", "v")
-    with pytest.raises(Conflict):
-        await services.devices.inventory.set_certificate(hall, b"other", vdid="v")
-    assert hall.record.certificate is None
-    await services.devices.inventory.set_certificate(kitchen, None)
-    assert (kitchen.record.certificate, kitchen.record.vdid) == (None, None)
-
-
 # Changes
 
 
-async def test_who_holds_the_device_sees_the_change_before_anyone_is_told(services: Services, world: World) -> None:
+async def test_the_shared_device_is_changed_before_facts_are_published(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     seen: list[tuple[type, str, bool]] = []
     for kind in (DeviceChanged, *INVENTORY):
@@ -140,7 +127,7 @@ async def test_a_disabled_device_loses_its_connections(services: Services, world
         assert closed == [CloseReason.DEVICE_DISABLED]
 
 
-async def test_changes_at_once_are_told_in_the_order_in_which_they_count(services: Services, world: World) -> None:
+async def test_facts_of_concurrent_changes_come_in_the_order_of_commits(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, *INVENTORY)
     async with trio.open_nursery() as nursery:
@@ -154,12 +141,9 @@ async def test_changes_at_once_are_told_in_the_order_in_which_they_count(service
     assert isinstance(facts[-1], DeviceEnabled if device.enabled else DeviceDisabled)
 
 
-async def test_what_is_durable_is_told_also_when_whoever_asked_has_gone(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_durable_change_is_published_after_its_caller_was_cancelled(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
         device = await services.devices.registry.find(KITCHEN)
         facts = heard(services, DeviceDeleted, TokenRevoked)
@@ -179,7 +163,7 @@ async def test_what_is_durable_is_told_also_when_whoever_asked_has_gone(
 # Deletion
 
 
-async def test_deletion_is_told_from_the_switch_to_the_end(services: Services, world: World) -> None:
+async def test_a_deletion_publishes_its_facts_in_order(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, *INVENTORY, TokenRevoked, DeviceChanged)
     was = await services.devices.inventory.delete(device, application_id="a" * 32)
@@ -189,7 +173,7 @@ async def test_deletion_is_told_from_the_switch_to_the_end(services: Services, w
     assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {"a" * 32}
 
 
-async def test_a_deletion_during_a_send_lets_no_later_message_in(services: Services, world: World) -> None:
+async def test_no_message_is_accepted_after_a_deletion(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     services.messages.ingest.submit(device, b'{"state":true}')
     async with trio.open_nursery() as nursery:
@@ -199,7 +183,7 @@ async def test_a_deletion_during_a_send_lets_no_later_message_in(services: Servi
         services.messages.ingest.submit(device, b'{"state":true}')
 
 
-async def test_of_two_deletions_at_once_one_is_told(services: Services, world: World) -> None:
+async def test_of_two_concurrent_deletions_one_is_published(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     facts = heard(services, DeviceDeleted)
     refused: list[DomainError] = []
@@ -223,7 +207,6 @@ async def test_a_deleted_device_is_changed_by_nobody(services: Services, world: 
         partial(services.devices.inventory.change, device, DeviceChanges(name="New")),
         partial(services.devices.inventory.delete, device),
         partial(services.devices.inventory.set_cloud_authorization, device, "AUTHORIZED"),
-        partial(services.devices.inventory.set_certificate, device, b"der"),
         partial(services.devices.tokens.renew, device, application=None),
         partial(services.devices.shares.offer, device, email="carol@example.org"),
     ):
@@ -233,12 +216,9 @@ async def test_a_deleted_device_is_changed_by_nobody(services: Services, world: 
     assert await services.devices.registry.id_of(999) is None
 
 
-async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
         hall = await services.devices.registry.find(HALL)
 

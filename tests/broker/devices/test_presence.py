@@ -7,16 +7,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.devices.presence import Presence
 from broker.facts import AvailabilityChanged, DeviceWentOffline, DeviceWentOnline, MessagesStored
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.services import Services
 from storage.records import MessageRow, PresenceRecord
-from tests.conftest import OpenServices
+from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock, HeldRunner
 
@@ -72,7 +67,7 @@ async def test_online_while_connected_and_offline_from_the_end_of_it(
 
 
 @pytest.mark.parametrize("flush", [False, True])
-async def test_a_message_alone_is_a_sign_of_life_but_no_connection(services: Services, light: int, flush: bool) -> None:
+async def test_a_message_sets_last_seen_but_not_online(services: Services, light: int, flush: bool) -> None:
     device = services.devices.registry.get_nowait(light)
     assert device is not None
     services.messages.ingest.submit(device, b'{"state":true}', 5)
@@ -82,23 +77,21 @@ async def test_a_message_alone_is_a_sign_of_life_but_no_connection(services: Ser
     assert await services.devices.presence.of(light) == PresenceRecord(light, "unknown", None, None, NOW_MS)
 
 
-async def test_a_ping_is_a_sign_of_life(services: Services, light: int, fake_clock: FakeClock) -> None:
+async def test_a_ping_sets_last_seen(services: Services, light: int, fake_clock: FakeClock) -> None:
     with connected(services, light):
         fake_clock.advance(30)
         services.devices.presence.touch(light)
         assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 30
 
 
-async def test_a_commit_that_comes_after_the_end_does_not_set_the_last_sign_of_life_back(
-    services: Services, light: int
-) -> None:
+async def test_a_commit_after_the_disconnect_does_not_set_last_seen_back(services: Services, light: int) -> None:
     services.core.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
     services.core.router.publish(DeviceWentOffline(light, NOW_MS + 20))
     services.core.router.publish(MessagesStored([MessageRow(1, light, 1, NOW_MS + 10, 1, "{}")]))
     assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 20
 
 
-async def test_a_hand_over_does_not_flap(services: Services, light: int, fake_clock: FakeClock) -> None:
+async def test_a_take_over_does_not_change_availability(services: Services, light: int, fake_clock: FakeClock) -> None:
     facts: list[object] = []
     services.core.router.subscribe(DeviceWentOnline, facts.append)
     services.core.router.subscribe(DeviceWentOffline, facts.append)
@@ -110,7 +103,7 @@ async def test_a_hand_over_does_not_flap(services: Services, light: int, fake_cl
     assert len(facts) == 2
 
 
-async def test_it_is_written_every_second_and_counted(
+async def test_presence_is_written_every_second_and_counted(
     services: Services, light: int, autojump_clock: MockClock
 ) -> None:
     with connected(services, light):
@@ -122,20 +115,20 @@ async def test_it_is_written_every_second_and_counted(
         assert stored == PresenceRecord(light, "online", NOW_MS, "MQTT", NOW_MS)
 
 
-async def test_a_graceful_stop_writes_what_is_in_memory(open_again: OpenServices, fake_clock: FakeClock) -> None:
-    async with open_again() as services:
+async def test_a_graceful_stop_writes_what_is_in_memory(opener: ServicesOpener, fake_clock: FakeClock) -> None:
+    async with opener() as services:
         key = (await build_world(services.core.database, services.core.vault)).kitchen
         await services.devices.registry.find("11" * 16)
         with connected(services, key):
             fake_clock.advance(7)
-    async with open_again() as services:
+    async with opener() as services:
         assert await services.devices.presence.of(key) == PresenceRecord(key, "offline", NOW_MS + 7, "MQTT", NOW_MS + 7)
 
 
-async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_last_seen(
-    open_again: OpenServices, fake_clock: FakeClock
+async def test_after_a_crash_devices_are_offline_since_they_were_last_seen(
+    opener: ServicesOpener, fake_clock: FakeClock
 ) -> None:
-    async with open_again() as services:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         await services.core.database.write(
             lambda tx: tx.devices.put_presences(
@@ -147,7 +140,7 @@ async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_l
             )
         )
     fake_clock.advance(1000)
-    async with open_again() as services:
+    async with opener() as services:
         kept = [await services.devices.presence.of(key) for key in (world.kitchen, world.hall, world.bobs)]
     assert kept == [
         PresenceRecord(world.kitchen, "offline", NOW_MS + 40, "MQTT", NOW_MS + 40),
@@ -158,11 +151,10 @@ async def test_whoever_was_online_when_the_daemon_died_is_offline_since_it_was_l
 
 @pytest.mark.parametrize("ends_online", [False, True])
 async def test_what_changes_during_a_flush_is_not_lost(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, ends_online: bool
+    opener: ServicesOpener, fake_clock: FakeClock, ends_online: bool
 ) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         key = (await build_world(services.core.database, services.core.vault)).kitchen
         publish = services.core.router.publish
         publish(DeviceWentOnline(key, "WEBSOCKET", NOW_MS))
@@ -189,12 +181,9 @@ async def test_what_changes_during_a_flush_is_not_lost(
         assert await services.core.database.read(lambda tx: tx.devices.presence(key)) == expected
 
 
-async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         key = (await build_world(services.core.database, services.core.vault)).kitchen
         services.core.router.publish(DeviceWentOnline(key, "MQTT", NOW_MS))
         services.core.router.publish(DeviceWentOffline(key, NOW_MS))
@@ -231,7 +220,7 @@ def told(services: Services) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-async def test_without_a_connection_whatever_happened_last_decides(
+async def test_without_a_connection_the_last_event_decides(
     services: Services, light: int, fake_clock: FakeClock, flush: bool
 ) -> None:
     facts = told(services)
@@ -271,22 +260,22 @@ async def test_without_a_connection_whatever_happened_last_decides(
     ]
 
 
-async def test_the_same_status_again_is_told_to_nobody(services: Services, light: int) -> None:
+async def test_repeating_a_status_publishes_nothing(services: Services, light: int) -> None:
     facts = told(services)
     for availability in ("unknown", "online", "online", "offline", "offline"):
         await services.devices.presence.set(light, availability)
     assert [availability for _, availability, _ in facts] == ["online", "offline"]
 
 
-async def test_a_hand_over_is_told_to_nobody(services: Services, light: int) -> None:
+async def test_a_take_over_publishes_no_availability(services: Services, light: int) -> None:
     facts = told(services)
     with connected(services, light), connected(services, light):
         pass
     assert [availability for _, availability, _ in facts] == ["online", "offline"]
 
 
-async def test_a_status_that_was_set_outlives_the_daemon(open_again: OpenServices, fake_clock: FakeClock) -> None:
-    async with open_again() as services:
+async def test_a_status_that_was_set_survives_a_restart(opener: ServicesOpener, fake_clock: FakeClock) -> None:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         await services.devices.presence.set(world.kitchen, "online")
         await services.devices.presence.set(world.hall, "unknown")
@@ -295,7 +284,7 @@ async def test_a_status_that_was_set_outlives_the_daemon(open_again: OpenService
         with connected(services, world.bobs):
             await services.devices.presence.flush()
     fake_clock.advance(9)
-    async with open_again() as services:
+    async with opener() as services:
         facts = told(services)
         found = [
             (await services.devices.presence.of(key)).availability for key in (world.kitchen, world.hall, world.bobs)
@@ -306,7 +295,7 @@ async def test_a_status_that_was_set_outlives_the_daemon(open_again: OpenService
             assert facts == []  # it was online before
 
 
-async def test_a_deleted_device_is_told_of_no_more(services: Services, light: int) -> None:
+async def test_nothing_is_published_about_a_deleted_device(services: Services, light: int) -> None:
     device = await services.devices.registry.get(light)
     with connected(services, light):
         facts = told(services)
@@ -315,14 +304,14 @@ async def test_a_deleted_device_is_told_of_no_more(services: Services, light: in
     assert services.devices.presence.statistics().online == 0
 
 
-async def test_a_status_is_durable_before_its_answer(services: Services, light: int) -> None:
+async def test_a_status_is_durable_when_set_returns(services: Services, light: int) -> None:
     await services.devices.presence.set(light, "online")
     stored = await services.core.database.read(lambda tx: tx.devices.presence(light))
     assert stored is not None
     assert (stored.availability, stored.is_connected) == ("online", False)
 
 
-async def test_setting_and_connecting_at_once_end_in_what_came_last(services: Services, light: int) -> None:
+async def test_the_later_of_a_status_and_a_connection_counts(services: Services, light: int) -> None:
     facts = told(services)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(services.devices.presence.set, light, "offline")

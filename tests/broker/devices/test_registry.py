@@ -9,18 +9,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.devices import registry
 from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, TokenRevoked
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from broker.secrets import token_hash
+from broker.services import Services
+from storage.database import Transaction
 from storage.records import ManifestRecord
+from tests.builders import ServicesOpener
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -33,7 +31,7 @@ from tests.factories import (
     World,
     build_world,
 )
-from tests.fakes import FakeClock, HeldRunner
+from tests.fakes import HeldRunner
 
 
 def change(world: World, **values: Any) -> Callable[[Transaction], None]:
@@ -54,7 +52,7 @@ def change(world: World, **values: Any) -> Callable[[Transaction], None]:
     return work
 
 
-async def test_a_device_is_one_object_however_it_is_found(services: Services, world: World) -> None:
+async def test_every_lookup_finds_the_same_device_object(services: Services, world: World) -> None:
     device = await services.devices.registry.find(KITCHEN)
     assert (device.id, device.key, device.owner, device.type_key) == (
         KITCHEN,
@@ -68,7 +66,7 @@ async def test_a_device_is_one_object_however_it_is_found(services: Services, wo
     assert device in await services.devices.registry.owned_by(world.ada)
 
 
-async def test_a_device_that_many_look_for_at_once_is_one_object(services: Services, world: World) -> None:
+async def test_concurrent_lookups_find_the_same_device_object(services: Services, world: World) -> None:
     found: list[Device] = []
 
     async def find() -> None:
@@ -99,7 +97,7 @@ async def test_the_devices_of_an_owner(services: Services, world: World) -> None
     assert await services.devices.registry.owned_by(999) == []
 
 
-async def test_devices_that_nobody_holds_are_let_go_after_a_while(
+async def test_devices_that_are_not_in_use_are_evicted(
     services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_RECENT", 1)
@@ -113,9 +111,7 @@ async def test_devices_that_nobody_holds_are_let_go_after_a_while(
     assert (await services.devices.registry.find(HALL)).id == HALL
 
 
-async def test_a_change_reaches_everyone_who_holds_the_device_and_is_told_once(
-    services: Services, world: World
-) -> None:
+async def test_a_change_refreshes_the_shared_device_and_is_published_once(services: Services, world: World) -> None:
     facts: list[DeviceChanged] = []
     services.core.router.subscribe(DeviceChanged, facts.append)
     device = await services.devices.registry.find(KITCHEN)
@@ -130,12 +126,9 @@ async def test_a_change_reaches_everyone_who_holds_the_device_and_is_told_once(
     assert len(facts) == 1
 
 
-async def test_a_device_that_is_loaded_while_it_changes_is_not_remembered_as_it_was(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_device_that_changes_while_it_is_loaded_is_read_again(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
         found: list[Device] = []
 
@@ -152,12 +145,9 @@ async def test_a_device_that_is_loaded_while_it_changes_is_not_remembered_as_it_
         assert not found[0].enabled
 
 
-async def test_reading_all_devices_again_does_not_undo_what_changes_meanwhile(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_reading_all_devices_again_does_not_undo_what_changes_meanwhile(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.find(KITCHEN)
         await services.core.database.write(change(world, name="Provisioned"))
@@ -199,7 +189,7 @@ async def test_a_device_follows_the_latest_approved_manifest_or_stays_with_its_o
 # Authentication
 
 
-async def test_a_device_proves_itself_with_its_own_token(services: Services, world: World) -> None:
+async def test_a_device_authenticates_with_its_own_token(services: Services, world: World) -> None:
     device, caller = await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
     assert device is await services.devices.registry.find(KITCHEN)
     assert (caller.device, caller.device_id, caller.token) == (world.kitchen, KITCHEN, token_hash(KITCHEN_TOKEN))
@@ -227,18 +217,15 @@ async def test_credentials_that_are_refused(
         await services.devices.registry.authenticate(device_id, token)
 
 
-async def test_a_disabled_device_is_not_let_in(services: Services, world: World) -> None:
+async def test_a_disabled_device_cannot_authenticate(services: Services, world: World) -> None:
     await services.core.database.write(change(world, enabled=False))
     with pytest.raises(SourceDeviceDisabled):
         await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
 
 
-async def test_a_token_that_is_revoked_while_the_device_is_loaded_is_refused(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
-) -> None:
+async def test_a_token_that_is_revoked_while_the_device_is_loaded_is_refused(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
         await services.accounts.tokens.caller(KITCHEN_TOKEN)
         runner.hold_reads()

@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from broker.devices import removal
 from broker.devices.inventory import NewDevice
+from broker.devices.removal import REMOVAL_SWEEP_SECONDS
 from broker.messages.intervals import DAY_MS
 from broker.services import Services
 from config.limits import DELETED_DEVICE_DAYS
@@ -41,10 +41,10 @@ async def fill(services: Services) -> None:
 
 
 @pytest.mark.parametrize("step_rows", [7, 1_000])
-async def test_everything_goes_when_its_time_is_over_and_nothing_of_others(
+async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_rows: int
 ) -> None:
-    monkeypatch.setattr(removal, "_STEP_ROWS", step_rows)
+    monkeypatch.setattr("broker.devices.removal._STEP_ROWS", step_rows)
     await fill(services)
     kitchen = await services.devices.registry.find(KITCHEN)
     services.messages.ingest.submit_action(
@@ -90,7 +90,7 @@ async def test_a_new_device_is_never_taken_for_one_that_was_removed(
     assert [action.sdid for action in page.messages] == [HALL]
 
 
-async def test_a_device_that_was_restored_meanwhile_is_left_alone(
+async def test_a_device_that_was_restored_meanwhile_is_not_removed(
     services: Services, world: World, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(services)
@@ -105,10 +105,10 @@ async def test_a_device_that_was_restored_meanwhile_is_left_alone(
     assert (await services.core.database.read(lambda tx: left(tx, world.kitchen)))["message"] == 25
 
 
-async def test_the_worker_looks_every_hour(
+async def test_the_worker_sweeps_every_hour(
     services: Services, world: World, fake_clock: FakeClock, autojump_clock: MockClock
 ) -> None:
     await services.devices.inventory.delete(await services.devices.registry.find(KITCHEN))
     fake_clock.advance(KEPT_MS + 1)
-    await trio.sleep(removal.SWEEP_SECONDS + 1)
+    await trio.sleep(REMOVAL_SWEEP_SECONDS + 1)
     assert services.devices.removal.statistics().removed_devices == 1

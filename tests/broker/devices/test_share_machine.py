@@ -1,6 +1,6 @@
 """Any run of offers, answers and removals: what a share allows is what a plain model of it says."""
 
-from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -8,19 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.accounts.permissions import Permission
-from broker.clock import Clock
 from broker.devices.shares import ANSWERS, ShareStatus
 from broker.errors import Conflict, DomainError, NotFound, PermissionDenied
 from broker.facts import SharesChanged
 from broker.mail.kinds import DeviceShareInvitation
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.services import Services
 from storage.records import ShareRecord
-from tests.factories import BOB_TOKEN, KITCHEN, NOW_MS, build_world
-from tests.fakes import FakeClock, run_inline
+from tests.builders import opener_in
+from tests.factories import BOB_TOKEN, KITCHEN, build_world
 
 STEPS = st.lists(st.sampled_from(["offer", "accept", "reject", "stranger", "owner removes", "delete"]), max_size=12)
 
@@ -93,13 +88,12 @@ async def follow(services: Services, steps: list[str]) -> None:
         assert len(told) == model.told
 
 
-async def run(settings_: Settings, engine: SqliteEngine, steps: list[str]) -> None:
-    database = Database(engine, run_sync=run_inline)
-    async with open_services(settings_, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+async def run(folder: Path, steps: list[str]) -> None:
+    async with opener_in(folder)() as services:
         await follow(services, steps)
 
 
-def test_a_share_is_what_its_history_says(
+def test_any_history_of_a_share_matches_the_model(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = DeviceShareInvitation.per_recipient._replace(minute=100)  # mails are not what is tested
@@ -108,8 +102,6 @@ def test_a_share_is_what_its_history_says(
     @settings(max_examples=40, deadline=None)
     @given(STEPS)
     def check(steps: list[str]) -> None:
-        folder = tmp_path_factory.mktemp("share")
-        engine = SqliteEngine(folder / "store.sqlite", synchronous="off")
-        trio.run(partial(run, Settings(state_dir=folder), engine, steps))
+        trio.run(run, tmp_path_factory.mktemp("share"), steps)
 
     check()

@@ -41,7 +41,7 @@ async def mailed_code(services: Services) -> str:
 
 
 @pytest.mark.parametrize("is_there_before", [True, False])
-async def test_who_signed_up_with_the_address_sees_and_accepts_nothing(
+async def test_an_unverified_account_neither_sees_nor_accepts_a_share(
     services: Services, world: World, is_there_before: bool
 ) -> None:
     eve = await sign_up(services) if is_there_before else None
@@ -55,7 +55,7 @@ async def test_who_signed_up_with_the_address_sees_and_accepts_nothing(
     assert (await services.devices.registry.find(BOBS)).shared_with == frozenset()
 
 
-async def test_the_mailed_code_proves_the_address_once_and_for_all(services: Services, world: World) -> None:
+async def test_the_mailed_code_verifies_the_address(services: Services, world: World) -> None:
     eve = await sign_up(services)
     offered = await share(services)
     code = await mailed_code(services)
@@ -67,7 +67,7 @@ async def test_the_mailed_code_proves_the_address_once_and_for_all(services: Ser
     assert proved.email_verified_on is not None
 
 
-async def test_somebody_elses_code_is_of_no_use(services: Services, world: World) -> None:
+async def test_the_code_of_another_invitation_is_refused(services: Services, world: World) -> None:
     eve = await sign_up(services)
     offered = await share(services)
     await services.devices.shares.offer(await services.devices.registry.find(BOBS), email="ada@example.org")

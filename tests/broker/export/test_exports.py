@@ -23,7 +23,7 @@ from broker.export.status import ExportStatus, may_follow
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.services import Services
 from protocols.rendering import message_entry
-from tests.conftest import OpenServices
+from tests.builders import ServicesOpener
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -364,10 +364,10 @@ async def test_a_mail_is_queued_with_success(services: Services, ada: Caller) ->
 # Restarts
 
 
-async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_path: Path) -> None:
+async def test_an_export_goes_on_after_a_restart(opener: ServicesOpener, tmp_path: Path) -> None:
     export_id = ""
     total = 30_005
-    async with open_again() as services:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         for number in range(total):
@@ -380,7 +380,7 @@ async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_p
     half = (tmp_path / "exports" / f"{export_id}.tgz").stat().st_size
     with (tmp_path / "exports" / f"{export_id}.tgz").open("ab") as file:
         file.write(b"what was written behind the last checkpoint")
-    async with open_again() as services:
+    async with opener() as services:
         ada = await services.accounts.tokens.caller(ADA_TOKEN)
         resumed = await services.export.find(ada, export_id)
         assert resumed.status is ExportStatus.IN_PROGRESS
@@ -395,8 +395,8 @@ async def test_an_export_goes_on_after_a_restart(open_again: OpenServices, tmp_p
         assert list(map(len, found.values())) == [10_000, 10_000, 10_000, 5]
 
 
-async def test_an_export_whose_beginning_is_lost_begins_again(open_again: OpenServices, tmp_path: Path) -> None:
-    async with open_again() as services:
+async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOpener, tmp_path: Path) -> None:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         await send(services, (kitchen, START, {"state": True}))
@@ -407,7 +407,7 @@ async def test_an_export_whose_beginning_is_lost_begins_again(open_again: OpenSe
         await services.core.database.write(lambda tx: tx.exports.put(behind))
     path = tmp_path / "exports" / f"{export_id}.tgz"
     path.unlink()
-    async with open_again() as services:
+    async with opener() as services:
         ada = await services.accounts.tokens.caller(ADA_TOKEN)
         again = await finished(services, ada, export_id)
         assert (again.status, again.record.total_messages) == (ExportStatus.SUCCESS, 1)

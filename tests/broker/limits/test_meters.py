@@ -20,6 +20,7 @@ from config.settings import Limits
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import new_engine
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, FakeClock, run_inline
 
@@ -302,7 +303,7 @@ def test_no_interleaving_lets_more_than_the_limit_through(steps: list[tuple[str,
     """Calls, pauses and restarts in any order: never more than 5 in any 60 s, nor more than 12 on any UTC day."""
     clock, passed = FakeClock(NOW_MS + start), list[int]()
     with TemporaryDirectory() as folder:
-        engine = SqliteEngine(Path(folder) / "store.sqlite", synchronous="off")
+        engine = new_engine(Path(folder) / "store.sqlite")
         trio.run(_play, engine, clock, iter(steps), passed)
     for index, first in enumerate(passed):
         assert sum(1 for other in passed[index:] if other < first + 60_000) <= 5

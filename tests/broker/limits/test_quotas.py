@@ -25,7 +25,7 @@ from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, Pla
 from broker.services import Services
 from config.settings import Limits, Settings
 from storage.database import Transaction
-from tests.conftest import OpenServices
+from tests.builders import ServicesOpener
 from tests.factories import ACME, KITCHEN, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock
 
@@ -364,15 +364,15 @@ async def test_whom_it_told_is_forgotten_when_the_day_is_over(
 # --- Restarts -----------------------------------------------------------------------------------------------------
 
 
-async def test_month_and_day_survive_a_restart(open_again: OpenServices) -> None:
-    async with open_again() as services:
+async def test_month_and_day_survive_a_restart(opener: ServicesOpener) -> None:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         await services.limits.quotas.reload()
         services.limits.quotas.set_device_limit(kitchen.key, 10)
         for _ in range(4):
             services.messages.ingest.submit(kitchen, MESSAGE)
-    async with open_again() as services:
+    async with opener() as services:
         kitchen = await services.devices.registry.get(world.kitchen)
         services.limits.quotas.set_device_limit(kitchen.key, 10)
         standing = services.limits.quotas.standing(kitchen)

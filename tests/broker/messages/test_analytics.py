@@ -18,20 +18,16 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import ValidationFailed
 from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, YEAR_MS, Interval
-from broker.secrets import Vault
-from broker.services import Services, open_services
+from broker.services import Services
 from config.settings import Settings, Storage
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from tests.builders import ServicesOpener, new_engine
 from tests.factories import NOW_MS, build_world
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock
 
-VAULT = Vault(Vault.new_key())
 LONGEST = {
     Interval.MINUTE: HOUR_MS,
     Interval.HOUR: DAY_MS,
@@ -297,12 +293,12 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
             folder = Path(temporary) / "0"
             folder.mkdir()
 
+            settings = Settings(state_dir=folder, storage=Storage(retention_days=1))
+            opener = ServicesOpener(settings, new_engine(folder / "store"), clock.clock)
+
             async def start() -> Services:
                 await stack.aclose()
-                engine = SqliteEngine(folder / "store", synchronous="off")
-                settings = Settings(state_dir=folder, storage=Storage(retention_days=1))
-                opened = open_services(settings, Database(engine, run_sync=run_inline), VAULT, Clock(clock))
-                return await stack.enter_async_context(opened)
+                return await stack.enter_async_context(opener())
 
             services = await start()
             world = await build_world(services.core.database, services.core.vault)

@@ -6,18 +6,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.messages import consumers
 from broker.messages.intervals import DAY_MS, HOUR_MS
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
+from broker.services import Services
+from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
-from tests.fakes import BreakableEngine, FakeClock, HeldRunner, run_inline
+from tests.fakes import BreakableEngine, HeldRunner
 
 
 @pytest.fixture
@@ -26,11 +24,9 @@ def runner() -> HeldRunner:
 
 
 @pytest.fixture
-async def held(engine: SqliteEngine, runner: HeldRunner) -> AsyncIterator[Services]:
-    """Services whose store the test holds in its hands."""
-    database = Database(engine, run_sync=runner)
-    settings = Settings(state_dir=engine.path.parent)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+async def held(opener: ServicesOpener, runner: HeldRunner) -> AsyncIterator[Services]:
+    """Services whose reads and commits wait for the test."""
+    async with opener(run_sync=runner) as services:
         await build_world(services.core.database, services.core.vault)
         yield services
 
@@ -83,11 +79,9 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
     assert held.messages.folder.statistics().held_rows == 0
 
 
-async def test_a_flush_whose_commit_failed_is_made_up_for(engine: SqliteEngine) -> None:
+async def test_a_flush_whose_commit_failed_is_made_up_for(opener: ServicesOpener, engine: SqliteEngine) -> None:
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
-    settings = Settings(state_dir=engine.path.parent)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(FakeClock(NOW_MS))) as services:
+    async with opener(engine=breakable) as services:
         await build_world(services.core.database, services.core.vault)
         kitchen = await kitchen_of(services)
         await send(services, kitchen, 1, 2)

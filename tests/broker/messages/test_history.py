@@ -12,23 +12,18 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.envelope import Message
 from broker.errors import ValidationFailed
 from broker.messages.history import Cursors, Page
-from broker.secrets import Vault
-from broker.services import Services, open_services
+from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
+from storage.database import Transaction
 from storage.records import MessageRow
+from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
-from tests.fakes import FakeClock, run_inline
 
 Order = Literal["asc", "desc"]
-VAULT = Vault(Vault.new_key())
 
 
 async def send(services: Services, *messages: tuple[Device, int]) -> list[int]:
@@ -217,9 +212,7 @@ def run_with_devices(test: object, *arguments: object) -> None:
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            database = Database(SqliteEngine(Path(folder) / "store", synchronous="off"), run_sync=run_inline)
-            clock = Clock(FakeClock(NOW_MS))
-            async with open_services(Settings(state_dir=Path(folder)), database, VAULT, clock) as services:
+            async with opener_in(Path(folder))() as services:
                 world = await build_world(services.core.database, services.core.vault)
                 devices = [await services.devices.registry.get(key) for key in (world.kitchen, world.hall, world.bobs)]
                 await test(services, devices, *arguments)  # type: ignore[operator]

@@ -8,7 +8,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import (
     BadRequest,
@@ -23,16 +22,14 @@ from broker.errors import (
 )
 from broker.facts import ActionStored, MessagesStored
 from broker.messages.ingest import IngestStatistics
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
+from broker.services import Services
+from config.limits import JSON_NESTING_MAX, MAX_DATA_BYTES
 from storage.engines.sqlite import SqliteEngine
 from storage.records import ActionRow, MessageRow
 from storage.sql import StoreError
-from tests.conftest import OpenServices
+from tests.builders import ServicesOpener
 from tests.factories import ACME, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
-from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.fakes import BreakableEngine, FakeClock
 
 GRACE_MS = 60_000
 STATE = b'{"state":true}'
@@ -274,9 +271,9 @@ async def test_cts_never_runs_backwards(services: Services, kitchen: Device, fak
 
 @pytest.mark.parametrize("last", ["message", "action"])
 async def test_cts_does_not_run_backwards_across_a_restart(
-    open_again: OpenServices, fake_clock: FakeClock, last: str
+    opener: ServicesOpener, fake_clock: FakeClock, last: str
 ) -> None:
-    async with open_again() as services:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         if last == "message":
@@ -285,7 +282,7 @@ async def test_cts_does_not_run_backwards_across_a_restart(
             services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
         await services.messages.ingest.wait_committed()
     fake_clock.advance(-1_000_000)
-    async with open_again() as services:
+    async with opener() as services:
         kitchen = await services.devices.registry.get(world.kitchen)
         position = services.messages.ingest.submit(kitchen, STATE)
         await services.messages.ingest.wait_committed()
@@ -414,15 +411,31 @@ async def test_actions_that_are_no_json(services: Services, kitchen: Device, dat
     await expect_nothing_was_kept(services)
 
 
-async def test_deeply_nested_parameters_are_kept_or_refused_but_never_our_bug(
-    services: Services, kitchen: Device
+def deep_parameters(levels: int) -> bytes:
+    """Actions whose text nests this deep, and longer than `data` may be."""
+    inner = levels - 5  # the levels of `data`, `actions`, the entry, `parameters` and `x` come before
+    return b'{"actions":[{"name":"a","parameters":{"x":[' + b"[" * inner + b"]" * inner + b"]}}]}"
+
+
+async def test_parameters_as_deep_as_data_can_hold_are_kept(services: Services, kitchen: Device) -> None:
+    data = deep_parameters(480)
+    assert len(data) <= MAX_DATA_BYTES
+    services.messages.ingest.submit_action(kitchen, kitchen, data)
+    await services.messages.ingest.wait_committed()
+    assert services.messages.ingest.statistics().actions == 1
+
+
+@pytest.mark.parametrize(
+    ("levels", "refusal"), [(JSON_NESTING_MAX, PayloadTooLarge), (JSON_NESTING_MAX + 1, BadRequest)]
+)
+async def test_nesting_is_refused_before_size(
+    services: Services, kitchen: Device, levels: int, refusal: type[DomainError]
 ) -> None:
-    data = b'{"actions":[{"name":"a","parameters":{"x":' + b"[" * 480 + b"]" * 480 + b"}}]}"
-    assert len(data) <= 1024
-    try:
-        services.messages.ingest.submit_action(kitchen, kitchen, data)
-    except BadRequest:
-        await expect_nothing_was_kept(services)
+    with pytest.raises(refusal):
+        services.messages.ingest.submit_action(kitchen, kitchen, deep_parameters(levels))
+    with pytest.raises(refusal):
+        services.messages.ingest.submit(kitchen, b"[" * levels + b"]" * levels)
+    await expect_nothing_was_kept(services)
 
 
 # Acknowledged means stored
@@ -452,13 +465,12 @@ async def test_what_is_acknowledged_can_be_read_at_once(services: Services, kitc
 
 
 async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock
+    opener: ServicesOpener, engine: SqliteEngine
 ) -> None:
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
     facts: list[object] = []
     told: list[StorageUnavailable | None] = []
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(engine=breakable) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         services.core.router.subscribe(MessagesStored, facts.append)
@@ -482,11 +494,10 @@ async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
 
 
 async def test_the_workers_outlive_a_store_that_fails_for_a_while(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, autojump_clock: MockClock
+    opener: ServicesOpener, engine: SqliteEngine, autojump_clock: MockClock
 ) -> None:
     breakable = BreakableEngine(engine)
-    database = Database(breakable, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(engine=breakable) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         position = services.messages.ingest.submit(kitchen, b'{"intensity":5}')
@@ -505,8 +516,7 @@ async def test_the_workers_outlive_a_store_that_fails_for_a_while(
         breakable.error = StoreError("disk full")
     # What the last run could not save, the next one folds again.
     breakable.error = None
-    database = Database(breakable, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), Clock(fake_clock)) as services:
+    async with opener(engine=breakable) as services:
         assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 6
 
 

@@ -13,21 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.facts import Router
 from broker.messages.consumers import FLUSH_SECONDS, Folder
 from broker.messages.snapshots import Fields
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database, Transaction
-from storage.engines.sqlite import SqliteEngine
-from tests.conftest import OpenServices
+from broker.services import Services
+from storage.database import Transaction
+from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
-from tests.fakes import FakeClock, HeldRunner, run_inline
-
-VAULT = Vault(Vault.new_key())
+from tests.fakes import HeldRunner
 
 
 async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
@@ -91,12 +85,9 @@ async def test_it_is_folded_every_few_seconds(services: Services, kitchen: Devic
     assert services.messages.folder.statistics().held_rows == 0
 
 
-async def test_what_comes_during_a_flush_is_not_lost(engine: SqliteEngine) -> None:
+async def test_what_comes_during_a_flush_is_not_lost(opener: ServicesOpener) -> None:
     runner = HeldRunner()
-    database = Database(engine, run_sync=runner)
-    async with open_services(
-        Settings(state_dir=engine.path.parent), database, VAULT, Clock(FakeClock(NOW_MS))
-    ) as services:
+    async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         await send(services, kitchen, {"intensity": 1})
@@ -111,9 +102,9 @@ async def test_what_comes_during_a_flush_is_not_lost(engine: SqliteEngine) -> No
 
 
 async def test_what_was_not_folded_when_the_machine_went_down_is_folded_at_the_next_start(
-    open_again: OpenServices,
+    opener: ServicesOpener,
 ) -> None:
-    async with open_again() as services:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         positions = [await send(services, kitchen, {"intensity": number}, number) for number in range(5)]
@@ -168,19 +159,12 @@ async def _compare_with_recomputation(steps: list[Send | str]) -> None:
     expected: list[Fields] = [{}, {}]
     keys: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
+        opener = opener_in(Path(folder))
         async with AsyncExitStack() as stack:
 
             async def start() -> Services:
                 await stack.aclose()
-                engine = SqliteEngine(Path(folder) / "store", synchronous="off")
-                return await stack.enter_async_context(
-                    open_services(
-                        Settings(state_dir=Path(folder)),
-                        Database(engine, run_sync=run_inline),
-                        VAULT,
-                        Clock(FakeClock(NOW_MS)),
-                    )
-                )
+                return await stack.enter_async_context(opener())
 
             services = await start()
             world = await build_world(services.core.database, services.core.vault)

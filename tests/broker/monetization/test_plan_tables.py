@@ -27,9 +27,7 @@ async def terms(services: Services, world: World) -> list[tuple[int, str, list[t
     return await services.core.database.read(work)
 
 
-async def test_a_plan_is_there_and_approved_and_doing_it_twice_changes_nothing(
-    services: Services, world: World
-) -> None:
+async def test_a_plan_is_approved_at_once_and_repeating_it_changes_nothing(services: Services, world: World) -> None:
     assert await provision(services) == (1, 0, 0)
     assert await provision(services) == (0, 0, 1)
     assert await terms(services, world) == [(1, "APPROVED", [("free", "0.00", 150), ("paid", "2.99", -1)])]
@@ -41,7 +39,7 @@ async def test_other_terms_are_the_next_version(services: Services, world: World
     assert [(version, tiers[1][1]) for version, _, tiers in await terms(services, world)] == [(2, "4.99"), (1, "2.99")]
 
 
-async def test_the_same_price_written_otherwise_is_the_same_plan(services: Services, world: World) -> None:
+async def test_another_spelling_of_the_same_price_is_the_same_plan(services: Services, world: World) -> None:
     await provision(services, paid_cost="3.00")
     assert await provision(services, paid_cost="3") == (0, 0, 1)
 
@@ -64,7 +62,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "field"), BAD)
-async def test_what_is_wrong_is_named(services: Services, world: World, changes: dict[str, Any], field: str) -> None:
+async def test_findings_name_the_wrong_member(
+    services: Services, world: World, changes: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ValidationFailed) as failed:
         await provision(services, **changes)
     assert failed.value.findings[0].field == field

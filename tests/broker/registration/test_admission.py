@@ -37,18 +37,20 @@ def refused(services: Services, device: Device, shown: ClientCertificate | None)
     return False
 
 
-async def test_it_comes_with_its_certificate(services: Services, board: Device, issued: Issued) -> None:
+async def test_the_registered_certificate_is_admitted(services: Services, board: Device, issued: Issued) -> None:
     services.registration.admission.check(board, issued.shown)
 
 
-async def test_and_with_nothing_else(services: Services, board: Device, authority: Authority, issued: Issued) -> None:
+async def test_no_other_certificate_is_admitted(
+    services: Services, board: Device, authority: Authority, issued: Issued
+) -> None:
     assert refused(services, board, None)
     assert refused(services, board, authority.issue().shown)
     assert refused(services, board, Authority("device-1", now=NOW, extensions=()).own.shown)
     assert refused(services, board, authority.issue(key=issued.key).shown)
 
 
-async def test_not_when_it_has_expired(
+async def test_an_expired_certificate_is_refused(
     services: Services, board: Device, issued: Issued, fake_clock: FakeClock
 ) -> None:
     fake_clock.advance(29 * DAY_MS)
@@ -57,17 +59,21 @@ async def test_not_when_it_has_expired(
     assert refused(services, board, issued.shown)
 
 
-async def test_not_when_the_type_trusts_somebody_else_now(services: Services, board: Device, issued: Issued) -> None:
+async def test_a_certificate_of_a_former_authority_is_refused(
+    services: Services, board: Device, issued: Issued
+) -> None:
     await provision_secure_type(services, Authority("Other", now=NOW))
     assert refused(services, board, issued.shown)
 
 
-async def test_not_after_it_was_revoked(services: Services, board: Device, issued: Issued) -> None:
+async def test_a_revoked_device_is_refused(services: Services, board: Device, issued: Issued) -> None:
     await services.registration.registrations.revoke(board)
     assert refused(services, board, issued.shown)
 
 
-async def test_not_before_it_was_registered(services: Services, secure: World, ada: Caller, issued: Issued) -> None:
+async def test_a_device_that_is_not_registered_is_refused(
+    services: Services, secure: World, ada: Caller, issued: Issued
+) -> None:
     begun = await services.registration.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
     await services.registration.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
     progress = await services.registration.registrations.progress(issued.shown, begun.id)
@@ -75,12 +81,14 @@ async def test_not_before_it_was_registered(services: Services, secure: World, a
     assert refused(services, await services.devices.registry.find(progress.device_id), issued.shown)
 
 
-async def test_ordinary_devices_need_none_and_may_show_any(services: Services, secure: World, issued: Issued) -> None:
+async def test_other_devices_need_no_certificate_and_may_present_any(
+    services: Services, secure: World, issued: Issued
+) -> None:
     light = await services.devices.registry.find(HALL)
     for shown in (None, issued.shown, ClientCertificate(b"junk")):
         services.registration.admission.check(light, shown)
 
 
-async def test_tokens_of_users_and_of_ordinary_devices_need_none(services: Services, secure: World) -> None:
+async def test_tokens_of_users_and_other_devices_need_no_certificate(services: Services, secure: World) -> None:
     for token in (ADA_TOKEN, KITCHEN_TOKEN):
         await services.registration.admission.check_caller(await services.accounts.tokens.caller(token), None)

@@ -20,8 +20,8 @@ from broker.registration.uploads import BadList, Uploads, read_rows
 from broker.services import Services
 from config.limits import APPROVED_CERTIFICATES_MAX, APPROVED_UPLOADS_WAITING
 from storage.records import ApprovedUploadRecord
+from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued, Kind
-from tests.conftest import OpenServices
 from tests.factories import LIGHT_TYPE, World
 from tests.secure_types import NOW, SECURE_TYPE
 
@@ -97,7 +97,7 @@ def test_files_as_spreadsheets_write_them(content: bytes, rows: list[str]) -> No
     ],
     ids=["empty", "a line", "no header", "other header", "case", "two columns", "binary", "one line", "10,001 rows"],
 )
-def test_files_that_are_no_lists(content: bytes) -> None:
+def test_files_that_are_refused(content: bytes) -> None:
     with pytest.raises(BadList):
         read_rows(content)
 
@@ -126,7 +126,7 @@ async def test_every_row_has_its_result(lists: ApprovedLists, meters: DeviceType
     assert total == 4
 
 
-async def test_what_is_on_the_list_already_is_a_duplicate(lists: ApprovedLists, meters: DeviceType) -> None:
+async def test_an_id_that_is_on_the_list_is_a_duplicate(lists: ApprovedLists, meters: DeviceType) -> None:
     await upload(lists, meters, ["a", "b"])
     done = await upload(lists, meters, ["b", "c"])
     assert (done.succeeded, done.failed) == (1, 1)
@@ -134,9 +134,7 @@ async def test_what_is_on_the_list_already_is_a_duplicate(lists: ApprovedLists, 
 
 
 @pytest.mark.parametrize("content", [b"no header\na\n", b"vdid\n" + b"a\n" * 10_001])
-async def test_a_file_that_is_no_list_fails_as_a_whole(
-    lists: ApprovedLists, meters: DeviceType, content: bytes
-) -> None:
+async def test_a_file_without_the_header_is_refused(lists: ApprovedLists, meters: DeviceType, content: bytes) -> None:
     done = await upload(lists, meters, content)
     assert (done.status, done.succeeded, done.failed) == ("Failed", 0, 0)
     assert await lists.entries(meters, offset=0, count=100) == ([], 0)
@@ -147,8 +145,8 @@ async def test_ten_thousand_rows_are_taken(lists: ApprovedLists, meters: DeviceT
     assert (done.status, done.total, done.succeeded, done.failed) == ("Completed", 10_000, 10_000, 0)
 
 
-async def test_a_restart_goes_on_behind_the_rows_that_were_saved(
-    open_again: OpenServices, services: Services, meters: DeviceType
+async def test_a_restart_continues_after_the_last_saved_rows(
+    opener: ServicesOpener, services: Services, meters: DeviceType
 ) -> None:
     """As the store is left when the daemon ends in the middle of an upload."""
     rows = [f"meter-{number}" for number in range(1000)]
@@ -163,7 +161,7 @@ async def test_a_restart_goes_on_behind_the_rows_that_were_saved(
         lists.save_upload(replace(kept, total=1000, succeeded=500))
 
     await services.core.database.write(half_done)
-    async with open_again() as restarted:
+    async with opener() as restarted:
         done = await finished(restarted.registration.approved_lists, meters, "ab" * 16)
     assert (done.status, done.succeeded, done.failed, done.content) == ("Completed", 1000, 0, None)
 
@@ -178,7 +176,7 @@ async def test_uploads_that_wait_are_bounded(services: Services, meters: DeviceT
         await idle.upload(meters, b"vdid\n")
 
 
-async def test_uploads_are_of_one_type(services: Services, lists: ApprovedLists, meters: DeviceType) -> None:
+async def test_an_upload_belongs_to_one_type(services: Services, lists: ApprovedLists, meters: DeviceType) -> None:
     done = await upload(lists, meters, ["a"])
     with pytest.raises(NotFound):
         await lists.upload_status(await services.device_types.catalog.find(LIGHT_TYPE), done.id)
@@ -187,19 +185,23 @@ async def test_uploads_are_of_one_type(services: Services, lists: ApprovedLists,
 # The switch
 
 
-async def test_a_type_with_devices_cannot_be_limited(services: Services, lists: ApprovedLists, world: World) -> None:
+async def test_a_list_cannot_be_enabled_for_a_type_with_devices(
+    services: Services, lists: ApprovedLists, world: World
+) -> None:
     with pytest.raises(Conflict):
         await lists.set_enabled(await services.device_types.catalog.find(LIGHT_TYPE), True)
 
 
-async def test_a_type_with_secure_registration_cannot_be_limited(services: Services, secure: World) -> None:
+async def test_a_list_cannot_be_enabled_for_a_type_with_secure_registration(services: Services, secure: World) -> None:
     with pytest.raises(Conflict):
         await services.registration.approved_lists.set_enabled(
             await services.device_types.catalog.find(SECURE_TYPE), True
         )
 
 
-async def test_a_type_with_a_cloud_connector_cannot_be_limited(lists: ApprovedLists, meters: DeviceType) -> None:
+async def test_a_list_cannot_be_enabled_for_a_type_with_a_cloud_connector(
+    lists: ApprovedLists, meters: DeviceType
+) -> None:
     meters.refresh(replace(meters.record, has_cloud_connector=True), [])
     with pytest.raises(Conflict):
         await lists.set_enabled(meters, True)
@@ -245,7 +247,7 @@ async def test_a_signed_id_of_the_list_becomes_a_device_once(
     await create(services, world, meters, "a", signed(vendor, "a"))
 
 
-async def test_of_two_at_once_one_gets_the_id(
+async def test_of_two_concurrent_creations_one_gets_the_id(
     services: Services, world: World, meters: DeviceType, vendor: Issued
 ) -> None:
     outcomes: list[bool] = []
@@ -284,7 +286,7 @@ async def test_only_the_vendors_signature_counts(
     ("vdid", "svdid", "fields"),
     [(None, None, ["vdid", "svdid"]), (None, "x", ["vdid"]), ("a", "", ["svdid"]), ("a", "no Base64!", ["svdid"])],
 )
-async def test_what_is_missing_or_cannot_be_read_is_named(
+async def test_findings_name_missing_and_unreadable_members(
     lists: ApprovedLists, meters: DeviceType, vendor: Issued, vdid: str | None, svdid: str | None, fields: list[str]
 ) -> None:
     with pytest.raises(ValidationFailed) as refusal:
@@ -292,7 +294,7 @@ async def test_what_is_missing_or_cannot_be_read_is_named(
     assert [finding.field for finding in refusal.value.findings] == fields
 
 
-async def test_a_certificate_that_was_removed_or_has_expired_signs_for_nobody(
+async def test_signatures_of_removed_and_expired_certificates_are_refused(
     services: Services, world: World, lists: ApprovedLists, meters: DeviceType
 ) -> None:
     await upload(lists, meters, ["a"])
@@ -307,12 +309,12 @@ async def test_a_certificate_that_was_removed_or_has_expired_signs_for_nobody(
             await create(services, world, meters, "a", signed(issued, "a"))
 
 
-async def test_without_the_switch_nothing_is_asked(services: Services, world: World, meters: DeviceType) -> None:
+async def test_a_list_that_is_not_enabled_checks_nothing(services: Services, world: World, meters: DeviceType) -> None:
     claim = await services.registration.approved_lists.check(meters, None, None)
     await services.devices.inventory.create(NewDevice(owner=world.ada, type=meters), check=claim)
 
 
-async def test_a_list_that_is_enabled_in_the_last_moment_counts(
+async def test_a_list_that_is_enabled_before_the_commit_counts(
     services: Services, world: World, lists: ApprovedLists, meters: DeviceType
 ) -> None:
     claim = await lists.check(meters, None, None)
@@ -322,7 +324,7 @@ async def test_a_list_that_is_enabled_in_the_last_moment_counts(
     assert not await services.core.database.read(lambda tx: tx.approved_lists.has_devices(meters.key))
 
 
-async def test_deleting_an_entry_leaves_its_device_alone(
+async def test_deleting_an_entry_does_not_change_its_device(
     services: Services, world: World, lists: ApprovedLists, meters: DeviceType, vendor: Issued
 ) -> None:
     device = await create(services, world, meters, "a", signed(vendor, "a"))
@@ -336,7 +338,7 @@ async def test_deleting_an_entry_leaves_its_device_alone(
 
 
 @pytest.mark.parametrize("kind", ["nothing", "junk", "key", "two", "weak"])
-async def test_what_is_no_usable_certificate_is_refused(lists: ApprovedLists, meters: DeviceType, kind: str) -> None:
+async def test_an_unusable_certificate_is_refused(lists: ApprovedLists, meters: DeviceType, kind: str) -> None:
     good = Authority("Vendor", now=NOW).own
     pem = {
         "nothing": " ",
@@ -356,9 +358,7 @@ def _weak() -> Issued:
     return Authority(now=NOW).issue(key=new_key("rsa", bits=1024))
 
 
-async def test_a_certificate_is_there_once_and_there_is_an_end_to_them(
-    lists: ApprovedLists, meters: DeviceType
-) -> None:
+async def test_certificates_are_unique_and_their_number_is_limited(lists: ApprovedLists, meters: DeviceType) -> None:
     vendor = Authority("Vendor", now=NOW)
     await lists.add_certificate(meters, vendor.own.pem)
     with pytest.raises(Conflict):

@@ -32,7 +32,7 @@ async def authorities(services: Services) -> tuple[bytes, ...]:
     return await services.core.database.read(lambda tx: tx.registrations.authorities(key))
 
 
-async def test_the_type_names_the_first_of_them(services: Services, world: World, authority: Authority) -> None:
+async def test_issuer_dn_is_that_of_the_first_authority(services: Services, world: World, authority: Authority) -> None:
     factory = authority.delegate()
     await apply(services, authority, ca=factory.pem + authority.pem)
     assert await authorities(services) == (factory.own.der, authority.own.der)
@@ -48,7 +48,7 @@ async def test_a_second_run_changes_nothing(services: Services, world: World, au
         assert (report.tables["device_types"].changed, report.tables["device_types"].unchanged) == (0, 1)
 
 
-async def test_what_is_left_out_stays(services: Services, world: World, authority: Authority) -> None:
+async def test_authorities_that_are_not_mentioned_stay(services: Services, world: World, authority: Authority) -> None:
     await apply(services, authority)
     entry = {"unique_name": "example.secure_board", "organization": "Acme", "name": "Board"}
     await services.provisioning.apply({"device_types": [entry]})
@@ -56,7 +56,7 @@ async def test_what_is_left_out_stays(services: Services, world: World, authorit
     assert (await record(services)).rsp
 
 
-async def test_others_take_their_place(services: Services, world: World, authority: Authority) -> None:
+async def test_new_authorities_replace_the_former_ones(services: Services, world: World, authority: Authority) -> None:
     await apply(services, authority)
     other = Authority("Other", now=NOW)
     report = await apply(services, other)
@@ -64,7 +64,7 @@ async def test_others_take_their_place(services: Services, world: World, authori
     assert await authorities(services) == (other.own.der,)
 
 
-async def test_without_secure_registration_there_are_none(
+async def test_only_types_with_secure_registration_have_authorities(
     services: Services, world: World, authority: Authority
 ) -> None:
     await apply(services, authority)
@@ -75,7 +75,7 @@ async def test_without_secure_registration_there_are_none(
 
 
 @pytest.mark.parametrize("kind", ["junk", "a device", "with its key", "weak"])
-async def test_what_is_no_authority_is_refused_and_changes_nothing(
+async def test_a_certificate_that_is_no_authority_is_refused_and_changes_nothing(
     services: Services, world: World, authority: Authority, kind: str
 ) -> None:
     await apply(services, authority)

@@ -21,12 +21,12 @@ from broker.errors import (
 )
 from broker.facts import DeviceCreated, TokenRevoked
 from broker.registration.certificates import ClientCertificate, certificate_info, certificate_signature
-from broker.registration.progress import Begun, Completed, Status
+from broker.registration.progress import BegunRegistration, Completed, Status
 from broker.registration.registrations import Registrations
 from broker.registration.trust import Authorities
 from broker.services import Services
+from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued
-from tests.conftest import OpenServices
 from tests.factories import ADA, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
@@ -43,13 +43,13 @@ class Steps:
     owner: int
     device: Issued
 
-    async def begin(self, *, issued: Issued | None = None, vendor_id: str = "vendor-1") -> Begun:
+    async def begin(self, *, issued: Issued | None = None, vendor_id: str = "vendor-1") -> BegunRegistration:
         return await self.registrations.begin((issued or self.device).shown, SECURE_TYPE, vendor_id)
 
-    async def confirm(self, begun: Begun, *, caller: Caller | None = None, name: str = "Board") -> str:
+    async def confirm(self, begun: BegunRegistration, *, caller: Caller | None = None, name: str = "Board") -> str:
         return await self.registrations.confirm_new(caller or self.ada, begun.pin, owner=self.owner, name=name)
 
-    async def complete(self, begun: Begun) -> Completed:
+    async def complete(self, begun: BegunRegistration) -> Completed:
         return await self.registrations.complete(self.device.shown, begun.id, begun.nonce)
 
     async def all(self) -> Completed:
@@ -57,7 +57,7 @@ class Steps:
         await self.confirm(begun)
         return await self.complete(begun)
 
-    async def status(self, begun: Begun) -> Status:
+    async def status(self, begun: BegunRegistration) -> Status:
         return (await self.registrations.progress(self.device.shown, begun.id)).status
 
 
@@ -69,7 +69,7 @@ def steps(services: Services, secure: World, ada: Caller, authority: Authority) 
 # The way it goes
 
 
-async def test_a_device_and_its_user_find_each_other_by_the_pin(services: Services, steps: Steps) -> None:
+async def test_the_pin_assigns_a_device_to_its_user(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     assert await steps.status(begun) is Status.PENDING_USER_CONFIRMATION
     assert await steps.confirm(begun) == begun.id
@@ -92,7 +92,7 @@ async def test_the_user_may_attach_a_device_that_exists(services: Services, step
     assert (await steps.complete(begun)).device_id == device.id
 
 
-async def test_everyone_hears_of_a_device_that_the_pin_made(services: Services, steps: Steps) -> None:
+async def test_a_device_that_was_created_by_a_pin_is_published(services: Services, steps: Steps) -> None:
     heard: list[DeviceCreated] = []
     services.core.router.subscribe(DeviceCreated, heard.append)
     completed = await steps.all()
@@ -113,10 +113,10 @@ async def test_pins_have_eight_characters_that_do_not_look_alike(steps: Steps, a
 
 
 async def test_a_restart_loses_nothing(
-    open_again: OpenServices, services: Services, steps: Steps, authority: Authority
+    opener: ServicesOpener, services: Services, steps: Steps, authority: Authority
 ) -> None:
     begun = await steps.begin()
-    async with open_again() as restarted:
+    async with opener() as restarted:
         progress = await restarted.registration.registrations.progress(steps.device.shown, begun.id)
         assert progress.status is Status.PENDING_USER_CONFIRMATION
 
@@ -144,7 +144,7 @@ async def test_a_type_without_secure_registration_is_refused_by_name(steps: Step
     ],
     ids=["expired", "impostor", "the authority itself"],
 )
-async def test_a_certificate_that_nobody_vouches_for_is_refused(
+async def test_a_certificate_of_no_authority_is_refused(
     steps: Steps, authority: Authority, issue: Callable[[Authority], Issued]
 ) -> None:
     with pytest.raises(PermissionDenied):
@@ -170,7 +170,7 @@ def _unreadable(authority: Authority) -> ClientCertificate:
     return shown
 
 
-async def test_beginning_anew_with_the_same_certificate_ends_what_was_begun(steps: Steps) -> None:
+async def test_a_new_registration_of_the_same_certificate_ends_the_pending_one(steps: Steps) -> None:
     first = await steps.begin()
     second = await steps.begin()
     assert await steps.status(first) is Status.EXPIRED
@@ -180,7 +180,7 @@ async def test_beginning_anew_with_the_same_certificate_ends_what_was_begun(step
     assert (await steps.complete(second)).owner_id == ADA
 
 
-async def test_another_certificate_cannot_take_a_vendor_id_that_is_becoming_one(
+async def test_another_certificate_cannot_take_a_vendor_id_of_a_pending_registration(
     steps: Steps, authority: Authority, fake_clock: FakeClock
 ) -> None:
     await steps.begin()
@@ -196,7 +196,7 @@ async def test_a_registered_vendor_id_is_taken(steps: Steps, authority: Authorit
         await steps.begin(issued=authority.issue())
 
 
-async def test_a_registered_certificate_is_no_other_devices(steps: Steps) -> None:
+async def test_a_registered_certificate_cannot_register_again(steps: Steps) -> None:
     await steps.all()
     with pytest.raises(Conflict):
         await steps.begin(vendor_id="vendor-2")
@@ -205,14 +205,14 @@ async def test_a_registered_certificate_is_no_other_devices(steps: Steps) -> Non
 # The user's side
 
 
-async def test_a_pin_is_good_for_one(steps: Steps) -> None:
+async def test_a_pin_can_be_used_once(steps: Steps) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
     with pytest.raises(NotFound):
         await steps.confirm(begun)
 
 
-async def test_of_two_who_enter_a_pin_at_once_one_gets_the_device(steps: Steps) -> None:
+async def test_of_two_users_who_enter_a_pin_at_once_one_gets_the_device(steps: Steps) -> None:
     begun = await steps.begin()
     outcomes: list[object] = []
 
@@ -228,7 +228,7 @@ async def test_of_two_who_enter_a_pin_at_once_one_gets_the_device(steps: Steps) 
     assert sorted(isinstance(outcome, NotFound) for outcome in outcomes) == [False, True]
 
 
-async def test_a_name_that_does_not_fit_leaves_the_pin_as_it_was(steps: Steps) -> None:
+async def test_an_invalid_name_does_not_use_up_the_pin(steps: Steps) -> None:
     begun = await steps.begin()
     with pytest.raises(ValidationFailed):
         await steps.confirm(begun, name="<Board>")
@@ -236,7 +236,7 @@ async def test_a_name_that_does_not_fit_leaves_the_pin_as_it_was(steps: Steps) -
     await steps.confirm(begun)
 
 
-async def test_nobody_makes_devices_for_others(services: Services, steps: Steps, secure: World) -> None:
+async def test_devices_cannot_be_created_for_other_users(services: Services, steps: Steps, secure: World) -> None:
     begun = await steps.begin()
     for token, owner in ((BOB_TOKEN, secure.ada), (APPLICATION_TOKEN, secure.bob)):  # Bob granted nothing
         caller = await services.accounts.tokens.caller(token)
@@ -285,7 +285,7 @@ async def test_five_wrong_pins_in_ten_minutes_are_enough(
     await steps.confirm(begun)
 
 
-async def test_wrong_pins_that_come_all_at_once_are_counted(steps: Steps) -> None:
+async def test_concurrent_wrong_pins_are_all_counted(steps: Steps) -> None:
     outcomes: list[type[Exception]] = []
 
     async def guess(pin: str) -> None:
@@ -301,7 +301,7 @@ async def test_wrong_pins_that_come_all_at_once_are_counted(steps: Steps) -> Non
     assert outcomes.count(TooManyAttempts) == 15
 
 
-async def test_only_whoever_entered_the_pin_sees_how_it_goes(services: Services, steps: Steps) -> None:
+async def test_only_the_user_who_entered_the_pin_sees_the_status(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     with pytest.raises(PermissionDenied):
         await services.registration.registrations.progress_for(steps.ada, begun.id)
@@ -320,7 +320,7 @@ async def test_only_whoever_entered_the_pin_sees_how_it_goes(services: Services,
 # The device's side
 
 
-async def test_nothing_can_be_done_out_of_order(steps: Steps) -> None:
+async def test_steps_out_of_order_are_refused(steps: Steps) -> None:
     begun = await steps.begin()
     with pytest.raises(Conflict):
         await steps.complete(begun)
@@ -330,7 +330,7 @@ async def test_nothing_can_be_done_out_of_order(steps: Steps) -> None:
         await steps.complete(begun)
 
 
-async def test_only_the_certificate_that_began_goes_on(steps: Steps, authority: Authority) -> None:
+async def test_only_the_certificate_of_step_1_continues(steps: Steps, authority: Authority) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
     other = authority.issue().shown
@@ -346,7 +346,7 @@ async def test_only_the_certificate_that_began_goes_on(steps: Steps, authority: 
         await registrations.progress(steps.device.shown, "00" * 16)
 
 
-async def test_only_the_nonce_that_it_got_completes(steps: Steps) -> None:
+async def test_only_the_nonce_of_step_1_completes(steps: Steps) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
     with pytest.raises(PermissionDenied):
@@ -354,7 +354,7 @@ async def test_only_the_nonce_that_it_got_completes(steps: Steps) -> None:
     assert await steps.status(begun) is Status.PENDING_DEVICE_COMPLETION
 
 
-async def test_an_authority_that_was_replaced_meanwhile_completes_nothing(services: Services, steps: Steps) -> None:
+async def test_a_certificate_of_a_replaced_authority_cannot_complete(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
     await provision_secure_type(services, Authority("Other", now=steps.device.certificate.not_valid_before_utc + DAY))
@@ -363,7 +363,7 @@ async def test_an_authority_that_was_replaced_meanwhile_completes_nothing(servic
 
 
 @pytest.mark.parametrize("is_confirmed", [False, True])
-async def test_after_an_hour_it_is_over(steps: Steps, fake_clock: FakeClock, is_confirmed: bool) -> None:
+async def test_a_registration_expires_after_an_hour(steps: Steps, fake_clock: FakeClock, is_confirmed: bool) -> None:
     begun = await steps.begin()
     assert begun.expires_on == fake_clock.now + HOUR_MS
     if is_confirmed:
@@ -393,9 +393,7 @@ async def test_a_device_that_was_deleted_before_its_completion_is_not_registered
 # The end
 
 
-async def test_revoking_ends_token_and_certificate_and_whoever_is_connected_hears_of_it(
-    services: Services, steps: Steps
-) -> None:
+async def test_revoking_ends_token_and_certificate_and_is_published(services: Services, steps: Steps) -> None:
     completed = await steps.all()
     device, caller = await services.devices.registry.authenticate(completed.device_id, completed.token)
     ended: list[bytes] = []
@@ -411,7 +409,7 @@ async def test_revoking_ends_token_and_certificate_and_whoever_is_connected_hear
     assert await steps.status(again) is Status.PENDING_USER_CONFIRMATION
 
 
-async def test_what_nobody_has_completed_can_be_revoked_too(services: Services, steps: Steps) -> None:
+async def test_a_registration_that_is_not_completed_can_be_revoked(services: Services, steps: Steps) -> None:
     begun = await steps.begin()
     await steps.confirm(begun)
     progress = await services.registration.registrations.progress(steps.device.shown, begun.id)
@@ -431,7 +429,7 @@ async def test_a_deleted_device_frees_its_vendor_id_and_its_certificate(services
     assert (await steps.all()).device_id != completed.device_id
 
 
-async def test_what_led_to_nothing_is_forgotten_after_a_month(
+async def test_registrations_that_were_not_completed_are_deleted_after_a_month(
     steps: Steps, authority: Authority, fake_clock: FakeClock
 ) -> None:
     begun = await steps.begin()

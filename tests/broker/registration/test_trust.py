@@ -34,7 +34,7 @@ def believed(authority: Authority, issued: Issued) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ec", "rsa"])
-def test_a_device_needs_nothing_but_the_signature_of_the_authority(authority: Authority, kind: Kind) -> None:
+def test_the_signature_of_the_authority_suffices(authority: Authority, kind: Kind) -> None:
     believed(authority, authority.issue(kind=kind))
 
 
@@ -47,7 +47,9 @@ def test_a_device_needs_nothing_but_the_signature_of_the_authority(authority: Au
         (x509.SubjectAlternativeName([x509.DNSName("device.example.org")]),),
     ],
 )
-def test_what_a_device_certificate_may_say(authority: Authority, extensions: tuple[x509.ExtensionType, ...]) -> None:
+def test_extensions_that_a_device_certificate_may_have(
+    authority: Authority, extensions: tuple[x509.ExtensionType, ...]
+) -> None:
     believed(authority, authority.issue(extensions=extensions))
 
 
@@ -140,34 +142,34 @@ def _too_long(authority: Authority) -> Issued:
         "its intermediate has expired",
     ],
 )
-def test_nobody_else_is_believed(authority: Authority, issue: Callable[[Authority], Issued]) -> None:
+def test_other_certificates_are_refused(authority: Authority, issue: Callable[[Authority], Issued]) -> None:
     issued = issue(authority)
     with pytest.raises(BadCertificate):
         believed(authority, issued)
 
 
-def test_an_authority_may_limit_how_far_trust_goes() -> None:
+def test_the_path_length_of_an_authority_is_respected() -> None:
     authority = Authority(now=NOW, extensions=(x509.BasicConstraints(ca=True, path_length=0),))
     believed(authority, authority.issue())
     with pytest.raises(BadCertificate):
         believed(authority, authority.delegate().issue())
 
 
-def test_an_expired_authority_vouches_for_nobody() -> None:
+def test_an_expired_authority_is_not_trusted() -> None:
     authority = Authority(now=NOW, starts=-3 * DAY, ends=-DAY)
     with pytest.raises(BadCertificate):
         believed(authority, authority.issue())
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"\x30\x82\xff\xff", b"\x00" * 2000])
-def test_what_is_no_certificate_is_not_believed(authority: Authority, junk: bytes) -> None:
+def test_junk_is_refused(authority: Authority, junk: bytes) -> None:
     good = authority.issue().shown
     for shown in (type(good)(junk), type(good)(good.leaf, (junk,))):
         with pytest.raises(BadCertificate):
             Authorities([authority.own.der]).check(shown, NOW)
 
 
-def test_a_version_that_does_not_exist_is_not_believed(authority: Authority) -> None:
+def test_a_certificate_of_an_unknown_version_is_refused(authority: Authority) -> None:
     """OpenSSL reads such a certificate and lets its owner in; cryptography does not read it."""
     good = authority.issue().shown
     version_6 = good.leaf.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)

@@ -1,4 +1,4 @@
-"""The commands as an operator meets them: processes with arguments, output and an exit status."""
+"""The commands as processes, with arguments, output and an exit status."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def test_stop_exits_with_0(daemon: Daemon, how: signal.Signals) -> None:
     assert not (daemon.state / "control.sock").exists()
 
 
-def test_state_is_for_its_owner_alone(daemon: Daemon) -> None:
+def test_state_directory_is_private(daemon: Daemon) -> None:
     with running(daemon):
         modes = {
             name: stat.S_IMODE((daemon.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")
@@ -148,7 +148,10 @@ def test_provision_error_names_file_table_and_key(daemon: Daemon, runs: bool) ->
     assert one_line(run) == f"trunkline: {bad}: users[0].password: must have 8 to 1024 characters"
 
 
-@pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), ("{", "not valid JSON")])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "No such file"), ("{", "not valid JSON"), ("[" * 2_000, "not valid JSON: more than 850")],
+)
 def test_provision_error_names_the_manifest_file(daemon: Daemon, content: str | None, problem: str) -> None:
     bad = daemon.state.parent / "bad.toml"
     bad.write_text('[[device_types]]\nunique_name = "a.b"\norganization = "Acme"\nmanifest = "m.json"\n')
@@ -160,7 +163,7 @@ def test_provision_error_names_the_manifest_file(daemon: Daemon, content: str | 
 
 
 @pytest.mark.parametrize(("protocol", "listener"), [("mqtt", "mqtt"), ("websocket", "http"), ("http", "http")])
-def test_simulated_device_sends_what_it_was_told(daemon: Daemon, protocol: str, listener: str) -> None:
+def test_simulated_device_sends_the_requested_number_of_messages(daemon: Daemon, protocol: str, listener: str) -> None:
     with running(daemon):
         device = ["--device", device_id(0), "--protocol", protocol, "--address", daemon.addresses[listener]]
         count = ["--count", "3", "--period", "0"]
@@ -226,7 +229,7 @@ def demo(folder: Path) -> list[str]:
 
 
 def introduction(process: subprocess.Popen[str]) -> list[str]:
-    """What the demo says, up to its last line: how to watch messages."""
+    """The output of the demo up to its last line, the command that watches messages."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""`trunkline history`: what it draws, and what it says when it cannot."""
+"""`trunkline history`: its sparklines, its messages and its errors."""
 
 import json
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def test_refusals_are_one_line(url: str) -> None:
 
 
 @pytest.mark.parametrize("since", ["", "x", "0h", "1w", "367d", "-1h"])
-def test_a_time_that_is_none(since: str) -> None:
+def test_an_invalid_time(since: str) -> None:
     status, out, err = run("d", f"--since={since}")
     assert (status, out) == (2, "")
     assert err.startswith("trunkline: --since: expected")

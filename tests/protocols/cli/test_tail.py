@@ -11,7 +11,7 @@ def frame(data: object, *, sdid: str = "a", ts: int = 1000) -> str:
     return json.dumps({"mid": "m", "data": data, "ts": ts, "sdid": sdid})
 
 
-def test_each_device_has_a_trail_of_its_own() -> None:
+def test_each_device_has_a_sparkline_of_its_own() -> None:
     trails = Trails("temperature")
     lines = [
         trails.line(frame({"temperature": value}, sdid=sdid, ts=ts))
@@ -25,7 +25,7 @@ def test_each_device_has_a_trail_of_its_own() -> None:
     ]
 
 
-def test_a_trail_has_forty_values() -> None:
+def test_a_sparkline_has_forty_values() -> None:
     trails = Trails("n")
     lines = [trails.line(frame({"n": number})) for number in range(100)]
     assert [len((line or "").split()[-1]) for line in lines] == [*range(1, 41), *[40] * 60]

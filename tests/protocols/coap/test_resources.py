@@ -7,23 +7,21 @@ import pytest
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from broker.clock import Clock
 from broker.devices.registry import Devices
 from broker.envelope import Message as StoredMessage
 from broker.messages.ingest import Ingest
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.limits import COAP_BODY_BYTES
+from broker.services import Services
+from config.limits import COAP_BODY_BYTES, JSON_NESTING_MAX
 from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, Code, Message, Option, uint
 from protocols.coap.resources import MAX_UNKNOWN_TOKENS
 from protocols.coap.session import Rank
-from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, BOBS_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World, build_world
-from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.fakes import BreakableEngine
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, disable_kitchen, error, option, revoke_kitchen_token
 
@@ -36,6 +34,11 @@ def _format(number: int) -> tuple[int, bytes]:
 
 def _accept(number: int) -> tuple[int, bytes]:
     return Option.ACCEPT, uint(number)
+
+
+def _nested(levels: int) -> bytes:
+    inner = levels - 2  # the body and `data` are levels, too
+    return b'{"data":{"x":' + b"[" * inner + b"]" * inner + b"}}"
 
 
 async def _posted(peer: Peer, token: str, body: object, *options: tuple[int, bytes], type_: int = CON) -> Message:
@@ -137,6 +140,8 @@ TEXT = {
         pytest.param(KITCHEN_TOKEN, b"[1]", (), ("4.00", "Bad Request"), id="no object"),
         pytest.param(KITCHEN_TOKEN, b'{"data":[]}', (), ("4.00", "Bad Request"), id="data is no object"),
         pytest.param(KITCHEN_TOKEN, b"\xff\xfe", (), ("4.00", "Bad Request"), id="no text"),
+        pytest.param(KITCHEN_TOKEN, _nested(JSON_NESTING_MAX), (), ("4.13", TEXT[413]), id="as deep as may be"),
+        pytest.param(KITCHEN_TOKEN, _nested(JSON_NESTING_MAX + 1), (), ("4.00", "Bad Request"), id="too deep"),
         pytest.param(KITCHEN_TOKEN, {"type": "action", **STATE}, (), ("4.00", "Bad Request"), id="an Action"),
         pytest.param(KITCHEN_TOKEN, {"type": 7, **STATE}, (), ("4.00", "Bad Request"), id="a type that is no text"),
         pytest.param(KITCHEN_TOKEN, {"ts": -1, **STATE}, (), ("4.00", "Invalid ts value"), id="negative time"),
@@ -407,12 +412,10 @@ async def test_ping_is_answered_with_a_reset(peer: Peer) -> None:
     assert peer.take() == Message(RST, Code.EMPTY, 0x1234)
 
 
-async def test_a_message_that_could_not_be_stored(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, time: Time
-) -> None:
-    broken, vault = BreakableEngine(engine), Vault(Vault.new_key())
-    async with open_services(settings, Database(broken, run_sync=run_inline), vault, Clock(fake_clock)) as services:
-        await build_world(services.core.database, vault)
+async def test_a_message_that_could_not_be_stored(opener: ServicesOpener, engine: SqliteEngine, time: Time) -> None:
+    broken = BreakableEngine(engine)
+    async with opener(engine=broken) as services:
+        await build_world(services.core.database, services.core.vault)
         await services.devices.registry.by_token(KITCHEN_TOKEN)
         peer = Peer(Endpoint(services, now=time))
         broken.error = StoreError("disk full")

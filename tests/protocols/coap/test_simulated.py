@@ -9,7 +9,7 @@ import trio
 from broker.services import Services
 from config.settings import Address
 from protocols.cli.simulated.coap import run
-from protocols.cli.simulated.plan import LinkLostError, Plan, RefusedError
+from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN, KITCHEN_TOKEN, World
 
@@ -21,11 +21,11 @@ async def address(services: Services, world: World) -> AsyncIterator[Address]:
         nursery.cancel_scope.cancel()
 
 
-def _plan(address: Address, token: str, count: int | None) -> Plan:
-    return Plan(address.host, address.port, KITCHEN, token, lambda _now: {"state": True}, 0.01, count, "Kitchen")
+def _plan(address: Address, token: str, count: int | None) -> Simulation:
+    return Simulation(address.host, address.port, KITCHEN, token, lambda _now: {"state": True}, 0.01, count, "Kitchen")
 
 
-async def _simulate(plan: Plan) -> None:
+async def _simulate(plan: Simulation) -> None:
     await trio.to_thread.run_sync(run, plan, abandon_on_cancel=True)
 
 
@@ -71,6 +71,6 @@ async def test_learns_that_it_was_replaced(address: Address, services: Services,
         services.routing.connections.close_all()
 
 
-async def _expect_the_end(plan: Plan) -> None:
+async def _expect_the_end(plan: Simulation) -> None:
     with pytest.raises(LinkLostError, match="ended the observation"):
         await _simulate(plan)

@@ -1,11 +1,13 @@
 """The real application behind the real front door, on a free port of loopback."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
 import trio
+from werkzeug.routing import Rule
 
 from broker.services import Services
 from config.settings import Address
@@ -15,12 +17,28 @@ from tests.factories import World
 Raw = Callable[[bytes], Awaitable[bytes]]
 
 
-async def repeat_head(stream: trio.abc.HalfCloseableStream) -> None:
-    """Stands for the WebSocket server: answers with the head that it was handed."""
-    head = b""
-    while b"\r\n\r\n" not in head:
-        head += await stream.receive_some(7)
-    await stream.send_all(b"websocket: " + head)
+@pytest.fixture(scope="session", autouse=True)
+def _url_builders_on_demand() -> Iterator[None]:
+    """Werkzeug compiles two functions for each rule that write the rule's URLs; here it does when one is called.
+
+    The application writes no URL this way, and most tests build one: 31 instead of 91 ms.
+    """
+    compile_builder = Rule._compile_builder
+
+    def on_demand(rule: Rule, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        def build(*arguments: Any) -> tuple[str, str]:
+            return compile_builder(rule, append_unknown)(*arguments)
+
+        return build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", on_demand)
+        yield
+
+
+async def repeat_head(head: bytes, early: bytes, stream: trio.abc.Stream) -> None:
+    """Stands for the WebSocket server: answers with what it was handed."""
+    await stream.send_all(b"websocket: " + head + early)
     await stream.aclose()
 
 

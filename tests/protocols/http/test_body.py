@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -6,6 +7,7 @@ import pytest
 from msgspec import Raw
 
 from broker.errors import BadRequest, ValidationFailed
+from config.limits import JSON_NESTING_MAX
 from protocols.http.body import Query, integer, members
 
 
@@ -41,11 +43,25 @@ def test_members_are_read_leniently(body: bytes, expected: Example) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"nonsense", b"[]", b'"text"', b"5", b"null", b"{}{}", b'{"x":"\xff"}', b'{"x":' + b"[" * 8000]
+    "body",
+    [b"{", b"nonsense", b"[]", b'"text"', b"5", b"null", b"{}{}", b'{"x":"\xff"}', b'{"x":' + b"[" * 8000],
 )
 def test_what_is_not_a_json_object_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest):
         members(body, Example)
+
+
+@pytest.mark.parametrize("wrong", [b"", b'"size":[],'], ids=["members that fit", "a member of the wrong type"])
+def test_a_body_nests_as_deep_as_the_limit_and_no_deeper(wrong: bytes) -> None:
+    inner = JSON_NESTING_MAX - 1
+
+    def body(levels: int) -> bytes:
+        return b"{" + wrong + b'"unknown":' + b"[" * levels + b"]" * levels + b"}"
+
+    with pytest.raises(ValidationFailed) if wrong else nullcontext():
+        assert members(body(inner), Example) == Example()
+    with pytest.raises(BadRequest):
+        members(body(inner + 1), Example)
 
 
 def test_every_wrong_member_is_named() -> None:

@@ -3,22 +3,25 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from structlog.testing import capture_logs
 from structlog.types import EventDict
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import HEAD_SECONDS, serve_http
+from protocols.http.front_door import HEAD_SECONDS, FrontDoor, serve_http
 from protocols.http.heads import HEAD_BYTES
-from protocols.http.worker import KEEP_ALIVE_SECONDS, Patience
+from protocols.http.hypercorn_adapter import KEEP_ALIVE_SECONDS, HypercornAdapter
+from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import Raw, bearer, receive_all, repeat_head
@@ -128,7 +131,7 @@ async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.S
 
 
 @pytest.mark.parametrize("request_head", [b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n", b"nonsense\r\n\r\n"])
-async def test_what_is_not_http_is_refused_at_once(raw: Raw, request_head: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused_at_once(raw: Raw, request_head: bytes) -> None:
     assert (await raw(request_head)).startswith(b"HTTP/1.1 400")
 
 
@@ -148,7 +151,7 @@ async def test_a_slow_head_is_408(stream: trio.SocketStream, autojump_clock: Moc
     assert trio.current_time() - started == pytest.approx(HEAD_SECONDS, abs=1.5)
 
 
-async def test_a_silent_connection_is_closed_without_a_word(
+async def test_a_connection_that_sends_nothing_is_closed_without_an_answer(
     stream: trio.SocketStream, autojump_clock: MockClock
 ) -> None:
     assert await receive_all(stream) == b""
@@ -182,7 +185,7 @@ async def test_connection_close_is_honoured(stream: trio.SocketStream) -> None:
     "sent", [b"", b"GET", POST, POST + BODY[:5], POST + BODY, GET_DEVICE, GET_DEVICE * 50, UPGRADE, b"\x16"]
 )
 @pytest.mark.parametrize("abruptly", [False, True])
-async def test_a_peer_that_vanishes_is_forgotten_in_silence(door: Address, sent: bytes, abruptly: bool) -> None:
+async def test_a_peer_that_vanishes_leaves_no_task_and_no_log_entry(door: Address, sent: bytes, abruptly: bool) -> None:
     with capture_logs() as logs:
         await wait_all_tasks_blocked()
         before = trio.lowlevel.current_statistics().tasks_living
@@ -199,7 +202,7 @@ async def test_a_peer_that_vanishes_is_forgotten_in_silence(door: Address, sent:
 async def test_a_failing_websocket_server_ends_only_its_connection(
     services: Services, world: World, nursery: trio.Nursery
 ) -> None:
-    async def fail(_stream: trio.abc.HalfCloseableStream) -> None:
+    async def fail(_head: bytes, _early: bytes, _stream: trio.abc.Stream) -> None:
         raise RuntimeError("a bug")
 
     address = await nursery.start(partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=fail))
@@ -291,19 +294,57 @@ async def test_a_stop_does_not_wait_longer_than_the_grace_period(stopping: Stopp
 async def test_a_stop_ends_waits_that_are_shielded(
     nursery: trio.Nursery, autojump_clock: MockClock, in_flight: bool, seconds: float
 ) -> None:
-    patience = Patience(grace_seconds=5.0)
+    timeouts = PeerTimeouts(grace_seconds=5.0)
 
     async def stop_later() -> None:
         await trio.sleep(1)
-        patience.stop(at_once=False)
+        timeouts.stop(at_once=False)
 
     nursery.start_soon(stop_later)
-    with trio.CancelScope(shield=True), patience.wait(100, in_flight=in_flight):
+    with trio.CancelScope(shield=True), timeouts.limit(100, in_flight=in_flight):
         await trio.sleep_forever()
     assert trio.current_time() == 1 + seconds
-    with patience.wait(100, in_flight=in_flight):
+    with timeouts.limit(100, in_flight=in_flight):
         await trio.sleep_forever()
     assert trio.current_time() == 1 + seconds
+
+
+async def test_a_second_stop_ends_the_grace_period(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    timeouts = PeerTimeouts(grace_seconds=5.0)
+
+    async def stop_twice() -> None:
+        await trio.sleep(1)
+        timeouts.stop(at_once=False)
+        await trio.sleep(2)
+        timeouts.stop(at_once=True)
+
+    nursery.start_soon(stop_twice)
+    with trio.CancelScope(shield=True), timeouts.limit(100, in_flight=True):
+        await trio.sleep_forever()
+    assert trio.current_time() == 3
+
+
+async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_read(
+    autojump_clock: MockClock,
+) -> None:
+    async def answer_at_length(_scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": False})
+
+    adapter, stopping = HypercornAdapter(answer_at_length, grace_seconds=100.0), trio.Event()
+    async with AsyncExitStack() as after, trio.open_nursery() as connections:
+        connections.start_soon(adapter.stop_after, stopping)
+        serve = partial(serve_tcp, Address("127.0.0.1", 0), FrontDoor(adapter, None).serve_connection, protocol="http")
+        address: Address = await connections.start(partial(serve, connections=connections))
+        # The client stays open until the server's connection has ended.
+        stream = await after.enter_async_context(await trio.open_tcp_stream(address.host, address.port))
+        await stream.send_all(GET_DEVICE)
+        await wait_all_tasks_blocked()
+        stopping.set()
+        await trio.sleep(10)
+        connections.cancel_scope.cancel()
+    assert trio.current_time() == 10
 
 
 # TLS
@@ -338,7 +379,7 @@ async def test_tls_hands_over_websockets(secure: Secure) -> None:
         assert await receive_all(stream) == b"websocket: " + UPGRADE
 
 
-async def test_plain_text_on_the_tls_port_is_dropped_in_silence(secure: Secure) -> None:
+async def test_plain_text_on_the_tls_port_is_closed_without_a_log_entry(secure: Secure) -> None:
     address, _ = secure
     with capture_logs() as logs:
         async with await trio.open_tcp_stream(address.host, address.port) as stream:

@@ -37,7 +37,7 @@ def test_a_websocket_upgrade_is_recognised(upgrade: bytes) -> None:
         b"",
     ],
 )
-def test_anything_else_is_not(request_head: bytes) -> None:
+def test_other_heads_are_no_upgrade(request_head: bytes) -> None:
     assert not is_websocket_upgrade(request_head)
 
 

@@ -7,20 +7,16 @@ import httpx
 import pytest
 import trio
 
-from broker.clock import Clock
 from broker.errors import Conflict
 from broker.monetization.payments import ProcessorUnavailable
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Address, Payments, Settings
-from protocols.monetization_commands import MONETIZATION_COMMANDS
+from broker.services import Services
+from config.settings import Address, PaymentSettings
+from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.stripe import Stripe
 from protocols.outbound.tls import client_context
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
-from tests.fakes import FakeClock, run_inline
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, Session, StripeStandIn, event, signed
 
 CALLBACK = "https://app.example.org/callback"
@@ -35,13 +31,12 @@ async def stripe(nursery: trio.Nursery) -> StripeStandIn:
 
 
 @pytest.fixture
-async def services(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, stripe: StripeStandIn
-) -> AsyncIterator[Services]:
-    wanted = Payments(processor="stripe", stripe_key=KEY, stripe_webhook_secret=WEBHOOK_SECRET, stripe_url=stripe.url)
+async def services(opener: ServicesOpener, stripe: StripeStandIn) -> AsyncIterator[Services]:
+    wanted = PaymentSettings(
+        processor="stripe", stripe_key=KEY, stripe_webhook_secret=WEBHOOK_SECRET, stripe_url=stripe.url
+    )
     processor = Stripe(OutboundHttp(client_context(""), allow_private=True), wanted)
-    clock, database = Clock(fake_clock, fake_clock.steady_ms), Database(engine, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), clock, processor=processor) as opened:
+    async with opener(processor=processor) as opened:
         yield opened
 
 

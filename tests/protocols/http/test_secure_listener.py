@@ -18,7 +18,7 @@ from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from protocols.tls import PeerContext
-from protocols.websocket.server import converse
+from protocols.websocket.server import serve_websocket_connection
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
@@ -70,7 +70,7 @@ async def listener(
         services,
         Address("127.0.0.1", 0),
         nursery,
-        websocket=partial(converse, services),
+        websocket=partial(serve_websocket_connection, services),
         ssl_context=PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=True),
         is_secure=True,
     )

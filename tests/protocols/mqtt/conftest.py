@@ -1,4 +1,4 @@
-"""Services whose store a test can hold or break, and a server on top of them."""
+"""Services whose store a test can block or break, and an MQTT server on top of them."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -6,22 +6,19 @@ from typing import TypeVar
 import pytest
 import trio
 
-from broker.clock import Clock
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
+from broker.services import Services
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+from tests.builders import ServicesOpener
 from tests.factories import World
-from tests.fakes import BreakableEngine, FakeClock, HeldRunner
+from tests.fakes import BreakableEngine, HeldRunner
 from tests.protocols.mqtt.peers import Server
 
 T = TypeVar("T")
 
 
 class Runner(HeldRunner):
-    """Whose reads can fail, too."""
+    """An engine whose reads can fail, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,13 +41,8 @@ def disk(engine: SqliteEngine) -> BreakableEngine:
 
 
 @pytest.fixture
-async def services(
-    settings: Settings, disk: BreakableEngine, runner: Runner, fake_clock: FakeClock
-) -> AsyncIterator[Services]:
-    database = Database(disk, run_sync=runner)
-    async with open_services(
-        settings, database, Vault(Vault.new_key()), Clock(fake_clock, fake_clock.steady_ms)
-    ) as opened:
+async def services(opener: ServicesOpener, disk: BreakableEngine, runner: Runner) -> AsyncIterator[Services]:
+    async with opener(engine=disk, run_sync=runner) as opened:
         yield opened
         runner.commits.set()
 

@@ -178,6 +178,6 @@ def encoded_again(packet: Packet) -> bytes:
         packet.payload,
         qos=packet.qos,
         packet_id=packet.packet_id,
-        dup=packet.is_duplicate,
-        retain=packet.is_retained,
+        dup=packet.head & 0x08 != 0,
+        retain=packet.head & 0x01 != 0,
     )

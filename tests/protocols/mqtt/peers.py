@@ -1,4 +1,4 @@
-"""MQTT clients in the test's own hands: every packet is written and read by name."""
+"""MQTT clients for tests that write and read single packets."""
 
 import re
 import struct
@@ -11,7 +11,7 @@ from trio.testing import memory_stream_pair
 from broker.services import Services
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
-from protocols.mqtt.server import converse
+from protocols.mqtt.server import serve_mqtt_connection
 from tests.factories import KITCHEN, KITCHEN_TOKEN
 
 ACCEPTED = b"\x20\x02\x00\x00"
@@ -102,7 +102,7 @@ def _packet(head: int, body: bytes) -> bytes:
 
 
 class Peer:
-    """One end of a stream whose other end the server has."""
+    """The client's end of a stream to the server."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
         self.stream = stream
@@ -112,7 +112,7 @@ class Peer:
         await self.stream.send_all(b"".join(packets))
 
     async def expect(self, *packets: bytes) -> None:
-        """These packets come next, and in this order."""
+        """Assert that these packets come next, in this order."""
         expected = b"".join(packets)
         assert await self._exactly(len(expected)) == expected
 
@@ -134,12 +134,12 @@ class Peer:
         assert re.fullmatch(text.encode() + rb'[0-9a-f]{32}"\}\}', payload), payload
 
     async def expect_nothing(self) -> None:
-        """All that was due has come: what is asked now is answered next."""
+        """Assert that no packet is due, by a ping whose answer comes next."""
         await self.send(PINGREQ)
         await self.expect(PINGRESP)
 
     async def expect_end(self) -> None:
-        """The server has closed, and said nothing before."""
+        """Assert that the server closes the connection without another packet."""
         assert self._unread == b""
         with trio.fail_after(_PATIENCE_SECONDS):
             assert await self.stream.receive_some() == b""
@@ -157,7 +157,7 @@ class Peer:
 
 @dataclass
 class Server:
-    """Conversations on memory streams, each contained as a listener contains it."""
+    """Serves connections on memory streams, and contains their errors as a listener does."""
 
     services: Services
     nursery: trio.Nursery
@@ -172,7 +172,7 @@ class Server:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await converse(self.services, stream)
+            await serve_mqtt_connection(self.services, stream)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:

@@ -1,4 +1,4 @@
-"""The reader: against amqtt's codec, against any cut and damage of the stream, and clause by clause."""
+"""The packet reader, compared with amqtt's codec, with streams cut and damaged anywhere, and clause by clause."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -114,14 +114,14 @@ def test_a_publish_survives_the_round_trip(pair: tuple[bytes, Packet]) -> None:
 # --- The reader -----------------------------------------------------------------------------------------------------
 
 
-def test_good_packets_before_a_fault_are_handed_out_with_it() -> None:
+def test_valid_packets_before_a_fault_are_returned_with_it() -> None:
     reader = PacketReader()
     with pytest.raises(MalformedPacket) as caught:
         reader.feed(CONNECT + b"\xc0\x00" + b"\xf0\x00" + b"\xc0\x00")
     assert [type(packet) for packet in caught.value.packets] == [Connect, PingRequest]
 
 
-def test_a_broken_reader_stays_broken_and_hands_out_packets_once() -> None:
+def test_a_reader_that_has_failed_fails_again_and_returns_packets_once() -> None:
     reader = PacketReader()
     with pytest.raises(PacketTooLarge):
         reader.feed(b"\xc0\x00\x30\xff\xff\xff\x7f")
@@ -175,7 +175,7 @@ def test_a_remaining_length_with_leading_zeros_is_still_a_length() -> None:
     assert decode_one(b"\xc0\x80\x80\x80\x00") == PingRequest()
 
 
-def test_nothing_waits_for_a_byte_that_it_does_not_need() -> None:
+def test_a_complete_packet_is_returned_without_waiting_for_more_bytes() -> None:
     reader = PacketReader()
     assert reader.feed(b"\xc0\x80") == []
     assert reader.feed(b"\x00\x30\xff\xff") == [PingRequest()]
@@ -184,7 +184,7 @@ def test_nothing_waits_for_a_byte_that_it_does_not_need() -> None:
 
 
 @pytest.mark.parametrize("topic", [b"/+", b"/#", b"#"])
-def test_a_topic_with_wildcards_is_for_the_server_to_refuse(topic: bytes) -> None:
+def test_a_topic_with_wildcards_is_decoded_and_refused_later(topic: bytes) -> None:
     assert decode_one(encode_publish(topic, b"{}")) == Publish(topic, b"{}", b"", 0, 0x30)
 
 
@@ -236,13 +236,13 @@ def test_version_3_1_has_unused_connect_flags_where_3_1_1_has_reserved_ones(flag
         (b"\x38\x03\x00\x01a", Publish(b"a", b"", b"", 0, 0x38)),
     ],
 )
-def test_version_3_1_allows_dup_on_what_is_sent_again(data: bytes, packet: Packet) -> None:
+def test_version_3_1_allows_dup_on_repeated_packets(data: bytes, packet: Packet) -> None:
     assert decode_one(data, level=MQTT_3_1) == packet
     with pytest.raises(MalformedPacket):
         decode_one(data, level=MQTT_3_1_1)
 
 
-def test_version_3_1_allows_dup_on_nothing_else() -> None:
+def test_version_3_1_allows_dup_on_no_other_packet() -> None:
     with pytest.raises(MalformedPacket):
         decode_one(b"\xc8\x00", level=MQTT_3_1)
 
@@ -355,7 +355,7 @@ def test_malformed(data: str, clause: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["32 05 0001 74 0000", "36 05 0001 74 0001", "38 03 0001 74", "30 03 0000 7b"])
-def test_a_known_topic_does_not_hide_what_else_is_wrong(bad: str) -> None:
+def test_a_known_topic_does_not_hide_other_faults(bad: str) -> None:
     reader = PacketReader()
     reader.feed(encode_publish(b"t", b"{}"))
     with pytest.raises(MalformedPacket):

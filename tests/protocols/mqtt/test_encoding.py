@@ -1,4 +1,4 @@
-"""What the server writes: as amqtt writes it, and as amqtt reads it."""
+"""Packets of the server, compared with amqtt's codec."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from amqtt.mqtt.puback import PubackPacket
 from amqtt.mqtt.pubcomp import PubcompPacket
 from amqtt.mqtt.publish import PublishPacket
 from amqtt.mqtt.pubrec import PubrecPacket
-from amqtt.mqtt.pubrel import PubrelPacket
 from amqtt.mqtt.suback import SubackPacket
 from amqtt.mqtt.unsuback import UnsubackPacket
 from hypothesis import given
@@ -17,13 +16,11 @@ from hypothesis import given
 from protocols.mqtt.encoding import (
     PINGRESP,
     encode_connack,
-    encode_puback,
     encode_pubacks,
     encode_pubcomp,
     encode_publish,
     encode_pubrec,
     encode_pubrecs,
-    encode_pubrel,
     encode_suback,
     encode_unsuback,
 )
@@ -61,9 +58,8 @@ def test_amqtt_reads_a_connack_as_it_was_meant(return_code: ReturnCode) -> None:
 @pytest.mark.parametrize(
     ("encode", "kind"),
     [
-        (encode_puback, PubackPacket),
+        (lambda packet_id: encode_pubacks([packet_id]), PubackPacket),
         (encode_pubrec, PubrecPacket),
-        (encode_pubrel, PubrelPacket),
         (encode_pubcomp, PubcompPacket),
         (encode_unsuback, UnsubackPacket),
     ],
@@ -91,7 +87,7 @@ def test_amqtt_reads_a_pingresp() -> None:
 
 def test_many_acknowledgements_are_one_piece_in_their_order() -> None:
     ids = [b"\x00\x02", b"\x00\x01", b"\xff\xff"]
-    assert encode_pubacks(ids) == b"".join(map(encode_puback, ids))
+    assert encode_pubacks(ids) == b"".join(encode_pubacks([one]) for one in ids)
     assert encode_pubrecs(iter(ids)) == b"".join(map(encode_pubrec, ids))
     assert encode_pubacks([]) == b""
 

@@ -1,4 +1,4 @@
-"""Refusals in MQTT's words."""
+"""Refusals on MQTT: return codes and error messages."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What an authenticated device says and what it is told: messages, subscriptions, Actions, errors."""
+"""An authenticated device: its messages and subscriptions, and the Actions and errors that it gets."""
 
 import json
 
@@ -51,7 +51,7 @@ async def act(services: Services, device_id: str = KITCHEN, data: str = SET_ON) 
 
 
 @pytest.mark.parametrize(("qos", "answers"), [(0, []), (1, [puback(7)]), (2, [pubrec(7)])])
-async def test_a_message_is_stored_once_with_any_quality(server: Server, qos: int, answers: list[bytes]) -> None:
+async def test_a_message_is_stored_once_with_any_qos(server: Server, qos: int, answers: list[bytes]) -> None:
     peer = await server.connected()
     await peer.send(publish(7, qos=qos))
     await peer.expect(*answers)
@@ -103,7 +103,7 @@ async def test_acknowledgements_keep_the_order_of_the_messages(server: Server, r
     await peer.expect(puback(5), puback(3), puback(4))
 
 
-async def test_a_quality_2_message_that_is_sent_again_is_stored_once(server: Server, runner: Runner) -> None:
+async def test_a_qos_2_message_that_is_sent_again_is_stored_once(server: Server, runner: Runner) -> None:
     peer = await server.connected()
     runner.hold_commits()
     await peer.send(publish(1, qos=2), publish(1, qos=2, dup=True))
@@ -120,7 +120,7 @@ async def test_a_quality_2_message_that_is_sent_again_is_stored_once(server: Ser
     assert len(await server.stored()) == 2
 
 
-async def test_a_quality_1_message_that_is_sent_again_is_a_message(server: Server) -> None:
+async def test_a_qos_1_message_that_is_sent_again_is_stored_again(server: Server) -> None:
     peer = await server.connected()
     await peer.send(publish(1), publish(1, dup=True))
     await peer.expect(puback(1), puback(1))
@@ -183,7 +183,7 @@ async def test_a_message_of_1024_bytes_is_taken(server: Server) -> None:
     assert len(await server.stored()) == 1
 
 
-async def test_a_message_of_which_nothing_remains_is_acknowledged_and_no_error(server: Server) -> None:
+async def test_a_message_without_known_fields_is_acknowledged_without_an_error(server: Server) -> None:
     peer = await server.connected(topics=[ERRORS])
     await peer.send(publish(1, b'{"unknown":1}'))
     await peer.expect(puback(1))
@@ -234,7 +234,7 @@ async def test_a_subscription_to_anything_else_is_refused_and_reported(server: S
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_quality_0_is_granted_whatever_is_asked_for(server: Server, qos: int) -> None:
+async def test_qos_0_is_granted_for_every_requested_qos(server: Server, qos: int) -> None:
     peer = await server.connected()
     await peer.send(subscribe(ACTIONS, ERRORS, qos=qos))
     await peer.expect(suback(0, 0))
@@ -252,7 +252,7 @@ async def test_deliveries_use_the_clients_spelling(server: Server, slash: bytes)
     await peer.expect_error(400, "Bad Request", topic=errors)
 
 
-async def test_of_two_spellings_one_is_delivered_to(server: Server) -> None:
+async def test_of_two_spellings_of_a_topic_only_one_gets_deliveries(server: Server) -> None:
     peer = await server.connected(topics=[ACTIONS, ACTIONS[1:]])
     await act(server.services)
     assert await peer.expect_delivery() == (ACTIONS[1:], SET_ON.encode())
@@ -271,7 +271,7 @@ async def test_unsubscribing_ends_deliveries(server: Server) -> None:
     await peer.expect_nothing()
 
 
-async def test_answers_keep_the_order_of_the_questions(server: Server) -> None:
+async def test_answers_keep_the_order_of_the_requests(server: Server) -> None:
     peer = await server.connected(topics=[ERRORS])
     await peer.send(unsubscribe(ERRORS, number=2), subscribe(ERRORS, number=3), unsubscribe(ERRORS, number=4))
     await peer.expect(unsuback(2), suback(0, number=3), unsuback(4))
@@ -323,7 +323,7 @@ class TestBareActions:
             assert (topic, json.loads(payload)) == (ACTIONS, actions)
 
 
-async def test_a_slow_device_loses_its_own_actions_and_nobody_elses(server: Server) -> None:
+async def test_a_slow_device_loses_its_own_actions_only(server: Server) -> None:
     to_server, reads = memory_stream_one_way_pair()
     writes, from_server = lockstep_stream_one_way_pair()
     server.serve(trio.StapledStream(writes, reads))
@@ -349,7 +349,7 @@ async def test_a_slow_device_loses_its_own_actions_and_nobody_elses(server: Serv
     assert await slow.expect_delivery() == (ACTIONS, SET_ON.encode())
 
 
-async def test_a_ping_is_a_sign_of_life(server: Server, fake_clock: FakeClock) -> None:
+async def test_a_ping_counts_as_presence(server: Server, fake_clock: FakeClock) -> None:
     peer = await server.connected()
     device = await server.services.devices.registry.find(KITCHEN)
     fake_clock.advance(5_000)

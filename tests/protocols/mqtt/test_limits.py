@@ -60,7 +60,7 @@ async def test_a_burst_that_exceeds_the_limit_in_its_middle_is_acknowledged_as_a
     assert len(await server.stored()) == 5
 
 
-async def test_a_message_over_the_limit_is_no_message_even_when_it_is_sent_again(server: Server) -> None:
+async def test_a_message_over_the_limit_is_not_stored_even_when_it_is_sent_again(server: Server) -> None:
     peer = await server.connected()
     await peer.send(*(publish(number) for number in range(1, 7)))
     await peer.expect(*map(puback, range(1, 7)))
@@ -69,7 +69,7 @@ async def test_a_message_over_the_limit_is_no_message_even_when_it_is_sent_again
     assert len(await server.stored()) == 5
 
 
-async def test_what_is_refused_for_another_reason_counts(server: Server, fake_clock: FakeClock) -> None:
+async def test_a_message_refused_for_another_reason_counts(server: Server, fake_clock: FakeClock) -> None:
     peer = await server.connected(topics=[ERRORS])
     await peer.send(publish(1, b"{"), publish(2, topic=b"/v1.1/messages/" + HALL.encode()))
     await peer.expect_error(400, "Bad Request")
@@ -136,7 +136,7 @@ async def test_a_will_over_the_limit_is_not_published(server: Server) -> None:
         (-1, 1, 429, f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."),
     ],
 )
-async def test_quotas_are_told_as_the_table_says(
+async def test_quota_errors_have_the_texts_of_the_table(
     services: Services, world: World, server: Server, monthly: int, daily: int | None, code: int, text: str
 ) -> None:
     def change(tx: Transaction) -> None:

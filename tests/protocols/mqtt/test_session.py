@@ -1,4 +1,4 @@
-"""The conversation: every packet in every state, the verdict, QoS 2 and the ways it can end."""
+"""The session: every packet in every state, the verdict, QoS 2, and the ways in which it ends."""
 
 import pytest
 
@@ -31,13 +31,13 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.session import (
     CredentialsOffered,
-    Event,
     MqttSession,
+    MqttSessionState,
     PeerLeft,
     PingReceived,
     ProtocolViolation,
     PublishReceived,
-    State,
+    SessionEvent,
     SubscribeRequested,
     Unsubscribed,
     UnsupportedLevelRefused,
@@ -72,15 +72,15 @@ def a_publish(qos: int, packet_id: bytes = ID, *, dup: bool = False) -> Publish:
     return Publish(TOPIC, b"{}", packet_id if qos else b"", qos, 0x30 | dup << 3 | qos << 1)
 
 
-def session_in(state: State, *, will: Will | None = None, receive_maximum: int = 1000) -> MqttSession:
+def session_in(state: MqttSessionState, *, will: Will | None = None, receive_maximum: int = 1000) -> MqttSession:
     session = MqttSession(receive_maximum=receive_maximum)
-    if state is State.AWAITING_CONNECT:
+    if state is MqttSessionState.AWAITING_CONNECT:
         return session
     session.receive(a_connect(will=will))
-    if state is State.AWAITING_VERDICT:
+    if state is MqttSessionState.AWAITING_VERDICT:
         return session
     session.accept()
-    if state is State.CLOSED:
+    if state is MqttSessionState.CLOSED:
         session.receive(Disconnect())
     return session
 
@@ -104,15 +104,15 @@ PACKETS: list[Packet] = [
 FIRST = (Connect, UnsupportedConnect)
 
 
-def is_legal(state: State, packet: Packet) -> bool:
-    if state is State.AWAITING_CONNECT:
+def is_legal(state: MqttSessionState, packet: Packet) -> bool:
+    if state is MqttSessionState.AWAITING_CONNECT:
         return isinstance(packet, FIRST)
-    return state is State.OPEN and not isinstance(packet, FIRST)
+    return state is MqttSessionState.OPEN and not isinstance(packet, FIRST)
 
 
 @pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: type(packet).__name__)
-@pytest.mark.parametrize("state", list(State), ids=lambda state: state.name)
-def test_every_packet_in_every_state(state: State, packet: Packet) -> None:
+@pytest.mark.parametrize("state", list(MqttSessionState), ids=lambda state: state.name)
+def test_every_packet_in_every_state(state: MqttSessionState, packet: Packet) -> None:
     session = session_in(state)
     if is_legal(state, packet):
         session.receive(packet)
@@ -127,15 +127,15 @@ def test_every_packet_in_every_state(state: State, packet: Packet) -> None:
 @pytest.mark.parametrize(
     ("state", "packet", "clause"),
     [
-        (State.AWAITING_CONNECT, PingRequest(), "MQTT-3.1.0-1"),
-        (State.AWAITING_CONNECT, a_publish(1), "MQTT-3.1.0-1"),
-        (State.AWAITING_VERDICT, a_connect(), "MQTT-3.1.0-2"),
-        (State.OPEN, a_connect(), "MQTT-3.1.0-2"),
-        (State.OPEN, UnsupportedConnect(5), "MQTT-3.1.0-2"),
-        (State.CLOSED, a_publish(0), ""),
+        (MqttSessionState.AWAITING_CONNECT, PingRequest(), "MQTT-3.1.0-1"),
+        (MqttSessionState.AWAITING_CONNECT, a_publish(1), "MQTT-3.1.0-1"),
+        (MqttSessionState.AWAITING_VERDICT, a_connect(), "MQTT-3.1.0-2"),
+        (MqttSessionState.OPEN, a_connect(), "MQTT-3.1.0-2"),
+        (MqttSessionState.OPEN, UnsupportedConnect(5), "MQTT-3.1.0-2"),
+        (MqttSessionState.CLOSED, a_publish(0), ""),
     ],
 )
-def test_a_violation_names_its_clause(state: State, packet: Packet, clause: str) -> None:
+def test_a_violation_names_its_clause(state: MqttSessionState, packet: Packet, clause: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         session_in(state).receive(packet)
     assert caught.value.clause == clause
@@ -162,8 +162,10 @@ def test_a_violation_names_its_clause(state: State, packet: Packet, clause: str)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_an_open_session_makes_of_a_packet(packet: Packet, events: tuple[Event, ...], output: bytes) -> None:
-    session = session_in(State.OPEN)
+def test_what_an_open_session_makes_of_a_packet(
+    packet: Packet, events: tuple[SessionEvent, ...], output: bytes
+) -> None:
+    session = session_in(MqttSessionState.OPEN)
     assert session.receive(packet) == events
     assert session.take_output() == output
     assert session.take_output() == b""
@@ -177,7 +179,7 @@ def test_credentials_are_user_name_and_password() -> None:
     assert session.receive(a_connect(level=3, client_id="c", will=WILL)) == (
         CredentialsOffered(level=3, client_id="c", device_id="d1", token="t1", keep_alive_seconds=30, will=WILL),
     )
-    assert session.state is State.AWAITING_VERDICT
+    assert session.state is MqttSessionState.AWAITING_VERDICT
     assert session.take_output() == b""
 
 
@@ -206,21 +208,21 @@ def test_any_client_id_is_accepted_into_a_clean_session(level: int, client_id: s
 
 @pytest.mark.parametrize("return_code", [code for code in ReturnCode if code is not ReturnCode.ACCEPTED])
 def test_a_refusal_closes(return_code: ReturnCode) -> None:
-    session = session_in(State.AWAITING_VERDICT, will=WILL)
+    session = session_in(MqttSessionState.AWAITING_VERDICT, will=WILL)
     assert session.refuse(return_code) == encode_connack(return_code)
     assert session.is_closed
     assert session.connection_lost() == ()
 
 
 def test_a_refusal_cannot_say_accepted() -> None:
-    session = session_in(State.AWAITING_VERDICT)
+    session = session_in(MqttSessionState.AWAITING_VERDICT)
     with pytest.raises(ValueError, match="reason"):
         session.refuse(ReturnCode.ACCEPTED)
-    assert session.state is State.AWAITING_VERDICT
+    assert session.state is MqttSessionState.AWAITING_VERDICT
 
 
-@pytest.mark.parametrize("state", [State.AWAITING_CONNECT, State.OPEN, State.CLOSED])
-def test_a_verdict_is_for_offered_credentials_only(state: State) -> None:
+@pytest.mark.parametrize("state", [MqttSessionState.AWAITING_CONNECT, MqttSessionState.OPEN, MqttSessionState.CLOSED])
+def test_a_verdict_is_for_offered_credentials_only(state: MqttSessionState) -> None:
     session = session_in(state, will=WILL)
     with pytest.raises(RuntimeError, match=state.name):
         session.accept()
@@ -241,7 +243,7 @@ def test_another_protocol_level_is_refused_with_return_code_1(level: int) -> Non
 
 
 def test_qos_2_is_published_once_and_acknowledged_after_it_is_stored() -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     assert len(session.receive(a_publish(2))) == 1
     assert session.take_output() == b""
     assert session.acknowledge_received([ID]) == encode_pubrec(ID)
@@ -252,7 +254,7 @@ def test_qos_2_is_published_once_and_acknowledged_after_it_is_stored() -> None:
 
 @pytest.mark.parametrize("dup", [True, False])
 def test_qos_2_sent_again_before_it_is_stored_waits_for_the_first_pubrec(dup: bool) -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     session.receive(a_publish(2))
     assert session.receive(a_publish(2, dup=dup)) == ()
     assert session.take_output() == b""
@@ -260,7 +262,7 @@ def test_qos_2_sent_again_before_it_is_stored_waits_for_the_first_pubrec(dup: bo
 
 @pytest.mark.parametrize("dup", [True, False])
 def test_qos_2_sent_again_after_it_is_stored_repeats_the_pubrec(dup: bool) -> None:
-    session = session_in(State.OPEN)  # [MQTT-4.3.3-2]: the packet id decides, not DUP
+    session = session_in(MqttSessionState.OPEN)  # [MQTT-4.3.3-2]: the packet id decides, not DUP
     session.receive(a_publish(2))
     session.acknowledge_received([ID])
     assert session.receive(a_publish(2, dup=dup)) == ()
@@ -268,7 +270,7 @@ def test_qos_2_sent_again_after_it_is_stored_repeats_the_pubrec(dup: bool) -> No
 
 
 def test_a_released_packet_id_is_a_new_message() -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     session.receive(a_publish(2))
     session.acknowledge_received([ID])
     session.receive(PubRel(ID))
@@ -276,7 +278,7 @@ def test_a_released_packet_id_is_a_new_message() -> None:
 
 
 def test_many_messages_are_acknowledged_in_their_order() -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     ids = [b"\x00\x03", b"\x00\x01", b"\x00\x02"]
     for packet_id in ids:
         session.receive(a_publish(2, packet_id))
@@ -285,13 +287,13 @@ def test_many_messages_are_acknowledged_in_their_order() -> None:
 
 
 def test_pubrel_of_an_unknown_packet_id_is_completed() -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     session.receive(PubRel(b"\x00\x63"))
     assert session.take_output() == encode_pubcomp(b"\x00\x63")
 
 
 def test_pubrel_before_pubrec_is_a_violation_and_releases_nothing() -> None:
-    session = session_in(State.OPEN)
+    session = session_in(MqttSessionState.OPEN)
     session.receive(a_publish(2))
     with pytest.raises(ProtocolViolation, match=r"MQTT-4\.3\.3-1"):
         session.receive(PubRel(ID))
@@ -300,7 +302,7 @@ def test_pubrel_before_pubrec_is_a_violation_and_releases_nothing() -> None:
 
 
 def test_unreleased_messages_are_bounded() -> None:
-    session = session_in(State.OPEN, receive_maximum=2)
+    session = session_in(MqttSessionState.OPEN, receive_maximum=2)
     session.receive(a_publish(2, b"\x00\x01"))
     session.receive(a_publish(2, b"\x00\x02"))
     assert session.receive(a_publish(2, b"\x00\x02")) == ()  # held already: takes no further place
@@ -312,7 +314,7 @@ def test_unreleased_messages_are_bounded() -> None:
 
 
 def test_a_released_packet_id_makes_room() -> None:
-    session = session_in(State.OPEN, receive_maximum=1)
+    session = session_in(MqttSessionState.OPEN, receive_maximum=1)
     session.receive(a_publish(2, b"\x00\x01"))
     session.acknowledge_received([b"\x00\x01"])
     session.receive(PubRel(b"\x00\x01"))
@@ -323,34 +325,34 @@ def test_a_released_packet_id_makes_room() -> None:
 
 
 def test_disconnect_discards_the_will() -> None:
-    session = session_in(State.OPEN, will=WILL)
+    session = session_in(MqttSessionState.OPEN, will=WILL)
     assert session.receive(Disconnect()) == (PeerLeft(is_clean=True, will=None),)  # [MQTT-3.14.4-3]
     assert session.connection_lost() == ()
 
 
-def test_an_open_session_that_is_lost_leaves_its_will_once() -> None:
-    session = session_in(State.OPEN, will=WILL)
+def test_an_open_session_that_is_lost_reports_its_will_once() -> None:
+    session = session_in(MqttSessionState.OPEN, will=WILL)
     assert session.connection_lost() == (PeerLeft(is_clean=False, will=WILL),)  # [MQTT-3.1.2-8]
     assert session.connection_lost() == ()
     assert session.is_closed
 
 
 def test_a_violation_leaves_the_will_to_connection_lost() -> None:
-    session = session_in(State.OPEN, will=WILL)
+    session = session_in(MqttSessionState.OPEN, will=WILL)
     with pytest.raises(ProtocolViolation):
         session.receive(a_connect())
     assert session.connection_lost() == (PeerLeft(is_clean=False, will=WILL),)
 
 
-@pytest.mark.parametrize("state", [State.AWAITING_CONNECT, State.AWAITING_VERDICT])
-def test_a_session_that_was_never_accepted_leaves_no_will(state: State) -> None:
+@pytest.mark.parametrize("state", [MqttSessionState.AWAITING_CONNECT, MqttSessionState.AWAITING_VERDICT])
+def test_a_session_that_was_never_accepted_has_no_will(state: MqttSessionState) -> None:
     assert session_in(state, will=WILL).connection_lost() == (PeerLeft(is_clean=False, will=None),)
 
 
 # --- Together with the reader ---------------------------------------------------------------------------------------
 
 
-def test_one_piece_of_input_may_hold_a_whole_conversation() -> None:
+def test_one_piece_of_input_may_hold_a_whole_session() -> None:
     # Clients may send before they have their CONNACK; the server's loop is the one of the module docstring.
     received = (
         bytes.fromhex("10 14 0004 4d515454 04 c2 001e 0000 00026431 00027431")

@@ -1,4 +1,4 @@
-"""Real sockets, peers that do not read, and what all of that costs."""
+"""Real sockets, peers that do not read, and the memory and tasks of a connection."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ from trio.testing import (
 )
 
 from config.settings import Address
-from protocols.mqtt.server import converse, serve_mqtt
+from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from tests.factories import (
     HALL,
     HALL_TOKEN,
@@ -60,7 +60,7 @@ async def dial(server: Server) -> AsyncIterator[Dial]:
         yield dial
 
 
-async def test_a_whole_conversation_on_a_socket(server: Server, dial: Dial) -> None:
+async def test_a_whole_session_on_a_socket(server: Server, dial: Dial) -> None:
     peer = await dial()
     await peer.send(connect(), subscribe(ERRORS), publish(1), publish(2, qos=2), publish(3, b"[]"))
     await peer.expect(ACCEPTED, suback(0))
@@ -81,7 +81,7 @@ async def test_acknowledgements_reach_a_peer_that_is_still_sending(server: Serve
     await peer.expect_end()
 
 
-async def test_a_peer_that_resets_ends_alone(server: Server, dial: Dial) -> None:
+async def test_a_reset_ends_only_its_connection(server: Server, dial: Dial) -> None:
     hall = await dial()
     await hall.send(connect(HALL, HALL_TOKEN))
     await hall.expect(ACCEPTED)
@@ -143,7 +143,7 @@ async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server) -> 
     await peer.expect(PINGRESP * total)
 
 
-async def test_errors_are_no_answers_and_may_get_lost_when_too_many_wait(server: Server) -> None:
+async def test_error_messages_are_dropped_when_too_many_bytes_wait(server: Server) -> None:
     to_server, reads = memory_stream_one_way_pair()
     writes, from_server = lockstep_stream_one_way_pair()
     server.serve(trio.StapledStream(writes, reads))
@@ -158,7 +158,7 @@ async def test_errors_are_no_answers_and_may_get_lost_when_too_many_wait(server:
     assert 200_000 < len(received) < 400_000
 
 
-async def test_memory_is_bounded_while_the_store_stands_still(server: Server, runner: Runner) -> None:
+async def test_memory_is_bounded_while_the_store_does_not_commit(server: Server, runner: Runner) -> None:
     to_server, reads = memory_stream_one_way_pair()
     writes, from_server = memory_stream_one_way_pair()
     counting = Counting(reads)
@@ -177,11 +177,11 @@ async def test_memory_is_bounded_while_the_store_stands_still(server: Server, ru
 
 
 async def test_a_connected_device_costs_two_tasks(server: Server) -> None:
-    """Reader and sender; the one that watched over the stranger is gone."""
+    """The reader and the sender; the task that waits for a stop has ended."""
     ours, theirs = memory_stream_pair()
     before = trio.lowlevel.current_statistics().tasks_living
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(converse, server.services, theirs)
+        nursery.start_soon(serve_mqtt_connection, server.services, theirs)
         peer = Peer(ours)
         await peer.send(connect())
         await peer.expect(ACCEPTED)

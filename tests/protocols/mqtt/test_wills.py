@@ -1,4 +1,4 @@
-"""Wills: what a device leaves behind, and when it counts (reference 16.2)."""
+"""Wills: when a device's will is published (reference 16.2)."""
 
 from collections.abc import Awaitable, Callable
 
@@ -74,7 +74,7 @@ async def lose_its_token(server: Server, peer: Peer) -> None:
     ids=["vanished", "silent", "misbehaved", "replaced", "said goodbye", "token revoked"],
 )
 @pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES, b"a/+/b"])
-async def test_a_will_is_a_message_if_it_goes_to_the_devices_own_topic(
+async def test_a_will_to_the_devices_own_topic_is_stored(
     server: Server, autojump_clock: MockClock, leave: Leave, is_due: bool, topic: bytes
 ) -> None:
     peer = await server.connected(keep_alive=20, will=Will(topic, OFF, 1, True))
@@ -85,7 +85,7 @@ async def test_a_will_is_a_message_if_it_goes_to_the_devices_own_topic(
     assert await server.stored() == ([OFF.decode()] if is_due and is_own else [])
 
 
-async def test_the_will_of_a_replaced_connection_stands_before_the_newer_ones_messages(
+async def test_the_will_of_a_replaced_connection_is_stored_before_the_newer_ones_messages(
     server: Server, autojump_clock: MockClock
 ) -> None:
     await server.connected(will=Will(MESSAGES, OFF, 1, False))

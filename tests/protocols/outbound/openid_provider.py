@@ -1,4 +1,4 @@
-"""A small OpenID provider on loopback, with keys of its own, that can be told to misbehave."""
+"""A small OpenID provider on loopback, with keys of its own, whose answers a test can change."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def _first_key() -> RSAKey:
 
 @dataclass
 class OpenIdProvider:
-    """What it will say. `claims` come on top of those that are right; None leaves one out."""
+    """The provider's next answers. `claims` are added to the right ones; None removes one."""
 
     issuer: str = ""
     person: Mapping[str, Any] = field(default_factory=lambda: dict(PERSON))
@@ -49,7 +49,7 @@ class OpenIdProvider:
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def agree(self, url: str, **changed: str) -> str:
-        """What a browser that was sent to `url` comes back to, once its person has signed in here."""
+        """The address to which a browser returns after a sign-in at `url`."""
         asked = dict(parse_qsl(urlsplit(url).query))
         assert url.startswith(f"{self.issuer}/authorize?")
         assert (asked["client_id"], asked["response_type"]) == (CLIENT_ID, "code")

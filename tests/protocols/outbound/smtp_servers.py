@@ -14,7 +14,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 
 class Received:
-    """What the server was given, and what it is to answer."""
+    """The mails that the server got, and the answers that it gives."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []

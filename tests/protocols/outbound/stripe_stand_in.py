@@ -1,4 +1,4 @@
-"""A stand-in for Stripe's API: it checks the form of what it is asked, as the real one does, and signs what it says."""
+"""A stand-in for Stripe's API: it checks the form of requests as Stripe does, and signs its notifications."""
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
@@ -46,7 +46,7 @@ class Session:
         return f"https://checkout.example/pay/{self.reference}"
 
     def pay(self, payment_status: str = "paid") -> bytes:
-        """What a person does on Stripe's page; what Stripe posts then. `unpaid`: the money takes some days."""
+        """Complete a session as on Stripe's page; return the notification. `unpaid`: the money takes some days."""
         assert self.status == "open", f"nobody can pay a session that is {self.status}"
         self.status, self.payment_status = "complete", payment_status
         return event("checkout.session.completed", self.reference, payment_status=payment_status)
@@ -156,7 +156,7 @@ def _problem(headers: Headers, form: Mapping[str, str]) -> str | None:
 
 
 def event(kind: str, reference: str, **session: Any) -> bytes:
-    """What Stripe posts to a webhook."""
+    """A notification of Stripe."""
     about = {"object": "checkout.session", "client_reference_id": reference, **session}
     return msgspec.json.encode({"id": "evt_1", "object": "event", "type": kind, "data": {"object": about}})
 

@@ -1,4 +1,4 @@
-"""The way out for what others have a say in: where it may go, and how much of an answer it takes."""
+"""Requests to addresses that others choose: which are allowed, and the bounds of answers."""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Serve = Callable[[bytes], Awaitable[int]]
 
 @pytest.fixture
 def heads() -> list[bytes]:
-    """What servers were asked."""
+    """The requests that the servers got."""
     return []
 
 
@@ -45,7 +45,7 @@ def serve(nursery: trio.Nursery, heads: list[bytes]) -> Serve:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
-    """What names stand for, and which were asked for."""
+    """The addresses of names, and the names that were resolved."""
     asked: list[str] = []
     real = trio.socket.getaddrinfo
 
@@ -131,12 +131,12 @@ async def test_private_addresses_are_refused_however_they_are_written(
     "url",
     ["http://93.184.215.14/", "ftp://example.org/", "https:///x", "https://user:pw@example.org/", "", "https://[/"],
 )
-async def test_addresses_that_are_refused_as_they_stand(url: str) -> None:
+async def test_malformed_addresses_are_refused(url: str) -> None:
     with pytest.raises(HttpFailedError):
         await get(url, private=False)
 
 
-async def test_a_name_is_asked_for_once_and_the_connection_goes_where_it_said(
+async def test_a_name_is_resolved_once_and_the_connection_goes_to_a_resolved_address(
     serve: Serve, heads: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = await serve(OK)
@@ -172,7 +172,7 @@ async def test_the_certificate_is_checked_for_the_name(
         b"",
     ],
 )
-async def test_answers_that_are_not_taken(serve: Serve, answer: bytes) -> None:
+async def test_answers_that_are_refused(serve: Serve, answer: bytes) -> None:
     port = await serve(answer)
     with pytest.raises(HttpFailedError):
         await get(f"http://127.0.0.1:{port}/")
@@ -197,14 +197,14 @@ async def test_no_answer_in_time(autojump_clock: trio.testing.MockClock) -> None
         nursery.cancel_scope.cancel()
 
 
-async def test_nobody_is_there() -> None:
+async def test_no_server_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(HttpFailedError, match="ConnectError"):
             await get(f"http://127.0.0.1:{taken.getsockname()[1]}/")
 
 
-async def test_headers_cannot_be_broken_out_of(serve: Serve) -> None:
+async def test_line_breaks_in_headers_are_refused(serve: Serve) -> None:
     port = await serve(OK)
     http = OutboundHttp(client_context(""), allow_private=True)
     with pytest.raises(HttpFailedError):

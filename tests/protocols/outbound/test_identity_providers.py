@@ -1,4 +1,4 @@
-"""What an identity provider may cost us: a bounded time, and a secret's file that is told about at the start."""
+"""Identity providers: the time limit, and errors of a secret's file at the start."""
 
 from functools import partial
 from pathlib import Path

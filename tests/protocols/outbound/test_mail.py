@@ -7,7 +7,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from email.message import EmailMessage
 from email.policy import SMTP
 from pathlib import Path
@@ -18,15 +18,13 @@ import trio
 from trio.testing import MockClock
 
 from broker.clock import Clock
-from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, OutgoingMail, RuleMail
-from broker.secrets import Vault
-from broker.services import Services, open_services
+from broker.mail import MailDeferred, MailRejected, MailServerUnavailable, MailTransport, OutgoingMail, RuleMail
+from broker.services import Services
 from config.mail import MailSecurity, SmtpServer
 from config.settings import Outbound, Settings, SettingsError
 from protocols.outbound import mail as outbound_mail
 from protocols.outbound.mail import SmtpTransport, SpoolTransport, mail_transport
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from tests.builders import ServicesOpener
 from tests.factories import NOW_MS
 from tests.fakes import run_inline
 from tests.protocols.http.certificates import contexts
@@ -81,7 +79,7 @@ def certified(tmp_path: Path) -> tuple[ssl.SSLContext, str]:
 
 @pytest.fixture
 def refused() -> Iterator[int]:
-    """A port that nobody listens on, and that nobody else gets."""
+    """A port without a listener, reserved during the test."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -122,7 +120,7 @@ async def test_the_user_logs_in(received: Received) -> None:
     assert len(received.envelopes) == 1
 
 
-async def test_a_wrong_password_is_the_operators_to_mend_and_is_not_shown(received: Received) -> None:
+async def test_a_wrong_password_defers_mails_and_is_not_shown(received: Received) -> None:
     received.password = "right"
     with smtp_server(received, authenticated=True) as port:
         transport = transport_to(port, user="ada:s3cret@")
@@ -148,7 +146,7 @@ async def test_starttls_with_a_certificate_of_our_own_authority(
 
 
 @pytest.mark.parametrize("scheme", ["smtp+starttls", "smtps"])
-async def test_a_certificate_nobody_vouches_for_is_refused(
+async def test_a_certificate_of_an_unknown_authority_is_refused(
     received: Received, certified: tuple[ssl.SSLContext, str], scheme: str
 ) -> None:
     context, _ = certified
@@ -179,7 +177,7 @@ async def test_smtps_is_tls_from_the_first_byte(received: Received, certified: t
     assert len(received.envelopes) == 1
 
 
-async def test_on_loopback_starttls_is_used_when_offered_whoever_signed_it(
+async def test_on_loopback_starttls_is_used_when_offered_with_any_certificate(
     received: Received, certified: tuple[ssl.SSLContext, str]
 ) -> None:
     with smtp_server(received, starttls=certified[0]) as port:
@@ -187,7 +185,7 @@ async def test_on_loopback_starttls_is_used_when_offered_whoever_signed_it(
     assert received.sessions[0].ssl is not None
 
 
-async def test_without_starttls_nothing_is_said_to_a_server_elsewhere(received: Received) -> None:
+async def test_without_starttls_no_mail_is_sent_to_a_remote_server(received: Received) -> None:
     with smtp_server(received, authenticated=True) as port:
         elsewhere = SmtpServer("127.0.0.1", port, MailSecurity.STARTTLS, "ada", "s3cret")
         transport = SmtpTransport(elsewhere, ssl.create_default_context(), helo="x")
@@ -240,14 +238,14 @@ async def test_a_refused_connection(refused: int) -> None:
         await transport_to(refused).deliver(outgoing())
 
 
-async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound_mail, "STEP_SECONDS", 0.05)
     silent = socket.create_server(("127.0.0.1", 0))
     with silent, pytest.raises(MailServerUnavailable, match="timed out"):
         await transport_to(silent.getsockname()[1]).deliver(outgoing())
 
 
-async def test_a_server_that_is_none() -> None:
+async def test_a_server_that_does_not_speak_smtp() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_say, listener, b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -289,22 +287,19 @@ async def test_a_cancelled_dialogue_is_ended_at_once(received: Received, plain: 
 # The queue in front of it
 
 
-@asynccontextmanager
-async def opened(settings: Settings, engine: SqliteEngine, transport: SmtpTransport | SpoolTransport):  # type: ignore[no-untyped-def]
-    database = Database(engine, run_sync=run_inline)
-    clock = Clock(lambda: NOW_MS + round(trio.current_time() * 1000))
-    async with open_services(settings, database, Vault(Vault.new_key()), clock, mail_transport=transport) as services:
-        yield services
+def opened(opener: ServicesOpener, transport: MailTransport) -> AbstractAsyncContextManager[Services]:
+    """Services whose wall clock follows the mock clock of trio."""
+    return opener(clock=Clock(lambda: NOW_MS + round(trio.current_time() * 1000)), mail_transport=transport)
 
 
-async def test_a_mail_put_off_is_sent_again_and_arrives_once(
-    received: Received, plain: int, settings: Settings, engine: SqliteEngine, autojump_clock: MockClock
+async def test_a_deferred_mail_is_sent_again_and_arrives_once(
+    received: Received, plain: int, opener: ServicesOpener, autojump_clock: MockClock
 ) -> None:
     received.recipient_replies = ["450 greylisted"]
     received.data_replies = ["451 busy"]
     server = SmtpServer.parse(f"smtp://127.0.0.1:{plain}")
     transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run_inline)
-    async with opened(settings, engine, transport) as services:
+    async with opened(opener, transport) as services:
         await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
         await trio.sleep(59)
         assert received.envelopes == []
@@ -317,18 +312,18 @@ async def test_a_mail_put_off_is_sent_again_and_arrives_once(
 
 
 async def test_a_server_that_refuses_connections_is_asked_with_growing_pauses(
-    received: Received, refused: int, settings: Settings, engine: SqliteEngine, autojump_clock: MockClock
+    received: Received, refused: int, opener: ServicesOpener, autojump_clock: MockClock
 ) -> None:
     times: list[float] = []
 
-    async def run(sync_fn, /):  # type: ignore[no-untyped-def]
+    async def run(sync_fn, /, *, limiter=None):  # type: ignore[no-untyped-def]
         times.append(trio.current_time())
-        await run_inline(sync_fn)
+        return await run_inline(sync_fn, limiter=limiter)
 
     server = SmtpServer("127.0.0.1", refused, MailSecurity.STARTTLS_IF_OFFERED, "ada", "s3cret")
     transport = SmtpTransport(server, ssl.create_default_context(), helo="x", run_sync=run)
     with structlog.testing.capture_logs() as logs:
-        async with opened(settings, engine, transport) as services:
+        async with opened(opener, transport) as services:
             await services.mail.send("ada@example.org", RuleMail(subject="Hi", body="Ho"), cause="user:1")
             await trio.sleep(1000)
             assert not services.mail.statistics().server_available
@@ -342,11 +337,11 @@ async def test_a_server_that_refuses_connections_is_asked_with_growing_pauses(
 # The spool
 
 
-async def test_without_a_server_mails_become_files(settings: Settings, engine: SqliteEngine) -> None:
+async def test_without_a_server_mails_become_files(opener: ServicesOpener, settings: Settings) -> None:
     transport = mail_transport(settings)
     assert isinstance(transport, SpoolTransport)
     outbox = settings.state_dir / "outbox"
-    async with opened(settings, engine, transport) as services:
+    async with opened(opener, transport) as services:
         await _send_and_wait(services, "ada@example.org")
         await _send_and_wait(services, "jürgen@bücher.example")
     messages = [
@@ -394,7 +389,7 @@ def names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_a_folder_that_cannot_be_written_holds_mails_up(tmp_path: Path) -> None:
+async def test_mails_wait_while_the_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "outbox").touch()
     with pytest.raises(MailServerUnavailable, match="outbox: File exists"):
         await SpoolTransport(tmp_path / "outbox").deliver(outgoing())

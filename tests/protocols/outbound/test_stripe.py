@@ -1,4 +1,4 @@
-"""Stripe as the processor: what it is asked for, whom it believes, and what comes of it."""
+"""Stripe as the processor: requests, signatures of notifications, and outcomes."""
 
 import time
 from decimal import Decimal
@@ -6,15 +6,15 @@ from decimal import Decimal
 import pytest
 import trio
 
-from broker.monetization.port import Decided, NotificationRefused, Order, PaymentFailed
-from config.settings import Payments
+from broker.monetization.port import Decided, NotificationRefused, PaymentFailed, PaymentOrder
+from config.settings import PaymentSettings
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.stripe import TOLERANCE_SECONDS, Stripe
 from protocols.outbound.tls import client_context
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, event, signed
 
 NOW = 1_760_000_000.0
-ORDER = Order(
+ORDER = PaymentOrder(
     "ab" * 16, "Plus: Kitchen light", "2.99", "upgrade", "https://us.example/accounts/pricing/upgrade?payment=c0"
 )
 
@@ -27,7 +27,7 @@ async def stand_in(nursery: trio.Nursery) -> StripeStandIn:
 
 
 def stripe_at(url: str, *, key: str = KEY, now: float = NOW) -> Stripe:
-    settings = Payments(
+    settings = PaymentSettings(
         processor="stripe", stripe_key=key, stripe_webhook_secret=WEBHOOK_SECRET, stripe_url=url, currency="eur"
     )
     return Stripe(OutboundHttp(client_context(""), allow_private=True), settings, now=lambda: now)
@@ -49,7 +49,7 @@ async def test_a_checkout_session_is_asked_for_in_the_form_that_stripe_wants(sta
 
 @pytest.mark.parametrize("cost", ["0.01", "1", "4.99", "19.9", "1234567.89", "1.10", "8.70"])
 async def test_prices_are_exact(stand_in: StripeStandIn, cost: str) -> None:
-    await stripe_at(stand_in.url).begin(Order(ORDER.reference, "Plus", cost, "upgrade", ORDER.returns_to))
+    await stripe_at(stand_in.url).begin(PaymentOrder(ORDER.reference, "Plus", cost, "upgrade", ORDER.returns_to))
     asked = stand_in.sessions[ORDER.reference].form["line_items[0][price_data][unit_amount]"]
     assert Decimal(asked) == Decimal(cost) * 100
 
@@ -84,7 +84,7 @@ async def test_an_answer_that_cannot_be_used_is_a_failed_payment(
         await stripe_at(stand_in.url).begin(ORDER)
 
 
-async def test_nobody_there_is_a_failed_payment() -> None:
+async def test_no_server_is_a_failed_payment() -> None:
     with pytest.raises(PaymentFailed):
         await stripe_at("http://127.0.0.1:1").begin(ORDER)
 
@@ -98,7 +98,7 @@ async def test_a_session_that_is_closed_cannot_be_paid_and_can_be_closed_again(s
 
 
 @pytest.mark.parametrize(("payment_status", "fate"), [("paid", "paid"), ("unpaid", "on_its_way")])
-async def test_whoever_closes_too_late_learns_that_it_was_paid(
+async def test_closing_a_paid_session_reports_the_payment(
     stand_in: StripeStandIn, payment_status: str, fate: str
 ) -> None:
     stripe = stripe_at(stand_in.url)
@@ -107,7 +107,7 @@ async def test_whoever_closes_too_late_learns_that_it_was_paid(
     assert await stripe.close(checkout.external_id) == fate
 
 
-async def test_a_session_of_another_account_is_closed_for_us(stand_in: StripeStandIn) -> None:
+async def test_a_session_of_another_account_counts_as_closed(stand_in: StripeStandIn) -> None:
     assert await stripe_at(stand_in.url).close("cs_live_of_another_account") == "closed"
 
 
@@ -121,9 +121,7 @@ NOT_KNOWN = [
 
 
 @pytest.mark.parametrize("answer", NOT_KNOWN)
-async def test_without_an_answer_nobody_knows_whether_a_session_is_closed(
-    stand_in: StripeStandIn, answer: tuple[int, bytes]
-) -> None:
+async def test_closing_a_session_fails_without_an_answer(stand_in: StripeStandIn, answer: tuple[int, bytes]) -> None:
     stand_in.answer = answer
     with pytest.raises(PaymentFailed):
         await stripe_at(stand_in.url).close("cs_1")
@@ -143,7 +141,7 @@ NOTIFICATIONS = [
 
 
 @pytest.mark.parametrize(("body", "decided"), NOTIFICATIONS)
-def test_a_signed_notification_says_what_became_of_a_payment(body: bytes, decided: Decided | None) -> None:
+def test_a_signed_notification_has_the_outcome_of_a_payment(body: bytes, decided: Decided | None) -> None:
     assert stripe_at("").read(body, signed(body, NOW)) == decided
 
 
@@ -165,7 +163,7 @@ UNSIGNED = [
 
 
 @pytest.mark.parametrize("headers", UNSIGNED)
-def test_nobody_else_is_believed(headers: dict[str, str]) -> None:
+def test_notifications_without_a_valid_signature_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(NotificationRefused):
         stripe_at("").read(BODY, headers)
 
@@ -175,8 +173,8 @@ def test_signed_nonsense_is_refused() -> None:
         stripe_at("").read(b"[", signed(b"[", NOW))
 
 
-def test_the_clock_is_the_real_one_unless_told_otherwise() -> None:
+def test_the_default_clock_is_the_systems() -> None:
     body = event("checkout.session.expired", "r1")
-    settings = Payments(stripe_webhook_secret=WEBHOOK_SECRET)
+    settings = PaymentSettings(stripe_webhook_secret=WEBHOOK_SECRET)
     stripe = Stripe(OutboundHttp(client_context(""), allow_private=True), settings)
     assert stripe.read(body, signed(body, time.time())) == Decided("r1", "declined")

@@ -1,4 +1,4 @@
-"""Connections to the real services on a real store, whose disk can be held."""
+"""Connections to the real services on a real store, whose commits a test can block."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -6,15 +6,11 @@ from typing import TypeVar
 import pytest
 import trio
 
-from broker.clock import Clock
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.services import Services
 from storage.sql import StoreError
+from tests.builders import ServicesOpener
 from tests.factories import World
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import run_inline
 from tests.protocols.websocket.peers import Peers, open_peers
 
 T = TypeVar("T")
@@ -48,13 +44,8 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-async def services(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, disk: Disk
-) -> AsyncIterator[Services]:
-    database = Database(engine, run_sync=disk)
-    async with open_services(
-        settings, database, Vault(Vault.new_key()), Clock(fake_clock, fake_clock.steady_ms)
-    ) as opened:
+async def services(opener: ServicesOpener, disk: Disk) -> AsyncIterator[Services]:
+    async with opener(run_sync=disk) as opened:
         yield opened
         disk.is_broken = False
         disk.release()

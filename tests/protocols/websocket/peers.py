@@ -1,4 +1,4 @@
-"""The other end of a WebSocket in tests: trio-websocket's client, and one that does only what it is told."""
+"""WebSocket clients for tests: trio-websocket's, and one that only does what the test calls."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,13 +14,14 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, Event, Message, Ping, RejectConnection, RejectData, Request, TextMessage
 
 from broker.services import Services
-from protocols.websocket.server import converse
+from protocols.http.heads import read_head, split_head
+from protocols.websocket.server import serve_websocket_connection
 
 Headers = Sequence[tuple[str, str]]
 
 
 class Peers:
-    """Opens connections to a server that lives as long as the test."""
+    """Opens connections to a server that runs during the test."""
 
     def __init__(self, services: Services, nursery: trio.Nursery) -> None:
         self.services = services
@@ -78,13 +79,20 @@ class Peers:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         try:
-            await converse(self.services, stream)
+            await serve_websocket_connection(self.services, *split_head(await whole_head(stream)), stream)
         except Exception as error:
             # Closing the stream lets the test end, and its end cancels us: the error would be forgotten.
             self.failures.append(error)
             raise
         finally:
             await trio.aclose_forcefully(stream)
+
+
+async def whole_head(stream: trio.abc.ReceiveStream) -> bytes:
+    """What the front door reads before it hands the connection on."""
+    head = bytearray()
+    await read_head(stream, head)
+    return bytes(head)
 
 
 @asynccontextmanager
@@ -97,7 +105,7 @@ async def open_peers(services: Services) -> AsyncIterator[Peers]:
 
 
 class PlainPeer:
-    """wsproto over a stream: what is sent is up to the test, byte by byte if need be."""
+    """wsproto over a stream. The test controls each byte that is sent."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -112,14 +120,14 @@ class PlainPeer:
         return b"".join(self._wire.send(TextMessage(json.dumps(frame))) for frame in frames)
 
     async def send(self, *frames: Mapping[str, object]) -> None:
-        """All in one write."""
+        """Send these frames in one write."""
         await self.stream.send_all(self.encoded(*frames))
 
     async def send_event(self, event: Event) -> None:
         await self.stream.send_all(self._wire.send(event))
 
     async def event(self) -> Event:
-        """The next frame, of whatever kind; a message is whole."""
+        """The next frame of any kind; a message is returned whole."""
         event = await self._next()
         while isinstance(event, Message) and not event.message_finished:
             following = await self._next()
@@ -142,7 +150,7 @@ class PlainPeer:
         return json.loads(event.data)
 
     async def end(self) -> tuple[int, str]:
-        """Code and reason of the server's close frame, whatever it says before."""
+        """Code and reason of the server's close frame; frames before it are skipped."""
         while not isinstance(event := await self.event(), CloseConnection):
             pass
         return int(event.code), event.reason or ""
@@ -175,7 +183,7 @@ async def register(socket: WebSocketConnection, sdid: str, token: str) -> None:
 
 
 async def closing(socket: WebSocketConnection) -> tuple[int, str]:
-    """Code and reason of the server's close frame; whatever it says before is dropped."""
+    """Code and reason of the server's close frame; frames before it are skipped."""
     with pytest.raises(ConnectionClosed) as closed:
         await _read_on(socket)
     reason = closed.value.reason

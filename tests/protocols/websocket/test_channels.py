@@ -1,4 +1,4 @@
-"""What /websocket, /live and /events have in common: who is let in, pings, and how they end (reference 19.1)."""
+"""What /websocket, /live and /events share: authentication, pings, and how connections end (reference 19.1)."""
 
 import json
 
@@ -56,7 +56,7 @@ async def test_the_device_channel_alone_needs_no_token(peers: Peers) -> None:
 
 @pytest.mark.parametrize("path", CHANNELS)
 @pytest.mark.parametrize("given", ["bearer+" + "9" * 32, f"basic+{ADA_TOKEN}", "bearer+", f"bearer+{ADA_TOKEN[:-1]}"])
-async def test_a_token_that_is_none_fails_the_handshake(peers: Peers, path: str, given: str) -> None:
+async def test_an_invalid_token_fails_the_handshake(peers: Peers, path: str, given: str) -> None:
     status, headers, body = await peers.refusal(f"{path}?authorization={given}")
     assert (status, body["error"]["message"]) == UNAUTHORIZED
     assert headers[b"www-authenticate"] == b"Bearer"
@@ -66,7 +66,7 @@ async def test_a_token_that_is_none_fails_the_handshake(peers: Peers, path: str,
 
 
 async def _register_where_it_can_be(peer: PlainPeer, path: str) -> None:
-    """A device channel that nobody registers on ends after 30 s."""
+    """A device channel without a registration ends after 30 s."""
     if path == OPEN[0]:
         await peer.send({"type": "register", "sdid": KITCHEN})
 
@@ -87,7 +87,7 @@ async def test_pings_come_every_30_seconds(
 
 
 @pytest.mark.parametrize("path", OPEN)
-async def test_one_who_writes_message_pack_is_pinged_in_it(
+async def test_a_client_that_writes_message_pack_gets_pings_in_message_pack(
     peers: Peers, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     peer = await peers.connect_plain(path)
@@ -148,14 +148,14 @@ async def test_a_client_may_close_with_any_code(peers: Peers, path: str, code: i
 
 
 @pytest.mark.parametrize("path", OPEN)
-async def test_shutdown_reaches_those_without_a_device(peers: Peers, services: Services, path: str) -> None:
+async def test_a_stop_closes_connections_without_a_device(peers: Peers, services: Services, path: str) -> None:
     socket = await peers.connect(path)
     services.core.life.stopping.set()
     assert await closing(socket) == (1001, "server shuts down")
 
 
 @pytest.mark.parametrize("path", OPEN[1:])
-async def test_what_a_listener_says_does_not_matter(
+async def test_frames_of_a_subscriber_are_ignored(
     peers: Peers, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = await peers.connect(path)

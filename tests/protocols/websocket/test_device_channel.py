@@ -1,4 +1,4 @@
-"""The conversation on /websocket, rule by rule, and as a whole against a model."""
+"""The device channel, rule by rule, and compared with a model."""
 
 import json
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from broker.errors import (
 )
 from protocols.websocket.device_channel import (
     ActionOffered,
-    Answer,
+    ChannelAnswer,
+    ChannelClose,
+    ChannelEvent,
+    ChannelOffer,
     ChannelStatistics,
-    Close,
     DeviceChannel,
+    DeviceChannelState,
     DeviceUnregistered,
-    Event,
     MessageOffered,
-    Offer,
     RegistrationRequested,
-    State,
 )
-from protocols.websocket.frames import Form
+from protocols.websocket.frames import FrameForm
 
 TOKEN = "2" * 32
 ORGANIZATION = "0f" * 16
 
 
-def say(channel: DeviceChannel, **members: object) -> tuple[Event, ...]:
+def say(channel: DeviceChannel, **members: object) -> tuple[ChannelEvent, ...]:
     return channel.receive(json.dumps(members))
 
 
@@ -54,7 +54,7 @@ def registered_channel(*sdids: str, ack: bool = True) -> DeviceChannel:
     return channel
 
 
-def offer(channel: DeviceChannel, **members: object) -> Offer:
+def offer(channel: DeviceChannel, **members: object) -> ChannelOffer:
     (event,) = say(channel, data={"a": 1}, **members)
     assert isinstance(event, MessageOffered | ActionOffered)
     return event
@@ -70,21 +70,23 @@ def ok(message: object = "OK", cid: str | None = None) -> dict[str, object]:
     return {"data": body if cid is None else body | {"cid": cid}}
 
 
-def frames(events: Sequence[Event]) -> list[object]:
+def frames(events: Sequence[ChannelEvent]) -> list[object]:
     """What the client reads, in order."""
     return [
         json.loads(frame) if isinstance(frame, str) else msgpack.unpackb(frame)
         for event in events
-        if isinstance(event, Answer)
+        if isinstance(event, ChannelAnswer)
         for frame in event.frames
     ]
 
 
-def others(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, Answer)]
+def others(events: Sequence[ChannelEvent]) -> list[ChannelEvent]:
+    return [event for event in events if not isinstance(event, ChannelAnswer)]
 
 
-def settle_all(channel: DeviceChannel, events: Sequence[Event], verdict: str | DomainError = "m") -> list[object]:
+def settle_all(
+    channel: DeviceChannel, events: Sequence[ChannelEvent], verdict: str | DomainError = "m"
+) -> list[object]:
     offers = [event for event in events if isinstance(event, MessageOffered | ActionOffered)]
     return frames(events) + frames(channel.settle((offered, verdict) for offered in offers))
 
@@ -137,7 +139,7 @@ def test_error_frame(
     assert settle_all(channel, events, verdict or "m") == [error(code, text, cid)]
     # Errors never close the connection, and change nothing.
     assert channel.registered == ("a", "b")
-    assert channel.state is State.REGISTERED
+    assert channel.state is DeviceChannelState.REGISTERED
 
 
 @pytest.mark.parametrize("payload", ["{", "[]", "7", b"{\xff}", b"\xc1"])
@@ -169,7 +171,7 @@ def test_refused_registration(refusal: DomainError, ack: bool) -> None:
     }
     answer = frames(channel.registration_refused("a", refusal))
     assert answer == [error(refusal.status, texts[refusal.status], "7")]
-    assert channel.state is State.AWAITING_REGISTRATION
+    assert channel.state is DeviceChannelState.AWAITING_REGISTRATION
 
 
 # --- Registration -------------------------------------------------------------------------------------------------
@@ -201,9 +203,9 @@ def test_which_token_registers(handshake_token: str | None, member: dict[str, ob
 def test_registration_is_acknowledged_on_request(ack: bool, answers: list[object]) -> None:
     channel = DeviceChannel(ack=ack)
     say(channel, type="register", sdid="a", Authorization=TOKEN, cid="c")
-    assert (channel.state, channel.registered) == (State.AWAITING_REGISTRATION, ())
+    assert (channel.state, channel.registered) == (DeviceChannelState.AWAITING_REGISTRATION, ())
     assert frames(channel.registration_accepted("a")) == answers
-    assert (channel.state, channel.registered) == (State.REGISTERED, ("a",))
+    assert (channel.state, channel.registered) == (DeviceChannelState.REGISTERED, ("a",))
 
 
 def test_registrations_are_decided_in_any_order() -> None:
@@ -280,14 +282,14 @@ def test_an_unreadable_frame_before_registration_is_answered_on_request(
 # --- Messages and their acknowledgements --------------------------------------------------------------------------
 
 
-def test_message_with_everything() -> None:
+def test_message_with_all_members() -> None:
     channel = registered_channel("a", "b")
     (event,) = channel.receive('{"sdid":"b","type":"message","data":{ "x":1.50 },"ts":5,"cid":9}')
     assert event == MessageOffered("b", b'{ "x":1.50 }', 5, "9")
     assert frames(channel.settle([(event, "m1")])) == [{"data": {"mid": "m1", "cid": "9"}}]
 
 
-def test_action_with_everything() -> None:
+def test_action_with_all_members() -> None:
     channel = registered_channel("a", "b")
     (event,) = channel.receive('{"sdid":"b","ddid":"t","data":{"actions":[{"name":"setOn"}]},"ts":5,"cid":"9"}')
     assert event == ActionOffered("b", "t", b'{"actions":[{"name":"setOn"}]}', 5, "9")
@@ -300,9 +302,9 @@ def test_sdid_may_be_missing_with_exactly_one_device() -> None:
     assert offer(channel, type="action", ddid="t").sdid == "a"
 
 
-def test_acknowledgements_are_byte_for_byte_those_of_the_rules() -> None:
+def test_acknowledgements_have_exactly_the_documented_bytes() -> None:
     channel = registered_channel("a")
-    assert channel.settle([(offer(channel), "m1")]) == (Answer(('{"data":{"mid":"m1"}}',)),)
+    assert channel.settle([(offer(channel), "m1")]) == (ChannelAnswer(('{"data":{"mid":"m1"}}',)),)
 
 
 def test_without_ack_messages_are_never_answered() -> None:
@@ -344,25 +346,25 @@ def test_answers_go_out_in_the_order_the_messages_came() -> None:
     assert channel.statistics().answers_waiting == 0
 
 
-def test_a_chunk_is_settled_in_one_go() -> None:
+def test_offers_of_one_read_are_settled_together() -> None:
     channel = registered_channel("a")
     offers = [offer(channel, cid=number) for number in range(20)]
     (answer,) = channel.settle((offered, f"m{number}") for number, offered in enumerate(offers))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ChannelAnswer)
     assert [json.loads(frame)["data"]["cid"] for frame in answer.frames] == [str(number) for number in range(20)]
 
 
 def test_answers_take_the_form_of_the_frame_they_answer() -> None:
     channel = registered_channel("a")
     (packed,) = channel.receive(msgpack.packb({"data": {"x": 1}}))
-    assert packed == MessageOffered("a", b'{"x":1}', form=Form.MESSAGE_PACK)
-    assert channel.form is Form.MESSAGE_PACK
+    assert packed == MessageOffered("a", b'{"x":1}', form=FrameForm.MESSAGE_PACK)
+    assert channel.form is FrameForm.MESSAGE_PACK
     written = offer(channel)
     (answer,) = channel.settle([(packed, "m1"), (written, "m2")])
-    assert answer == Answer((msgpack.packb({"data": {"mid": "m1"}}), '{"data":{"mid":"m2"}}'))
+    assert answer == ChannelAnswer((msgpack.packb({"data": {"mid": "m1"}}), '{"data":{"mid":"m2"}}'))
     (listed,) = channel.receive(msgpack.packb({"type": "list"}))
-    assert listed == Answer((msgpack.packb(ok(["a"])),))
-    assert channel.taken_over("a") == (DeviceUnregistered("a"), Close(1008, "replaced by a newer connection"))
+    assert listed == ChannelAnswer((msgpack.packb(ok(["a"])),))
+    assert channel.taken_over("a") == (DeviceUnregistered("a"), ChannelClose(1008, "replaced by a newer connection"))
 
 
 # --- Ends ---------------------------------------------------------------------------------------------------------
@@ -383,9 +385,9 @@ def test_unregister_of_the_last_device_closes(ack: bool) -> None:
     events = say(channel, type="unregister", sdid="a", cid="c")
     ending = error(400, "No registered device", "c")
     assert frames(events) == ([ok(cid="c"), ending] if ack else [ending])
-    assert others(events) == [DeviceUnregistered("a"), Close(1000, "No registered device")]
-    assert isinstance(events[-1], Close)
-    assert channel.state is State.CLOSED
+    assert others(events) == [DeviceUnregistered("a"), ChannelClose(1000, "No registered device")]
+    assert isinstance(events[-1], ChannelClose)
+    assert channel.state is DeviceChannelState.CLOSED
     assert say(channel, type="list") == ()
 
 
@@ -395,15 +397,15 @@ def test_the_close_waits_for_the_acknowledgements_of_earlier_messages() -> None:
     assert say(channel, type="unregister", sdid="a") == (DeviceUnregistered("a"),)
     events = channel.settle([(offered, "m1")])
     assert frames(events) == [{"data": {"mid": "m1", "cid": "1"}}, ok(), error(400, "No registered device")]
-    assert others(events) == [Close(1000, "No registered device")]
+    assert others(events) == [ChannelClose(1000, "No registered device")]
 
 
 def test_registration_timeout() -> None:
     channel = DeviceChannel()
     events = channel.registration_timed_out()
     assert frames(events) == [error(400, "Registration timeout")]
-    assert others(events) == [Close(1000, "Registration timeout")]
-    assert channel.state is State.CLOSED
+    assert others(events) == [ChannelClose(1000, "Registration timeout")]
+    assert channel.state is DeviceChannelState.CLOSED
 
 
 def test_a_registered_channel_does_not_time_out() -> None:
@@ -415,7 +417,7 @@ def test_a_registration_under_way_at_the_timeout_is_awaited() -> None:
     say(channel, type="register", sdid="a", Authorization=TOKEN)
     assert channel.registration_timed_out() == ()
     assert frames(channel.registration_accepted("a")) == [ok()]
-    assert channel.state is State.REGISTERED
+    assert channel.state is DeviceChannelState.REGISTERED
 
 
 def test_refused_after_the_timeout() -> None:
@@ -424,7 +426,7 @@ def test_refused_after_the_timeout() -> None:
     channel.registration_timed_out()
     events = channel.registration_refused("a", Unauthorized())
     assert frames(events) == [error(401, Unauthorized.template), error(400, "Registration timeout")]
-    assert others(events) == [Close(1000, "Registration timeout")]
+    assert others(events) == [ChannelClose(1000, "Registration timeout")]
 
 
 def test_unregister_waits_for_a_registration_under_way() -> None:
@@ -435,16 +437,16 @@ def test_unregister_waits_for_a_registration_under_way() -> None:
     assert others(events) == [DeviceUnregistered("a")]
     events = channel.registration_refused("b", DeviceNotFound("b"))
     assert frames(events) == [error(404, "Device(s) not found", "b"), error(400, "No registered device", "a")]
-    assert others(events) == [Close(1000, "No registered device")]
+    assert others(events) == [ChannelClose(1000, "No registered device")]
 
 
-def test_the_timeout_is_no_concern_of_a_channel_that_was_registered_before() -> None:
+def test_the_timeout_does_not_affect_a_channel_that_was_registered_before() -> None:
     channel = registered_channel("a")
     say(channel, type="register", sdid="b", Authorization=TOKEN)
     say(channel, type="unregister", sdid="a")
     assert channel.registration_timed_out() == ()
     events = channel.registration_refused("b", DeviceNotFound("b"))
-    assert others(events) == [Close(1000, "No registered device")]
+    assert others(events) == [ChannelClose(1000, "No registered device")]
 
 
 def test_take_over_of_one_device_among_others() -> None:
@@ -457,11 +459,11 @@ def test_take_over_of_one_device_among_others() -> None:
 
 def test_take_over_of_the_only_device_closes() -> None:
     channel = registered_channel("a")
-    assert channel.taken_over("a") == (DeviceUnregistered("a"), Close(1008, "replaced by a newer connection"))
-    assert channel.state is State.CLOSED
+    assert channel.taken_over("a") == (DeviceUnregistered("a"), ChannelClose(1008, "replaced by a newer connection"))
+    assert channel.state is DeviceChannelState.CLOSED
 
 
-def test_take_over_of_a_device_that_is_not_here_changes_nothing() -> None:
+def test_take_over_of_a_device_of_another_channel_changes_nothing() -> None:
     channel = registered_channel("a")
     assert channel.taken_over("b") == ()
     assert channel.registered == ("a",)
@@ -472,22 +474,22 @@ def test_take_over_with_a_registration_under_way() -> None:
     say(channel, type="register", sdid="b", Authorization=TOKEN)
     assert frames(channel.taken_over("a")) == [error(409, "replaced by a newer connection")]
     events = channel.registration_refused("b", Unauthorized())
-    assert others(events) == [Close(1008, "replaced by a newer connection")]
+    assert others(events) == [ChannelClose(1008, "replaced by a newer connection")]
 
 
-def test_access_that_ends() -> None:
+def test_access_ended_by_the_broker() -> None:
     channel = registered_channel("a", "b")
     assert frames(channel.access_ended("a", Unauthorized())) == [error(401, Unauthorized.template)]
-    assert channel.access_ended("b", Unauthorized())[-1] == Close(1008, Unauthorized.template)
+    assert channel.access_ended("b", Unauthorized())[-1] == ChannelClose(1008, Unauthorized.template)
 
 
-def test_a_lost_connection_lets_its_devices_go() -> None:
+def test_a_lost_connection_unregisters_its_devices() -> None:
     channel = registered_channel("a", "b")
     offered = offer(channel, sdid="a")
     say(channel, type="register", sdid="c", Authorization=TOKEN)
     assert channel.disconnected() == (DeviceUnregistered("a"), DeviceUnregistered("b"))
     assert channel.statistics() == ChannelStatistics(registered=0, registrations_under_way=0, answers_waiting=0)
-    assert channel.state is State.CLOSED
+    assert channel.state is DeviceChannelState.CLOSED
     assert channel.settle([(offered, "m")]) == ()
     # A verdict that comes too late: the device goes straight back.
     assert channel.registration_accepted("c") == (DeviceUnregistered("c"),)
@@ -505,7 +507,7 @@ def test_any_payload_gives_an_answer_or_silence(payloads: list[str | bytes], ack
     channel = registered_channel("a", ack=ack)
     for payload in payloads:
         events = channel.receive(payload)
-        assert all(isinstance(event, Answer | MessageOffered) for event in events)
+        assert all(isinstance(event, ChannelAnswer | MessageOffered) for event in events)
         channel.settle([(event, "m") for event in events if isinstance(event, MessageOffered)])
     assert channel.registered == ("a",)
 
@@ -514,7 +516,7 @@ SDIDS = st.sampled_from(["a", "b", "c"])
 
 
 class Conversation(RuleBasedStateMachine):
-    """The channel against a model: who is registered, who is asked for, which messages are owed an answer."""
+    """Compares the channel with a model: registered devices, pending registrations, unanswered messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -524,18 +526,18 @@ class Conversation(RuleBasedStateMachine):
         self.had_enough = False  # something has happened after which an empty channel closes
         self.closed = False
         self.close_sent = False
-        self.offers: list[Offer] = []
+        self.offers: list[ChannelOffer] = []
         self.owed: list[str] = []
         self.sent = 0
 
-    def take(self, events: Sequence[Event]) -> None:
+    def take(self, events: Sequence[ChannelEvent]) -> None:
         for event in events:
             assert not self.close_sent, "said after the close"
             match event:
-                case Answer(frames=said):
+                case ChannelAnswer(frames=said):
                     for frame in said:
                         self.hear(json.loads(frame))
-                case Close():
+                case ChannelClose():
                     self.close_sent = True
                 case MessageOffered() | ActionOffered():
                     self.offers.append(event)
@@ -627,7 +629,7 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def the_registered_set_is_the_models(self) -> None:
         assert self.channel.registered == tuple(self.registered)
-        assert (self.channel.state is State.CLOSED) is self.closed
+        assert (self.channel.state is DeviceChannelState.CLOSED) is self.closed
         assert self.channel.statistics().registrations_under_way == len(self.under_way)
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Every row of the table of WebSocket errors, as a device gets it (reference 19.5).
+"""Every row of the table of WebSocket errors, as the device channel sends it (reference 19.5).
 
 test_errors.py has the texts of the errors themselves; here each is brought about on an open socket.
 """
@@ -32,7 +32,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 async def socket(peers: Peers) -> WebSocketConnection:
-    """Kitchen is registered, and everything is acknowledged."""
+    """A device channel with `ack`, on which Kitchen is registered."""
     opened = await peers.connect("/v1.1/websocket?ack=true")
     await register(opened, KITCHEN, KITCHEN_TOKEN)
     return opened

@@ -1,4 +1,4 @@
-"""The event feed: who hears of what, by which names, and in which form (reference 19.4 and 20)."""
+"""The event feed: which subscribers get which events, their names, and their form (reference 19.4 and 20)."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ from broker.facts import (
 from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import IDS_MAX, WEBSOCKET_BACKLOG
-from protocols.websocket.connection import MOST_FRAMES
+from protocols.websocket.connection import MAX_WAITING_FRAMES
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -75,7 +75,7 @@ async def device_fact(services: Services, kind: type[DeviceFact], did: str, aid:
 
 
 async def tell(services: Services, name: str, did: str, aid: str | None = DASHBOARD) -> None:
-    """One event about a device, as its cause would have published it."""
+    """An event of a device."""
     if name.startswith("device.status."):
         device = await services.devices.registry.find(did)
         services.core.router.publish(AvailabilityChanged(device.key, name.rpartition(".")[2], NOW_MS))
@@ -84,7 +84,7 @@ async def tell(services: Services, name: str, did: str, aid: str | None = DASHBO
 
 
 async def heard(socket: WebSocketConnection) -> list[Any]:
-    """All that has arrived by now."""
+    """All events that have arrived so far."""
     frames: list[Any] = []
     while True:
         with trio.move_on_after(0.1):
@@ -116,7 +116,7 @@ HEARD_OF = [
 
 
 @pytest.mark.parametrize(("token", "query", "expected"), HEARD_OF)
-async def test_everything_asked_for_counts_together_within_what_the_token_may_read(
+async def test_a_subscriber_gets_events_that_match_all_filters_and_its_permissions(
     services: Services, peers: Peers, token: str, query: str, expected: list[str]
 ) -> None:
     async with await peers.connect(events(token, query)) as socket:
@@ -143,7 +143,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("token", "query", "status", "code"), REFUSED)
-async def test_what_the_token_may_not_hear_fails_the_handshake(
+async def test_a_selection_without_permission_fails_the_handshake(
     peers: Peers, world: World, token: str, query: str, status: int, code: int
 ) -> None:
     answered, _, body = await peers.refusal(events(token, query))
@@ -213,7 +213,7 @@ async def test_a_status_event_names_owner_and_device(services: Services, peers: 
         ]
 
 
-async def test_a_status_without_an_event_is_not_told(services: Services, peers: Peers, world: World) -> None:
+async def test_a_status_without_an_event_is_not_sent(services: Services, peers: Peers, world: World) -> None:
     async with await peers.connect(events(ADA_TOKEN)) as socket:
         services.core.router.publish(AvailabilityChanged(world.kitchen, "unknown", NOW_MS))
         assert await heard(socket) == []
@@ -229,7 +229,7 @@ async def test_a_status_without_an_event_is_not_told(services: Services, peers: 
         (APPLICATION_TOKEN, f"uid={ADA}", True),
     ],
 )
-async def test_a_changed_profile_is_told_to_its_user_and_the_users_applications(
+async def test_an_event_of_a_changed_profile_reaches_the_user_and_the_users_applications(
     services: Services, peers: Peers, world: World, token: str, query: str, hears: bool
 ) -> None:
     async with await peers.connect(events(token, query)) as socket:
@@ -238,7 +238,7 @@ async def test_a_changed_profile_is_told_to_its_user_and_the_users_applications(
         assert await heard(socket) == (told if hears else [])
 
 
-async def test_a_client_that_writes_message_pack_hears_message_pack(
+async def test_a_client_that_writes_message_pack_gets_message_pack(
     services: Services, peers: Peers, world: World
 ) -> None:
     async with (
@@ -257,13 +257,13 @@ async def test_a_revoked_token_ends_the_feed(services: Services, peers: Peers, w
         assert await closing(socket) == (1008, "token revoked or expired")
 
 
-async def test_one_who_falls_behind_is_closed_with_a_reason_and_without_a_gap(
+async def test_a_slow_subscriber_is_closed_with_a_reason_and_without_a_gap(
     services: Services, peers: Peers, world: World
 ) -> None:
     slow = await peers.connect_plain(events(ADA_TOKEN), lockstep=True)
     fact = await device_fact(services, DeviceUpdated, KITCHEN)
     async with await peers.connect(events(ADA_TOKEN)) as quick:
-        for number in range(MOST_FRAMES + 1):
+        for number in range(MAX_WAITING_FRAMES + 1):
             services.core.router.publish(replace(fact, at_ms=number))
             if number % 1000 == 0:
                 heard_last = -1

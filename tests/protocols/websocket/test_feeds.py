@@ -1,4 +1,4 @@
-"""The firehose: who sees what, each message once, and what a slow reader does to the others."""
+"""The live feed: selections, each message once, and slow readers."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from broker.facts import TokenRevoked
 from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import WEBSOCKET_BACKLOG
-from protocols.websocket.connection import MOST_FRAMES, PATIENCE_SECONDS
+from protocols.websocket.connection import MAX_WAITING_FRAMES, SLOW_READER_SECONDS
 from storage.records import DeviceTokenRecord, GrantRecord
 from tests.factories import (
     ACME,
@@ -51,7 +51,7 @@ async def store(services: Services, *sdids: str, data: bytes = b'{"state":true}'
 
 
 async def seen(socket: WebSocketConnection) -> list[Any]:
-    """All that has arrived by now."""
+    """All frames that have arrived so far."""
     frames: list[Any] = []
     while True:
         with trio.move_on_after(0.1):
@@ -96,7 +96,7 @@ WATCHED = [
 
 
 @pytest.mark.parametrize(("token", "query", "devices"), WATCHED)
-async def test_who_sees_what(
+async def test_selections(
     peers: Peers, services: Services, token: str, query: str, devices: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = await peers.connect(live(token, query))
@@ -120,7 +120,7 @@ async def test_a_frame(peers: Peers, services: Services) -> None:
     }
 
 
-async def test_a_message_of_which_nothing_remains_is_not_shown(peers: Peers, services: Services) -> None:
+async def test_a_message_without_known_fields_is_not_sent(peers: Peers, services: Services) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
     await store(services, KITCHEN, data=b'{"unknown":1}')
     (mid,) = await store(services, KITCHEN)
@@ -136,7 +136,7 @@ async def test_actions_of_a_watched_source_are_shown(peers: Peers, services: Ser
     assert (frame["type"], frame["sdid"], frame["ddid"], frame["boid"]) == ("action", HALL, KITCHEN, ACME)
 
 
-async def test_one_who_writes_message_pack_reads_message_pack(peers: Peers, services: Services) -> None:
+async def test_a_client_that_writes_message_pack_gets_message_pack(peers: Peers, services: Services) -> None:
     plain, packed = await peers.connect(live(ADA_TOKEN)), await peers.connect(live(ADA_TOKEN))
     await packed.send_message(msgpack.packb({"type": "anything"}))
     await trio.testing.wait_all_tasks_blocked()
@@ -173,7 +173,7 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
     assert [(await said(socket))["sdid"] for _ in range(2)] == [KITCHEN, ATTIC]
 
 
-async def test_nobody_is_subscribed_after_the_connection(peers: Peers, services: Services) -> None:
+async def test_the_subscription_ends_with_the_connection(peers: Peers, services: Services) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
     assert services.routing.feeds.statistics().subscribers == 1
     await socket.aclose()
@@ -193,7 +193,7 @@ async def test_a_grant_made_later_counts_at_once(peers: Peers, services: Service
     assert (await said(socket))["mid"] == mid
 
 
-async def test_a_token_that_expires_ends_it_with_the_next_ping(
+async def test_an_expired_token_ends_the_feed_with_the_next_ping(
     peers: Peers, fake_clock: FakeClock, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
@@ -201,7 +201,7 @@ async def test_a_token_that_expires_ends_it_with_the_next_ping(
     assert await closing(socket) == (1008, "token revoked or expired")
 
 
-async def test_a_token_that_is_revoked_ends_it_at_once(peers: Peers, services: Services, world: World) -> None:
+async def test_a_revoked_token_ends_the_feed_at_once(peers: Peers, services: Services, world: World) -> None:
     socket = await peers.connect(live(ADA_TOKEN))
     services.core.router.publish(TokenRevoked(token_hash(ADA_TOKEN)))
     assert await closing(socket) == (1008, "token revoked or expired")
@@ -218,7 +218,7 @@ async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
     mids: list[str] = []
     for _ in range(WEBSOCKET_BACKLOG):
         mids += await store(services, KITCHEN)
-    await trio.sleep(PATIENCE_SECONDS + 0.1)
+    await trio.sleep(SLOW_READER_SECONDS + 0.1)
     later = await store(services, KITCHEN)
     assert [(await said(good))["mid"] for _ in range(len(mids) + 1)] == mids + later
     # What it was sent before is still there for it to read.
@@ -226,7 +226,7 @@ async def test_a_slow_reader_is_closed_and_the_others_miss_nothing(
     assert await slow.close_code() == 1013
 
 
-async def test_fewer_frames_may_wait_for_long(
+async def test_few_frames_may_wait_without_a_time_limit(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
@@ -235,33 +235,33 @@ async def test_fewer_frames_may_wait_for_long(
     assert [(await slow.said())["mid"] for _ in mids] == mids
 
 
-async def test_one_who_is_behind_and_reads_on_is_not_slow(
+async def test_a_subscriber_that_is_behind_but_reads_stays_connected(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """More than what may wait is always waiting, but it takes what it is sent within the time it has."""
+    """More than the allowed number of frames always waits, but the client reads within the time limit."""
     reader = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
     waiting = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
     for _ in range(5):
-        await trio.sleep(PATIENCE_SECONDS * 0.9)
+        await trio.sleep(SLOW_READER_SECONDS * 0.9)
         mids = await store(services, *[KITCHEN] * (2 * WEBSOCKET_BACKLOG))
         assert [(await reader.said())["mid"] for _ in waiting] == waiting
         waiting = mids
     assert [(await reader.said())["mid"] for _ in waiting] == waiting
 
 
-async def test_what_the_operating_system_took_does_not_wait(
+async def test_frames_that_the_operating_system_has_taken_do_not_count_as_waiting(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     reader = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
     async with reader.stream:
-        for _ in range(10 * (MOST_FRAMES // WEBSOCKET_BACKLOG + 1)):
+        for _ in range(10 * (MAX_WAITING_FRAMES // WEBSOCKET_BACKLOG + 1)):
             mids = await store(services, *[KITCHEN] * (WEBSOCKET_BACKLOG // 10))
             assert [(await reader.said())["mid"] for _ in mids] == mids
         await trio.sleep(20)
         assert services.routing.feeds.statistics().subscribers == 1
 
 
-async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_whole(
+async def test_a_socket_that_is_not_read_is_closed_after_whole_frames(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), sockets=True)
@@ -269,7 +269,7 @@ async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_
         mids: list[str] = []
         while services.routing.feeds.statistics().subscribers:
             mids += await store(services, *[KITCHEN] * WEBSOCKET_BACKLOG)
-            await trio.sleep(PATIENCE_SECONDS / 4)
+            await trio.sleep(SLOW_READER_SECONDS / 4)
         told = []
         while isinstance(event := await slow.event(), Message):
             told.append(json.loads(event.data)["mid"])
@@ -278,16 +278,16 @@ async def test_one_who_stops_reading_a_socket_is_closed_and_what_it_was_sent_is_
     assert told == mids[: len(told)]
 
 
-async def test_there_is_a_bound_however_short_the_time(peers: Peers, services: Services) -> None:
+async def test_the_number_of_waiting_frames_is_bounded_at_any_time(peers: Peers, services: Services) -> None:
     slow = await peers.connect_plain(live(ADA_TOKEN), lockstep=True)
     for _ in range(3):
-        await store(services, *[KITCHEN] * (MOST_FRAMES // 2))
+        await store(services, *[KITCHEN] * (MAX_WAITING_FRAMES // 2))
     await trio.testing.wait_all_tasks_blocked()
     assert services.routing.feeds.statistics().subscribers == 0
     assert await slow.close_code() == 1013
 
 
-async def test_a_slow_reader_that_never_reads_again_is_let_go(
+async def test_the_connection_of_a_slow_reader_that_never_reads_again_ends(
     peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
 ) -> None:
     await peers.connect_plain(live(ADA_TOKEN), lockstep=True)

@@ -1,6 +1,7 @@
-"""Frames of the device channel: what clients may write, and what the server writes back, byte for byte."""
+"""Frames of the device channel: those that clients may write, and those of the server, byte for byte."""
 
 import json
+from collections.abc import Callable
 from typing import cast
 
 import msgpack
@@ -11,24 +12,25 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from broker.errors import BadRequest, DomainError, PermissionDenied
+from config.limits import JSON_NESTING_MAX
 from protocols.websocket.errors import WrongCid
 from protocols.websocket.frames import (
     NOT_A_TIME,
-    Action,
+    ActionFrame,
     ClientFrame,
-    Form,
-    List,
-    Message,
-    Refused,
-    Register,
-    Unregister,
+    FrameForm,
+    ListFrame,
+    MessageFrame,
+    RefusedFrame,
+    RegisterFrame,
+    UnregisterFrame,
     acknowledgement,
-    bearer_token,
-    decode,
+    decode_client_frame,
     device_list,
     error_frame,
     ping,
     stored,
+    token_in,
 )
 
 TOKEN = "2" * 32
@@ -36,72 +38,72 @@ MID = "3" * 32
 
 # The forms in which one and the same frame may arrive.
 WRITTEN = [
-    pytest.param(lambda members: json.dumps(members, ensure_ascii=False), Form.JSON, id="text"),
-    pytest.param(lambda members: json.dumps(members).encode(), Form.JSON, id="binary JSON"),
-    pytest.param(msgpack.packb, Form.MESSAGE_PACK, id="MessagePack by msgpack"),
-    pytest.param(msgspec.msgpack.encode, Form.MESSAGE_PACK, id="MessagePack by msgspec"),
+    pytest.param(lambda members: json.dumps(members, ensure_ascii=False), FrameForm.JSON, id="text"),
+    pytest.param(lambda members: json.dumps(members).encode(), FrameForm.JSON, id="binary JSON"),
+    pytest.param(msgpack.packb, FrameForm.MESSAGE_PACK, id="MessagePack by msgpack"),
+    pytest.param(msgspec.msgpack.encode, FrameForm.MESSAGE_PACK, id="MessagePack by msgspec"),
 ]
 
 FRAMES = [
     (
         {"type": "register", "sdid": "d", "Authorization": f"bearer {TOKEN}", "cid": "c"},
-        Register("d", TOKEN, "c"),
+        RegisterFrame("d", TOKEN, "c"),
     ),
-    ({"type": "register", "sdid": "d", "authorization": TOKEN}, Register("d", TOKEN)),
-    ({"type": "register", "sdid": "d"}, Register("d", None)),
-    ({"type": "register", "sdid": "d", "Authorization": None, "authorization": TOKEN}, Register("d", TOKEN)),
-    ({"type": "register", "sdid": "d", "Authorization": ""}, Register("d", "")),
-    ({"type": "register", "sdid": "d", "Authorization": 5}, Register("d", "")),
-    ({"type": "register", "sdid": 5, "Authorization": TOKEN}, Register("", TOKEN)),
-    ({"type": "register"}, Register(None, None)),
-    ({"type": "unregister", "sdid": "d", "cid": "c"}, Unregister("d", "c")),
-    ({"type": "unregister", "sdid": ["d"]}, Unregister("")),
-    ({"type": "list"}, List()),
-    ({"type": "list", "cid": None, "sdid": 5, "ddid": {}, "ts": "x", "data": 1, "unknown": [1]}, List()),
-    ({"type": "message", "sdid": "d", "data": {"a": 1}}, Message("d", Raw(b'{"a":1}'))),
-    ({"type": "MESSAGE", "data": {"a": 1}}, Message(None, Raw(b'{"a":1}'))),
-    ({"data": {"a": 1}, "ts": 5, "cid": "c"}, Message(None, Raw(b'{"a":1}'), 5, "c")),
-    ({"type": None, "sdid": None, "data": "text", "ts": None}, Message(None, Raw(b'"text"'))),
-    ({"data": '{"a":1}'}, Message(None, Raw(b'"{\\"a\\":1}"'))),
-    ({"type": "message", "ddid": "t", "data": {"actions": []}}, Message(None, Raw(b'{"actions":[]}'))),
-    ({"data": None}, Message(None, None)),
-    ({}, Message(None, None)),
+    ({"type": "register", "sdid": "d", "authorization": TOKEN}, RegisterFrame("d", TOKEN)),
+    ({"type": "register", "sdid": "d"}, RegisterFrame("d", None)),
+    ({"type": "register", "sdid": "d", "Authorization": None, "authorization": TOKEN}, RegisterFrame("d", TOKEN)),
+    ({"type": "register", "sdid": "d", "Authorization": ""}, RegisterFrame("d", "")),
+    ({"type": "register", "sdid": "d", "Authorization": 5}, RegisterFrame("d", "")),
+    ({"type": "register", "sdid": 5, "Authorization": TOKEN}, RegisterFrame("", TOKEN)),
+    ({"type": "register"}, RegisterFrame(None, None)),
+    ({"type": "unregister", "sdid": "d", "cid": "c"}, UnregisterFrame("d", "c")),
+    ({"type": "unregister", "sdid": ["d"]}, UnregisterFrame("")),
+    ({"type": "list"}, ListFrame()),
+    ({"type": "list", "cid": None, "sdid": 5, "ddid": {}, "ts": "x", "data": 1, "unknown": [1]}, ListFrame()),
+    ({"type": "message", "sdid": "d", "data": {"a": 1}}, MessageFrame("d", Raw(b'{"a":1}'))),
+    ({"type": "MESSAGE", "data": {"a": 1}}, MessageFrame(None, Raw(b'{"a":1}'))),
+    ({"data": {"a": 1}, "ts": 5, "cid": "c"}, MessageFrame(None, Raw(b'{"a":1}'), 5, "c")),
+    ({"type": None, "sdid": None, "data": "text", "ts": None}, MessageFrame(None, Raw(b'"text"'))),
+    ({"data": '{"a":1}'}, MessageFrame(None, Raw(b'"{\\"a\\":1}"'))),
+    ({"type": "message", "ddid": "t", "data": {"actions": []}}, MessageFrame(None, Raw(b'{"actions":[]}'))),
+    ({"data": None}, MessageFrame(None, None)),
+    ({}, MessageFrame(None, None)),
     (
         {"type": "action", "sdid": "d", "ddid": "t", "data": {"actions": [1]}, "ts": 5, "cid": "c"},
-        Action("d", "t", Raw(b'{"actions":[1]}'), 5, "c"),
+        ActionFrame("d", "t", Raw(b'{"actions":[1]}'), 5, "c"),
     ),
-    ({"type": "Action", "data": {}}, Action(None, None, Raw(b"{}"))),
-    ({"type": "action", "ddid": 7, "data": {}}, Action(None, "", Raw(b"{}"))),
+    ({"type": "Action", "data": {}}, ActionFrame(None, None, Raw(b"{}"))),
+    ({"type": "action", "ddid": 7, "data": {}}, ActionFrame(None, "", Raw(b"{}"))),
     # Without `type` it is an Action when it has `ddid` and `data.actions`, otherwise a message.
-    ({"ddid": "t", "data": {"actions": []}}, Action(None, "t", Raw(b'{"actions":[]}'))),
-    ({"ddid": "t", "data": '{"actions":[]}'}, Action(None, "t", Raw(b'"{\\"actions\\":[]}"'))),
-    ({"ddid": "t", "data": {"actions": None}}, Message(None, Raw(b'{"actions":null}'))),
-    ({"ddid": "t", "data": {"a": 1}}, Message(None, Raw(b'{"a":1}'))),
-    ({"ddid": "t", "data": "actions"}, Message(None, Raw(b'"actions"'))),
-    ({"ddid": "t", "data": [1]}, Message(None, Raw(b"[1]"))),
-    ({"ddid": "t"}, Message(None, None)),
-    ({"ddid": None, "data": {"actions": []}}, Message(None, Raw(b'{"actions":[]}'))),
-    ({"data": {"actions": []}}, Message(None, Raw(b'{"actions":[]}'))),
+    ({"ddid": "t", "data": {"actions": []}}, ActionFrame(None, "t", Raw(b'{"actions":[]}'))),
+    ({"ddid": "t", "data": '{"actions":[]}'}, ActionFrame(None, "t", Raw(b'"{\\"actions\\":[]}"'))),
+    ({"ddid": "t", "data": {"actions": None}}, MessageFrame(None, Raw(b'{"actions":null}'))),
+    ({"ddid": "t", "data": {"a": 1}}, MessageFrame(None, Raw(b'{"a":1}'))),
+    ({"ddid": "t", "data": "actions"}, MessageFrame(None, Raw(b'"actions"'))),
+    ({"ddid": "t", "data": [1]}, MessageFrame(None, Raw(b"[1]"))),
+    ({"ddid": "t"}, MessageFrame(None, None)),
+    ({"ddid": None, "data": {"actions": []}}, MessageFrame(None, Raw(b'{"actions":[]}'))),
+    ({"data": {"actions": []}}, MessageFrame(None, Raw(b'{"actions":[]}'))),
 ]
 
 
 def compact(frame: ClientFrame) -> ClientFrame:
-    """`data` as it would be without the sender's blanks; everything else as it is."""
-    if isinstance(frame, Message | Action) and frame.data is not None:
+    """The frame with `data` as compact JSON."""
+    if isinstance(frame, MessageFrame | ActionFrame) and frame.data is not None:
         return msgspec.structs.replace(frame, data=Raw(msgspec.json.format(bytes(frame.data), indent=-1)))
     return frame
 
 
 @pytest.mark.parametrize(("write", "form"), WRITTEN)
 @pytest.mark.parametrize(("members", "frame"), FRAMES)
-def test_frame(members: object, frame: ClientFrame, write: object, form: Form) -> None:
+def test_frame(members: object, frame: ClientFrame, write: object, form: FrameForm) -> None:
     assert callable(write)
-    assert compact(decode(write(members))) == msgspec.structs.replace(frame, form=form)
+    assert compact(decode_client_frame(write(members))) == msgspec.structs.replace(frame, form=form)
 
 
 def test_data_is_kept_as_it_was_written() -> None:
-    frame = decode('{"data": { "a" : 1.50, "\\u00e9": [ ] }}')
-    assert frame == Message(None, Raw(b'{ "a" : 1.50, "\\u00e9": [ ] }'))
+    frame = decode_client_frame('{"data": { "a" : 1.50, "\\u00e9": [ ] }}')
+    assert frame == MessageFrame(None, Raw(b'{ "a" : 1.50, "\\u00e9": [ ] }'))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_data_is_kept_as_it_was_written() -> None:
     ],
 )
 def test_ts_passes_as_a_number_or_as_one_that_ingest_refuses(ts: str, value: float | None) -> None:
-    assert decode(f'{{"data":{{}},"ts":{ts},"cid":"c"}}') == Message(None, Raw(b"{}"), value, "c")
+    assert decode_client_frame(f'{{"data":{{}},"ts":{ts},"cid":"c"}}') == MessageFrame(None, Raw(b"{}"), value, "c")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_ts_passes_as_a_number_or_as_one_that_ingest_refuses(ts: str, value: flo
     ],
 )
 def test_cid_is_echoed_as_text(cid: str, echoed: str | None) -> None:
-    assert decode(f'{{"type":"list","cid":{cid}}}') == List(echoed)
+    assert decode_client_frame(f'{{"type":"list","cid":{cid}}}') == ListFrame(echoed)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +152,8 @@ def test_cid_is_echoed_as_text(cid: str, echoed: str | None) -> None:
 )
 @pytest.mark.parametrize("kind", ["register", "unregister", "list", "message", "action"])
 def test_wrong_cid(cid: str, kind: str) -> None:
-    frame = decode(f'{{"type":"{kind}","data":{{}},"cid":{cid}}}')
-    assert isinstance(frame, Refused)
+    frame = decode_client_frame(f'{{"type":"{kind}","data":{{}},"cid":{cid}}}')
+    assert isinstance(frame, RefusedFrame)
     assert isinstance(frame.error, WrongCid)
     assert (frame.kind, frame.cid) == (kind, None)
 
@@ -160,13 +162,13 @@ def test_wrong_cid(cid: str, kind: str) -> None:
     ("cid", "echoed"), [(7, "7"), (2**64 - 1, "18446744073709551615"), (-7, "-7"), (1.5, "1.5"), ("é", "é")]
 )
 def test_cid_in_messagepack(cid: object, echoed: str) -> None:
-    assert decode(msgpack.packb({"type": "list", "cid": cid})) == List(echoed, Form.MESSAGE_PACK)
+    assert decode_client_frame(msgpack.packb({"type": "list", "cid": cid})) == ListFrame(echoed, FrameForm.MESSAGE_PACK)
 
 
 @pytest.mark.parametrize("cid", [b"c", float("nan"), float("inf"), {}, [], True])
 def test_wrong_cid_in_messagepack(cid: object) -> None:
-    frame = decode(msgpack.packb({"type": "list", "cid": cid}))
-    assert isinstance(frame, Refused)
+    frame = decode_client_frame(msgpack.packb({"type": "list", "cid": cid}))
+    assert isinstance(frame, RefusedFrame)
     assert isinstance(frame.error, WrongCid)
 
 
@@ -216,14 +218,46 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("payload", UNREADABLE, ids=range(len(UNREADABLE)))
 def test_bad_request(payload: str | bytes) -> None:
-    frame = decode(payload)
-    assert isinstance(frame, Refused)
+    frame = decode_client_frame(payload)
+    assert isinstance(frame, RefusedFrame)
     assert isinstance(frame.error, BadRequest)
 
 
+AT_THE_LIMIT = JSON_NESTING_MAX - 1  # the object of the frame is a level, too
+
+
+def json_of(member: str, levels: int) -> str:
+    return json.dumps({"type": "message", member: 0}).replace("0", "[" * levels + "]" * levels)
+
+
+def json_bytes_of(member: str, levels: int) -> bytes:
+    return json_of(member, levels).encode()
+
+
+def message_pack_of(member: str, levels: int) -> bytes:
+    before = cast("bytes", msgpack.packb({"type": "message", member: None}))[:-1]
+    return before + b"\x91" * levels + b"\xc0"
+
+
+@pytest.mark.parametrize("member", ["data", "unknown"])
+@pytest.mark.parametrize("write", [json_of, json_bytes_of, message_pack_of])
+def test_a_frame_nests_as_deep_as_the_limit_and_no_deeper(
+    write: Callable[[str, int], str | bytes], member: str
+) -> None:
+    assert isinstance(decode_client_frame(write(member, AT_THE_LIMIT)), MessageFrame)
+    refused = decode_client_frame(write(member, AT_THE_LIMIT + 1))
+    assert isinstance(refused, RefusedFrame)
+    assert isinstance(refused.error, BadRequest)
+
+
+def test_messagepack_with_many_values_that_do_not_nest() -> None:
+    many = {"type": "list", "unknown": [[[], {}], {"a": [0.5, "x" * 40, None]}] * JSON_NESTING_MAX}
+    assert isinstance(decode_client_frame(msgpack.packb(many)), ListFrame)
+
+
 def test_an_unknown_type_is_refused_with_its_cid() -> None:
-    frame = decode('{"type":"subscribe","cid":7}')
-    assert isinstance(frame, Refused)
+    frame = decode_client_frame('{"type":"subscribe","cid":7}')
+    assert isinstance(frame, RefusedFrame)
     assert (frame.kind, frame.cid) == (None, "7")
 
 
@@ -246,7 +280,7 @@ def test_an_unknown_type_is_refused_with_its_cid() -> None:
     ],
 )
 def test_bearer_token(authorization: str, token: str | None) -> None:
-    assert bearer_token(authorization) == token
+    assert token_in(authorization) == token
 
 
 DENIED = PermissionDenied("WRITE on device 1234")
@@ -267,15 +301,15 @@ SERVER_FRAMES = [
 def test_server_frame(render: object, arguments: tuple[object, ...], text: str, cid: str | None, member: str) -> None:
     assert callable(render)
     expected = text[:-2] + member + "}}"
-    assert render(*arguments, cid, Form.JSON) == expected
-    packed = render(*arguments, cid, Form.MESSAGE_PACK)
+    assert render(*arguments, cid, FrameForm.JSON) == expected
+    packed = render(*arguments, cid, FrameForm.MESSAGE_PACK)
     assert isinstance(packed, bytes)
     assert msgpack.unpackb(packed) == json.loads(expected)
 
 
 def test_ping() -> None:
-    assert ping(1507328677960, Form.JSON) == '{"type":"ping","ts":1507328677960}'
-    assert msgpack.unpackb(cast("bytes", ping(5, Form.MESSAGE_PACK))) == {"type": "ping", "ts": 5}
+    assert ping(1507328677960, FrameForm.JSON) == '{"type":"ping","ts":1507328677960}'
+    assert msgpack.unpackb(cast("bytes", ping(5, FrameForm.MESSAGE_PACK))) == {"type": "ping", "ts": 5}
 
 
 # --- Whatever arrives ---------------------------------------------------------------------------------------------
@@ -291,31 +325,31 @@ maps = st.dictionaries(names, kinds | trees, max_size=9)
 
 def check(frame: ClientFrame) -> None:
     assert frame.cid is None or len(frame.cid) <= 256
-    if isinstance(frame, Refused):
+    if isinstance(frame, RefusedFrame):
         assert isinstance(frame.error, DomainError)
-    if isinstance(frame, Message | Action) and frame.data is not None:
+    if isinstance(frame, MessageFrame | ActionFrame) and frame.data is not None:
         msgspec.json.decode(frame.data, type=Raw)
 
 
 @given(st.binary() | st.text() | st.text().map(lambda text: "{" + text) | st.binary().map(lambda tail: b"{" + tail))
 @example(b"\x81\xa3cid\xcf" + b"\xff" * 8)
 def test_anything_decodes_to_some_frame(payload: str | bytes) -> None:
-    check(decode(payload))
+    check(decode_client_frame(payload))
 
 
 @given(maps)
 def test_any_messagepack_map_decodes_to_some_frame(members: dict[str, object]) -> None:
-    check(decode(msgpack.packb(members)))
+    check(decode_client_frame(msgpack.packb(members)))
 
 
 @given(maps)
 def test_any_json_object_decodes_to_some_frame(members: dict[str, object]) -> None:
-    check(decode(json.dumps(members, default=repr, skipkeys=True)))
+    check(decode_client_frame(json.dumps(members, default=repr, skipkeys=True)))
 
 
 @given(maps, st.data())
 def test_a_frame_cut_anywhere_decodes_to_some_frame(members: dict[str, object], data: st.DataObject) -> None:
     packed = msgpack.packb(members)
-    check(decode(packed[: data.draw(st.integers(0, len(packed)))]))
+    check(decode_client_frame(packed[: data.draw(st.integers(0, len(packed)))]))
     text = json.dumps(members, default=repr, skipkeys=True)
-    check(decode(text[: data.draw(st.integers(0, len(text)))]))
+    check(decode_client_frame(text[: data.draw(st.integers(0, len(text)))]))

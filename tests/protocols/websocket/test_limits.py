@@ -49,7 +49,7 @@ async def test_a_burst_over_the_limit_is_answered_in_order(peers: Peers, service
     assert services.messages.ingest.statistics().messages == 3
 
 
-async def test_without_ack_nothing_is_said_and_nothing_is_done(
+async def test_without_ack_a_frame_over_the_limit_has_no_effect_and_no_answer(
     peers: Peers, services: Services, fake_clock: FakeClock, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = await peers.connect(WITHOUT_ACK)
@@ -137,7 +137,7 @@ async def test_the_token_of_the_handshake_counts_until_there_is_a_registration(p
     assert (body["error"]["code"], body["error"]["message"]) == (429, "MINUTE rate limit exceeded")
 
 
-async def test_a_certificate_that_is_not_shown_is_told_before_the_limit(
+async def test_a_missing_certificate_is_reported_before_the_limit(
     peers: Peers, services: Services, world: World
 ) -> None:
     authority = Authority(now=NOW)

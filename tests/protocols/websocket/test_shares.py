@@ -1,4 +1,4 @@
-"""Shares on open connections: they begin and end with the answer and the removal, not with the next ping."""
+"""Shares on open connections: they take effect with the acceptance and the removal, not with the next ping."""
 
 import json
 
@@ -56,7 +56,7 @@ async def test_shared_devices_are_watched_when_asked_for(
     assert [(await said(socket))["sdid"] for _ in shown] == shown
 
 
-async def test_a_watcher_sees_a_device_from_the_answer_to_the_removal(
+async def test_a_subscriber_sees_a_device_from_the_acceptance_to_the_removal_of_the_share(
     peers: Peers, services: Services, world: World
 ) -> None:
     socket = await peers.connect(live(BOB_TOKEN, "includeSharedDevices=true"))
@@ -125,7 +125,7 @@ async def test_a_deleted_device_is_disconnected_with_1008(
 
 
 @pytest.mark.parametrize("query", ["", f"&did={KITCHEN}", "&uid=self", f"&uid={BOB}&events=device.*"])
-async def test_sharees_hear_whether_the_device_is_online_and_nothing_else(
+async def test_sharees_get_online_status_events_only(
     peers: Peers, services: Services, world: World, query: str
 ) -> None:
     await share(services, world)

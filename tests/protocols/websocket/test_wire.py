@@ -1,4 +1,4 @@
-"""Frames as bytes: every rule of RFC 6455 that a server must hold a client to, and wsproto as an independent peer."""
+"""Frames as bytes: the rules of RFC 6455 for a client, with wsproto as an independent peer."""
 
 import struct
 from collections.abc import Iterable
@@ -14,16 +14,16 @@ from wsproto.events import Pong as OraclePong
 
 from protocols.websocket.wire import (
     NO_CODE,
-    Close,
+    CloseFrame,
     FrameReader,
-    Ping,
-    Pong,
+    PingFrame,
+    PongFrame,
     Received,
     WireError,
-    encode,
-    encode_close,
-    encode_ping,
-    encode_pong,
+    encode_close_frame,
+    encode_frame,
+    encode_ping_frame,
+    encode_pong_frame,
 )
 
 TEXT, BINARY, CLOSE, PING, PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
@@ -32,7 +32,7 @@ LIMIT = 64 * 1024
 
 
 def frame(first: int, payload: bytes = b"", *, mask: bytes = MASK, head: bytes | None = None) -> bytes:
-    """A client's frame; `head` replaces what says how long it is."""
+    """A client's frame; `head` replaces the length bytes."""
     length = len(payload)
     if head is None:
         if length < 126:
@@ -68,7 +68,7 @@ MESSAGES = [
     pytest.param(frame(0x01, b"a") + frame(0x00, b"b") + frame(0x80, b"c"), "abc", id="fragments"),
     pytest.param(frame(0x02, b"a") + frame(0x80, b""), b"a", id="empty last fragment"),
     pytest.param(frame(0x01, "ä".encode()[:1]) + frame(0x80, "ä".encode()[1:]), "ä", id="UTF-8 across fragments"),
-    pytest.param(frame(0x01, b"a") + frame(PING, b"?") + frame(0x80, b"b"), "ab", id="Ping between fragments"),
+    pytest.param(frame(0x01, b"a") + frame(PING, b"?") + frame(0x80, b"b"), "ab", id="PingFrame between fragments"),
 ]
 
 
@@ -79,7 +79,7 @@ def test_a_message_is_read_whole_or_byte_by_byte(data: bytes, message: str | byt
         assert read(*(data[index : index + 1] for index in range(len(data)))).messages == [message]
 
 
-def test_all_that_was_read_in_one_go_comes_out_in_order_and_the_rest_waits() -> None:
+def test_complete_frames_of_one_read_are_returned_in_order() -> None:
     reader = FrameReader()
     data = b"".join(frame(TEXT, str(number).encode()) for number in range(100))
     assert reader.feed(data[:-3]).messages == [str(number) for number in range(99)]
@@ -87,13 +87,13 @@ def test_all_that_was_read_in_one_go_comes_out_in_order_and_the_rest_waits() -> 
 
 
 CONTROLS = [
-    (frame(PING, b"x"), Ping(b"x")),
-    (frame(PING, b"x" * 125), Ping(b"x" * 125)),
-    (frame(PONG), Pong(b"")),
-    (frame(CLOSE), Close(NO_CODE, "")),
-    (frame(CLOSE, b"\x03\xe8"), Close(1000, "")),
-    (frame(CLOSE, b"\x03\xe8bye"), Close(1000, "bye")),
-    (frame(CLOSE, b"\x13\x87"), Close(4999, "")),  # reference 19.1
+    (frame(PING, b"x"), PingFrame(b"x")),
+    (frame(PING, b"x" * 125), PingFrame(b"x" * 125)),
+    (frame(PONG), PongFrame(b"")),
+    (frame(CLOSE), CloseFrame(NO_CODE, "")),
+    (frame(CLOSE, b"\x03\xe8"), CloseFrame(1000, "")),
+    (frame(CLOSE, b"\x03\xe8bye"), CloseFrame(1000, "bye")),
+    (frame(CLOSE, b"\x13\x87"), CloseFrame(4999, "")),  # reference 19.1
 ]
 
 
@@ -102,9 +102,9 @@ def test_control_frames(data: bytes, control: object) -> None:
     assert read(data) == Received([], [control])  # type: ignore[list-item]
 
 
-def test_nothing_after_a_close_frame_counts() -> None:
+def test_bytes_after_a_close_frame_are_ignored() -> None:
     assert read(frame(TEXT, b"a") + frame(CLOSE) + frame(TEXT, b"b") + b"\xff\xff") == Received(
-        ["a"], [Close(NO_CODE, "")]
+        ["a"], [CloseFrame(NO_CODE, "")]
     )
 
 
@@ -117,8 +117,8 @@ FAULTS = [
     pytest.param(frame(0x83), 1002, id="reserved data opcode"),
     pytest.param(frame(0x8B), 1002, id="reserved control opcode"),
     pytest.param(frame(0x09), 1002, id="fragmented Ping"),
-    pytest.param(frame(PING, b"x" * 126), 1002, id="Ping too long"),
-    pytest.param(frame(CLOSE, b"x" * 126), 1002, id="Close too long"),
+    pytest.param(frame(PING, b"x" * 126), 1002, id="PingFrame too long"),
+    pytest.param(frame(CLOSE, b"x" * 126), 1002, id="CloseFrame too long"),
     pytest.param(frame(0x80, b"x"), 1002, id="continues nothing"),
     pytest.param(frame(0x00, b"x"), 1002, id="continues nothing, and goes on"),
     pytest.param(frame(0x01, b"x") + frame(TEXT, b"y"), 1002, id="text inside a fragmented message"),
@@ -157,7 +157,7 @@ _MESSAGES = st.lists(st.one_of(st.text(max_size=300), st.binary(max_size=300)), 
 
 
 @given(_MESSAGES, st.data())
-def test_what_wsproto_writes_is_read_however_it_is_cut(messages: list[str | bytes], data: st.DataObject) -> None:
+def test_what_wsproto_writes_is_read_in_pieces_of_any_size(messages: list[str | bytes], data: st.DataObject) -> None:
     oracle = Oracle(ConnectionType.CLIENT)
     sent = b""
     for message in messages:
@@ -180,24 +180,26 @@ def _written(oracle: Oracle, part: str | bytes, *, last: bool) -> bytes:
 @pytest.mark.parametrize("length", [0, 1, 125, 126, 65535, 65536, 70_000])
 def test_wsproto_reads_what_is_written(length: int) -> None:
     for one in ("x" * length, b"x" * length, "ä" * length):
-        parts = [event.data for event in _as_seen_by_wsproto(encode(one)) if isinstance(event, Message)]
+        parts = [event.data for event in _as_seen_by_wsproto(encode_frame(one)) if isinstance(event, Message)]
         assert type(one)().join(parts) == one
 
 
 def test_wsproto_reads_control_frames() -> None:
-    ping, pong, close = _as_seen_by_wsproto(encode_ping(b"1") + encode_pong(b"2") + encode_close(1013, "slow"))
+    ping, pong, close = _as_seen_by_wsproto(
+        encode_ping_frame(b"1") + encode_pong_frame(b"2") + encode_close_frame(1013, "slow")
+    )
     assert ping == OraclePing(b"1")
     assert pong == OraclePong(b"2")
     assert close == CloseConnection(1013, "slow")
 
 
 def test_a_close_reason_is_cut_between_characters() -> None:
-    (close,) = _as_seen_by_wsproto(encode_close(1008, "ä" * 100))
+    (close,) = _as_seen_by_wsproto(encode_close_frame(1008, "ä" * 100))
     assert close == CloseConnection(1008, "ä" * 61)
 
 
 def test_a_close_without_a_code_is_empty() -> None:
-    assert encode_close(NO_CODE, "not sent") == b"\x88\x00"
+    assert encode_close_frame(NO_CODE, "not sent") == b"\x88\x00"
 
 
 def _as_seen_by_wsproto(data: bytes) -> Iterable[object]:

@@ -9,17 +9,15 @@ import pytest
 import structlog
 from joserfc.jwk import RSAKey
 
-from broker.clock import Clock
-from broker.secrets import Vault, token_hash
-from broker.services import Services, open_services
+from broker.secrets import token_hash
+from broker.services import Services
 from config.settings import Accounts, Address, IdentityProvider, Limits, Settings
 from protocols.outbound.identity_providers import identity_providers
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
 from storage.records import UserRecord
 from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld, basic, granted, query_of
+from tests.builders import ServicesOpener
 from tests.factories import ADA, NOW_MS
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, Form
 from tests.protocols.outbound.openid_provider import CLIENT_ID, CLIENT_SECRET, PERSON, OpenIdProvider, running_provider
 
@@ -46,11 +44,8 @@ def settings(tmp_path: Path, provider: OpenIdProvider) -> Settings:
 
 
 @pytest.fixture
-async def services(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock) -> AsyncIterator[Services]:
-    database, vault = Database(engine, run_sync=run_inline), Vault(Vault.new_key())
-    async with open_services(
-        settings, database, vault, Clock(fake_clock, fake_clock.steady_ms), providers=identity_providers(settings)
-    ) as opened:
+async def services(opener: ServicesOpener, settings: Settings) -> AsyncIterator[Services]:
+    async with opener(providers=identity_providers(settings)) as opened:
         yield opened
 
 

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from broker.clock import Clock
-from broker.monetization.port import Checkout, ManualProcessor, Order, PaymentFailed
-from broker.secrets import Vault
-from broker.services import Services, open_services
-from config.settings import Address, Settings
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
+from broker.monetization.port import Checkout, ManualProcessor, PaymentFailed, PaymentOrder
+from broker.services import Services
+from config.settings import Address
 from tests.broker.accounts.oauth_world import provision_application
 from tests.browser import Chromium
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
-from tests.fakes import FakeClock, run_inline
 from tests.protocols.http.accounts.test_chromium import site
 
 
@@ -28,7 +24,7 @@ class Collector(ManualProcessor):
     url: str = ""
     name: str = "collector"
 
-    async def begin(self, order: Order) -> Checkout:
+    async def begin(self, order: PaymentOrder) -> Checkout:
         if not self.url:
             raise PaymentFailed("closed")
         return Checkout(self.url, order.reference)
@@ -40,11 +36,8 @@ def collector() -> Collector:
 
 
 @pytest.fixture
-async def services(
-    settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, collector: Collector
-) -> AsyncIterator[Services]:
-    clock, database = Clock(fake_clock, fake_clock.steady_ms), Database(engine, run_sync=run_inline)
-    async with open_services(settings, database, Vault(Vault.new_key()), clock, processor=collector) as opened:
+async def services(opener: ServicesOpener, collector: Collector) -> AsyncIterator[Services]:
+    async with opener(processor=collector) as opened:
         yield opened
 
 

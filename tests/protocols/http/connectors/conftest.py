@@ -1,7 +1,5 @@
 """Ada's lights live in a third party's cloud: the whole daemon's services, and that cloud, both on loopback."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,18 +9,17 @@ import msgspec
 import pytest
 import trio
 
-from broker.clock import Clock
 from broker.connectors.port import ThirdParty
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms
-from broker.secrets import Vault
-from broker.services import Services, open_services
+from broker.services import Services
 from config.settings import Address, Outbound, Settings
 from protocols.outbound.connectors import third_party
-from storage.database import Database, Transaction
+from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.records import ConnectorRecord
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
-from tests.fakes import FakeClock, run_inline
+from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.third_party_cloud import ThirdPartyCloud
 
@@ -48,20 +45,9 @@ def way_out(settings: Settings) -> ThirdParty:
     return third_party(settings)
 
 
-Open = Callable[[], AbstractAsyncContextManager[Services]]
-
-
 @pytest.fixture
-def open_daemon(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, way_out: ThirdParty) -> Open:
-    vault = Vault(Vault.new_key())
-    clock = Clock(fake_clock, fake_clock.steady_ms)
-    return lambda: open_services(settings, Database(engine, run_sync=run_inline), vault, clock, third_party=way_out)
-
-
-@pytest.fixture
-async def services(open_daemon: Open) -> AsyncIterator[Services]:
-    async with open_daemon() as services:
-        yield services
+def opener(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, way_out: ThirdParty) -> ServicesOpener:
+    return ServicesOpener(settings, engine, fake_clock.clock, third_party=way_out)
 
 
 def terms(cloud: ThirdPartyCloud, **about: Any) -> ConnectorTerms:

@@ -94,7 +94,7 @@ async def test_a_token_that_is_refused_early_is_refreshed_once(browser: Browser,
 
 
 @pytest.mark.parametrize("refused", ["at the token endpoint", "for ever"])
-async def test_what_is_revoked_at_the_third_party_must_be_authorized_again(
+async def test_a_token_that_the_third_party_revoked_ends_the_link(
     browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, refused: str
 ) -> None:
     cloud.readings = [{"at": 5, "temp": 1, "sensor": "cellar"}]
@@ -152,7 +152,7 @@ async def test_a_token_endpoint_that_fails_now_may_work_later(
         never,
     ],
 )
-async def test_an_answer_that_is_no_use_is_passed_over(
+async def test_an_unusable_answer_is_ignored(
     browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock, answer: Any
 ) -> None:
     await browser.authorize()
@@ -167,9 +167,7 @@ async def test_an_answer_that_is_no_use_is_passed_over(
     assert len(await browser.messages()) == 1
 
 
-async def test_readings_that_ingest_refuses_do_not_keep_the_others_back(
-    browser: Browser, cloud: ThirdPartyCloud
-) -> None:
+async def test_refused_readings_do_not_affect_others(browser: Browser, cloud: ThirdPartyCloud) -> None:
     cloud.readings = [
         {"at": 1, "temp": 1},
         {"at": NOW_MS + HOUR_MS, "temp": 2},
@@ -192,7 +190,7 @@ async def test_a_redirection_is_not_followed(browser: Browser, cloud: ThirdParty
     assert "/stolen" not in cloud.paths()
 
 
-async def test_so_many_sub_devices_and_no_more(browser: Browser, cloud: ThirdPartyCloud) -> None:
+async def test_the_number_of_sub_devices_is_limited(browser: Browser, cloud: ThirdPartyCloud) -> None:
     cloud.readings = [{"at": 1, "temp": 1, "sensor": f"s{number:03}"} for number in range(103)]
     await browser.authorize()
     await pull(browser.services)
@@ -224,7 +222,7 @@ async def test_unlinking_does_not_depend_on_the_third_party(
     assert answer.json()["data"]["cloudAuthorization"] == "UNAUTHORIZED"
 
 
-async def test_one_slow_lamp_does_not_hold_up_another(
+async def test_a_slow_device_does_not_delay_another(
     api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
 ) -> None:
     await browser.authorize()
@@ -247,7 +245,7 @@ async def test_one_slow_lamp_does_not_hold_up_another(
     assert browser.services.connectors.statistics().actions_failed == 1
 
 
-async def test_an_action_that_the_third_party_reported_does_not_go_back_there(
+async def test_an_action_reported_by_the_third_party_is_not_sent_back(
     api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud
 ) -> None:
     parameters = {
@@ -320,7 +318,7 @@ class TestLimits:
         await self.act(api, browser, 4)
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
 
-    async def test_a_browser_that_comes_back_too_late_for_the_limit(
+    async def test_a_browser_that_returns_when_the_limit_is_reached(
         self, browser: Browser, world: World, cloud: ThirdPartyCloud
     ) -> None:
         await bind(browser.services, world, terms(cloud, calls_per_minute=2))
@@ -340,8 +338,6 @@ class TestPrivateAddresses:
     def way_out(self) -> ThirdParty:
         return HttpThirdParty(OutboundHttp(client_context(""), allow_private=False))
 
-    async def test_nobody_there_is_asked_unless_the_operator_allows_it(
-        self, browser: Browser, cloud: ThirdPartyCloud
-    ) -> None:
+    async def test_private_addresses_are_refused_unless_allowed(self, browser: Browser, cloud: ThirdPartyCloud) -> None:
         assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=temporarily_unavailable"
         assert cloud.paths() == ["/authorize"]

@@ -123,7 +123,7 @@ async def test_an_installed_plug_in_signs_by_itself(linked: Browser, outside: Cl
     assert subscribed.headers == {"X-Key": "t1", "X-Phase": "subscribe"}
 
 
-async def test_one_that_does_not_pull_is_not_asked_to(linked: Browser, outside: Cloud) -> None:
+async def test_a_plug_in_without_pulls_is_not_pulled(linked: Browser, outside: Cloud) -> None:
     await pull(linked.services)
     assert outside.asked_for("/state") == []
 
@@ -136,7 +136,7 @@ async def test_a_notification_may_send_requests(linked: Browser, outside: Cloud)
     assert [one["data"] for one in await linked.actions()] == [{"actions": [{"name": "setOn"}]}]
 
 
-async def test_a_plug_in_that_crashes_asks_to_be_told_again(linked: Browser) -> None:
+async def test_a_notification_hook_that_crashes_is_answered_with_503(linked: Browser) -> None:
     for query, body in ((f"?did={KITCHEN}", b"crash"), ("", b"")):
         answer = await linked.api.post(f"{NOTIFICATIONS}{query}", content=body)
         assert answer.status_code == 503
@@ -164,7 +164,7 @@ async def test_a_third_party_that_speaks_oauth_1(oauth1: Browser, outside: Cloud
 
 
 @pytest.mark.parametrize("parameters", ["", "&oauth_token=other&oauth_verifier=v", "&oauth_token=rt"])
-async def test_a_verifier_of_somebody_elses(oauth1: Browser, outside: Cloud, parameters: str) -> None:
+async def test_a_verifier_for_another_request_token(oauth1: Browser, outside: Cloud, parameters: str) -> None:
     await oauth1.begin()
     back = await oauth1.api.get(callback_of(outside.asked[0]) + parameters)
     assert back.headers["Location"] == f"{REFERER}&error=access_denied"
@@ -183,7 +183,7 @@ def refused(answer: httpx.Response) -> bool:
     return answer.status_code != 302 or "error=" in location
 
 
-async def test_pulls_that_found_no_room_follow_at_once(
+async def test_pulls_without_room_follow_when_there_is_room(
     browser: Browser, world: World, outside: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.connectors.fetches._LOOK_SECONDS", inf)

@@ -70,7 +70,7 @@ async def test_who_may_link_and_unlink(
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN])
-async def test_those_a_device_is_shared_with_and_their_applications_may_not_decide_for_its_owner(
+async def test_users_of_a_share_and_their_applications_may_not_link_the_device(
     services: Services, world: World, api: httpx.AsyncClient, browser: Browser, method: str, token: str
 ) -> None:
     share = ShareRecord("5a" * 16, world.bobs, "ada@example.org", world.ada, ShareStatus.ACCEPTED, 1, None)
@@ -119,7 +119,7 @@ async def test_the_referer_must_be_of_the_application(
 
 
 @pytest.mark.parametrize("referer", ["https://app.example.org/", "https://APP.example.org:8443/x?y#z"])
-async def test_scheme_and_host_are_what_counts(browser: Browser, referer: str) -> None:
+async def test_only_scheme_and_host_of_the_referer_count(browser: Browser, referer: str) -> None:
     assert (await browser.begin(headers={"Referer": referer})).status_code == 302
 
 
@@ -160,7 +160,7 @@ async def test_mobile_that_is_no_boolean_is_refused(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("body", [b"not json", b'{"mobile": 7}', b'{"token": 7}'])
-async def test_a_body_that_is_none(api: httpx.AsyncClient, browser: Browser, body: bytes) -> None:
+async def test_an_invalid_body(api: httpx.AsyncClient, browser: Browser, body: bytes) -> None:
     assert (await browser.begin(content=body)).status_code == 400
     assert (await api.post(PROVIDER_AUTH, headers={"Referer": REFERER}, content=body)).status_code == 401
 
@@ -189,7 +189,7 @@ def refused(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("query", ["", "?state=", "?state=made-up&code=1", "?code=1"])
-async def test_a_state_that_we_never_gave_out(api: httpx.AsyncClient, browser: Browser, query: str) -> None:
+async def test_an_unknown_state(api: httpx.AsyncClient, browser: Browser, query: str) -> None:
     assert refused(await api.get(CALLBACK + query))
 
 
@@ -214,13 +214,13 @@ async def test_a_state_is_for_its_device_type(api: httpx.AsyncClient, browser: B
     assert refused(await api.get(f"/cloudconnectors/{'dt' + 'ff' * 16}/auth?state={state}&code=1"))
 
 
-async def test_a_state_dies_with_its_device(api: httpx.AsyncClient, browser: Browser) -> None:
+async def test_a_state_ends_with_its_device(api: httpx.AsyncClient, browser: Browser) -> None:
     begun = await browser.begin()
     await api.delete(f"/devices/{KITCHEN}", headers=bearer(ADA_TOKEN))
     assert refused(await browser.agree(begun))
 
 
-async def test_a_state_dies_when_the_authorization_is_taken_back(api: httpx.AsyncClient, browser: Browser) -> None:
+async def test_a_state_ends_when_the_authorization_is_revoked(api: httpx.AsyncClient, browser: Browser) -> None:
     begun = await browser.begin()
     await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
     assert refused(await browser.agree(begun))
@@ -242,7 +242,7 @@ async def test_only_the_latest_states_of_a_device_are_kept(browser: Browser) -> 
         ("", "server_error"),
     ],
 )
-async def test_what_the_third_party_does_not_give_is_told_to_the_application(
+async def test_a_refused_token_is_reported_to_the_application(
     api: httpx.AsyncClient, browser: Browser, query: str, error: str
 ) -> None:
     state = query_of((await browser.begin()).headers["Location"])["state"]
@@ -251,7 +251,7 @@ async def test_what_the_third_party_does_not_give_is_told_to_the_application(
     assert (await browser.device())["cloudAuthorization"] == "UNAUTHORIZED"
 
 
-async def test_a_user_who_says_no(browser: Browser, cloud: ThirdPartyCloud) -> None:
+async def test_a_user_who_denies_access(browser: Browser, cloud: ThirdPartyCloud) -> None:
     cloud.denies = True
     assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=access_denied"
 
@@ -292,7 +292,7 @@ async def test_a_notification_for_a_type_without_connector(api: httpx.AsyncClien
         ({"content": b"x" * (256 * 1024 + 1)}, 413),
     ],
 )
-async def test_notifications_that_mean_nothing(
+async def test_notifications_without_effect(
     api: httpx.AsyncClient, browser: Browser, about: dict[str, Any], status: int
 ) -> None:
     await browser.authorize()

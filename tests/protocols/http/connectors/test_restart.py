@@ -6,9 +6,10 @@ import trio
 from quart import Response
 
 from broker.services import Services
+from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import FakeClock
-from tests.protocols.http.connectors.conftest import REFERER, Open, bind, pull, query_of, quiet, terms
+from tests.protocols.http.connectors.conftest import REFERER, bind, pull, query_of, quiet, terms
 from tests.third_party_cloud import ThirdPartyCloud
 
 SET_ON = b'{"actions":[{"name":"setOn"}]}'
@@ -35,29 +36,31 @@ async def state_of(services: Services) -> str:
 
 
 @pytest.fixture
-async def world_of_lights(open_daemon: Open, cloud: ThirdPartyCloud) -> World:
-    async with open_daemon() as services:
+async def world_of_lights(opener: ServicesOpener, cloud: ThirdPartyCloud) -> World:
+    async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
         await bind(services, world, terms(cloud))
         return world
 
 
-async def test_an_authorization_under_way(open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud) -> None:
-    async with open_daemon() as services:
+async def test_an_authorization_under_way(
+    opener: ServicesOpener, world_of_lights: World, cloud: ThirdPartyCloud
+) -> None:
+    async with opener() as services:
         address = await begin(services)
     parameters = await agree(address)
-    async with open_daemon() as services:
+    async with opener() as services:
         assert await services.connectors.authorized(LIGHT_TYPE, parameters) == REFERER
         assert await state_of(services) == "AUTHORIZED"
 
 
 async def test_a_pull_that_was_made_is_not_made_again(
-    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    opener: ServicesOpener, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
 ) -> None:
-    async with open_daemon() as services:
+    async with opener() as services:
         await link(services)
         await pull(services)
-    async with open_daemon() as services:
+    async with opener() as services:
         await pull(services)
         assert cloud.paths().count("/readings") == 1
         fake_clock.advance(60 * 60_000)
@@ -66,7 +69,7 @@ async def test_a_pull_that_was_made_is_not_made_again(
 
 
 async def test_an_action_that_was_not_sent_is_sent_after_the_restart(
-    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud
+    opener: ServicesOpener, world_of_lights: World, cloud: ThirdPartyCloud
 ) -> None:
     asked = trio.Event()
 
@@ -75,7 +78,7 @@ async def test_an_action_that_was_not_sent_is_sent_after_the_restart(
         await trio.sleep_forever()
         raise AssertionError
 
-    async with open_daemon() as services:
+    async with opener() as services:
         await link(services)
         device = await services.devices.registry.find(KITCHEN)
         cloud.answers[f"/lamps/{KITCHEN}"] = never
@@ -83,18 +86,18 @@ async def test_an_action_that_was_not_sent_is_sent_after_the_restart(
         await services.messages.ingest.wait_committed()
         await asked.wait()
     cloud.answers.clear()
-    async with open_daemon() as services:
+    async with opener() as services:
         await quiet(services)
         assert cloud.bodies(f"/lamps/{KITCHEN}") == [{"on": True}] * 2
-    async with open_daemon() as services:
+    async with opener() as services:
         await quiet(services)
         assert len(cloud.bodies(f"/lamps/{KITCHEN}")) == 2
 
 
 async def test_an_action_that_is_too_old_is_not_sent_any_more(
-    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    opener: ServicesOpener, world_of_lights: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
 ) -> None:
-    async with open_daemon() as services:
+    async with opener() as services:
         await link(services)
         device = await services.devices.registry.find(KITCHEN)
         cloud.answers[f"/lamps/{KITCHEN}"] = trio.sleep_forever
@@ -103,18 +106,18 @@ async def test_an_action_that_is_too_old_is_not_sent_any_more(
     cloud.answers.clear()
     cloud.calls.clear()
     fake_clock.advance(11 * 60_000)
-    async with open_daemon() as services:
+    async with opener() as services:
         await quiet(services)
         assert cloud.calls == []
 
 
-async def test_a_device_deleted_while_nobody_could_unsubscribe(
-    open_daemon: Open, world_of_lights: World, cloud: ThirdPartyCloud
+async def test_a_device_that_was_deleted_before_a_crash_is_unsubscribed(
+    opener: ServicesOpener, world_of_lights: World, cloud: ThirdPartyCloud
 ) -> None:
-    async with open_daemon() as services:
+    async with opener() as services:
         await link(services)
         key = (await services.devices.registry.find(KITCHEN)).key
         await services.core.database.write(lambda tx: tx.devices.set_deleted(key, NOW_MS))
-    async with open_daemon() as services:
+    async with opener() as services:
         await services.connectors.clean_up()
         assert cloud.subscriptions == {}

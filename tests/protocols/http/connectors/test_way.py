@@ -45,7 +45,7 @@ async def test_the_device_is_authorized_when_the_user_agrees(browser: Browser, c
     assert cloud.subscriptions == {KITCHEN: f"{browser.services.core.site.origin}/v1.1{NOTIFICATIONS}"}
 
 
-async def test_credentials_are_sealed_in_the_store(browser: Browser, cloud: ThirdPartyCloud) -> None:
+async def test_credentials_are_encrypted_in_the_store(browser: Browser, cloud: ThirdPartyCloud) -> None:
     await browser.authorize()
     link = await browser.services.core.database.read(lambda tx: tx.connectors.link(tx.devices.by_id(KITCHEN).key))  # type: ignore[union-attr]
     assert link is not None
@@ -141,7 +141,7 @@ async def test_an_action_without_authorization_is_stored_but_not_sent(
     assert f"/lamps/{KITCHEN}" not in cloud.paths()
 
 
-async def test_deleting_the_authorization_unsubscribes_and_forgets(
+async def test_deleting_the_authorization_unsubscribes_and_deletes_credentials(
     api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
 ) -> None:
     ended: list[ProviderAuthRemoved] = []
@@ -159,7 +159,7 @@ async def test_deleting_the_authorization_unsubscribes_and_forgets(
     assert again.status_code == 200
 
 
-async def test_an_authorization_can_be_taken_back_without_the_plug_in(
+async def test_an_authorization_can_be_revoked_without_the_plug_in(
     api: httpx.AsyncClient, browser: Browser, world: World
 ) -> None:
     await browser.authorize()

@@ -1,4 +1,4 @@
-"""What the control socket can be asked about device types: `trunkline type` asks it."""
+"""Commands of the control socket about device types. `trunkline type` sends them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ async def _failures(services: Services, arguments: Mapping[str, Any]) -> object:
     return await services.device_types.manifests.failures(wanted.device_or_type, limit=wanted.limit)
 
 
-TYPE_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+DEVICE_TYPE_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
     "type list": _list,
     "type upload": _upload,
     "type approve": _approve,

@@ -1,4 +1,4 @@
-"""What one simulated device is to do, and how far it has come."""
+"""The task of one simulated device, and its progress."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ class LinkLostError(Exception):
 
 
 class RefusedError(Exception):
-    """The daemon does not want this device. Trying again will not help."""
+    """The daemon refuses this device. Trying again will not help."""
 
 
 @dataclass
-class Plan:
+class Simulation:
     host: str
     port: int
     device: str
@@ -42,12 +42,12 @@ class Plan:
         self.sent += 1
 
     def received(self, actions: Mapping[str, Any]) -> None:
-        """Show the `data` of an Action message."""
+        """Print the Actions in the `data` of an Action message."""
         for action in actions.get("actions", ()):
             parameters = action.get("parameters")
             shown = f" {msgspec.json.encode(parameters).decode()}" if parameters else ""
             click.echo(f"{self.label} received {action.get('name')}{shown}")
 
     def refused_once(self, error: Mapping[str, Any]) -> None:
-        """Show an error that the daemon reported about one message."""
+        """Print an error that the daemon reported about one message."""
         click.echo(f"{self.label}: the daemon says {error.get('code')} {error.get('message')}", err=True)

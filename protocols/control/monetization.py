@@ -1,4 +1,4 @@
-"""What the control socket can be asked about monetization: `trunkline plans` and `trunkline payments` ask it."""
+"""Commands of the control socket about monetization. `trunkline plans` and `trunkline payments` send them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
@@ -6,11 +6,11 @@ from typing import Any, Literal
 import msgspec
 
 from broker.monetization.payments import Payment
-from broker.monetization.plans import Decision, Plan
+from broker.monetization.plans import MonetizationPlan, PlanDecision
 from broker.services import Services
 
 
-class WaitingTier(msgspec.Struct, frozen=True):
+class OperatorsTier(msgspec.Struct, frozen=True):
     name: str
     type: str
     cost: str
@@ -23,7 +23,7 @@ class OperatorsPlan(msgspec.Struct, frozen=True):
     device_type: str
     version: int
     status: str
-    tiers: tuple[WaitingTier, ...]
+    tiers: tuple[OperatorsTier, ...]
 
 
 class OperatorsPayment(msgspec.Struct, frozen=True):
@@ -36,13 +36,13 @@ class OperatorsPayment(msgspec.Struct, frozen=True):
     device: str
     created_on: int
     processor: str
-    external_id: str | None  # what the processor calls it
+    external_id: str | None  # the processor's id of the payment
 
 
 class _PlanDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_type: str
     version: int
-    decision: Decision
+    decision: PlanDecision
     comments: str = ""
 
 
@@ -81,8 +81,8 @@ async def _refunded(services: Services, arguments: Mapping[str, Any]) -> object:
     return _payment(services, await services.monetization.payments.refunded(wanted.reference))
 
 
-def _plan(plan: Plan) -> OperatorsPlan:
-    tiers = tuple(WaitingTier(tier.name, tier.type, tier.cost, tier.message_limit) for tier in plan.tiers)
+def _plan(plan: MonetizationPlan) -> OperatorsPlan:
+    tiers = tuple(OperatorsTier(tier.name, tier.type, tier.cost, tier.message_limit) for tier in plan.tiers)
     return OperatorsPlan(plan.type_id, plan.record.version, plan.record.status, tiers)
 
 

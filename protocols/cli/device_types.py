@@ -1,4 +1,4 @@
-"""`trunkline type`: device types of a running daemon, the versions of their Manifests, and what failed with them."""
+"""`trunkline type`: the device types of a running daemon, their Manifests, and the messages that failed with them."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,12 +7,10 @@ import click
 import msgspec
 
 from broker.device_types.manifests import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
+from broker.nesting import check_nesting
 from protocols.cli.asking import ask_daemon
 from protocols.cli.failures import CommandError
-
-_config = click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="The daemon's configuration file."
-)
+from protocols.cli.options import config_option
 
 
 @click.group()
@@ -21,21 +19,21 @@ def type() -> None:  # noqa: A001 - the name of the command
 
 
 @type.command("list")
-@_config
+@config_option
 def list_types(config: Path | None) -> None:
-    """One line for each type: unique name, id, the version in use, and versions that wait for approval."""
+    """List the device types: unique name, id, the version in use, and versions that wait for approval."""
     for found in msgspec.convert(ask_daemon(config, "type list", {}), list[TypeOverview]):
         waiting = f"  waiting: {', '.join(map(str, found.waiting))}" if found.waiting else ""
         state = "published" if found.published else "private"
         click.echo(f"{found.unique_name:<32}{found.id:<36}{state:<11}version {found.latest_version}{waiting}")
 
 
-@type.command()
+@type.command("upload")
 @click.argument("device_type", metavar="TYPE")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--approve", is_flag=True, help="Approve a Manifest with a transform, too.")
-@_config
-def upload(device_type: str, file: Path, approve: bool, config: Path | None) -> None:
+@click.option("--approve", is_flag=True, help="Approve the Manifest, also when it has a transform.")
+@config_option
+def upload_manifest(device_type: str, file: Path, approve: bool, config: Path | None) -> None:
     """Make the Manifest in FILE (JSON) the newest version of TYPE (an id or a unique name)."""
     arguments = {"device_type": device_type, "document": _read_json(file), "approve": approve}
     answer = msgspec.convert(ask_daemon(config, "type upload", arguments, about=file), UploadedManifest)
@@ -43,22 +41,22 @@ def upload(device_type: str, file: Path, approve: bool, config: Path | None) -> 
     click.echo(f"version {answer.version}: {state}{'' if answer.is_new else ', as before'}")
 
 
-@type.command()
+@type.command("approve")
 @click.argument("device_type", metavar="TYPE")
 @click.argument("version", type=click.IntRange(min=1))
-@_config
-def approve(device_type: str, version: int, config: Path | None) -> None:
-    """Let the devices of TYPE use a VERSION of its Manifest that waits."""
+@config_option
+def approve_manifest(device_type: str, version: int, config: Path | None) -> None:
+    """Approve a VERSION of the Manifest of TYPE, so that its devices use it."""
     answer = ask_daemon(config, "type approve", {"device_type": device_type, "version": version})
     click.echo(f"version {msgspec.convert(answer, UploadedManifest).version}: approved")
 
 
-@type.command()
+@type.command("failures")
 @click.argument("device_or_type")
 @click.option("--count", type=click.IntRange(1, FAILURES_MAX), default=20, show_default=True)
-@_config
-def failures(device_or_type: str, count: int, config: Path | None) -> None:
-    """Messages of a device, or of all devices of a type, that failed: newest first, each with the reason."""
+@config_option
+def list_failures(device_or_type: str, count: int, config: Path | None) -> None:
+    """List the failed messages of a device, or of all devices of a type: newest first, each with the reason."""
     answer = ask_daemon(config, "type failures", {"device_or_type": device_or_type, "limit": count})
     for failed in msgspec.convert(answer, list[FailedMessage]):
         at = datetime.fromtimestamp(failed.received_on / 1000, UTC).isoformat(timespec="milliseconds")
@@ -67,7 +65,9 @@ def failures(device_or_type: str, count: int, config: Path | None) -> None:
 
 def _read_json(path: Path) -> object:
     try:
-        return msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
+        check_nesting(content)
+        return msgspec.json.decode(content)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from error
     except ValueError as error:

@@ -1,0 +1,52 @@
+"""How deeply JSON may nest (reference 21.3).
+
+The decoders recurse, and Python ends the recursion: 3.11 at 1,000 levels less the calls on the stack, 3.13 at 10,000.
+`JSON_NESTING_MAX` is below both and is checked before decoding, so that every version refuses the same texts.
+"""
+
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from config.limits import JSON_NESTING_MAX
+
+# A string without its closing quotation mark goes on to the end, where the decoder stops, too.
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_OTHERS: Final = bytes(set(range(256)) - _STEPS.keys())
+
+
+class NestedTooDeeplyError(msgspec.DecodeError):
+    """More than `JSON_NESTING_MAX` levels of arrays and objects."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {JSON_NESTING_MAX} levels of arrays and objects")
+
+
+def check_nesting(text: bytes | str) -> None:
+    """Look at a text before it is decoded as JSON. A text that is not JSON may pass: the decoder refuses it.
+
+    Raises NestedTooDeeplyError.
+    """
+    if len(text) <= JSON_NESTING_MAX:  # as most messages are
+        return
+    content = text.encode(errors="replace") if isinstance(text, str) else text
+    if content.count(b"[") + content.count(b"{") <= JSON_NESTING_MAX:
+        return
+    brackets = _STRING.sub(b"", content).translate(None, _OTHERS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > JSON_NESTING_MAX:
+        raise NestedTooDeeplyError
+
+
+def check_value_nesting(value: object) -> None:
+    """The same for a value that is decoded already. Raises NestedTooDeeplyError."""
+    level = [value]
+    for _ in range(JSON_NESTING_MAX + 1):
+        containers = [item for item in level if isinstance(item, Mapping | list | tuple)]
+        if not containers:
+            return
+        level = [child for item in containers for child in (item.values() if isinstance(item, Mapping) else item)]
+    raise NestedTooDeeplyError

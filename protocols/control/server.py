@@ -1,0 +1,136 @@
+"""The daemon's side of the control socket. `COMMANDS` lists what it can be asked."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from broker.errors import DomainError, ValidationFailed
+from broker.ids import new_id
+from broker.nesting import check_nesting
+from broker.services import Services
+from protocols.control.device_types import DEVICE_TYPE_COMMANDS
+from protocols.control.monetization import MONETIZATION_COMMANDS
+from protocols.control.wire import (
+    MAX_CONTROL_BYTES,
+    ControlAnswer,
+    ControlFailure,
+    ControlRequest,
+    receive_all,
+    short_name,
+    socket_path,
+)
+from storage.sql import StoreError
+
+_MAX_CONNECTIONS: Final = 4
+_CLIENT_SECONDS: Final = 30  # for the client to send its request, and again to read the answer
+_log = structlog.get_logger(__name__)
+
+
+class _Provision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    document: dict[str, Any]
+    dry_run: bool = False
+
+
+async def _provision(services: Services, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Provision)
+    return await services.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
+
+
+#: What the listeners count, by the name of each in the answer to `statistics`.
+Counters = Mapping[str, Callable[[], object]]
+Command = Callable[[Services, Mapping[str, Any]], Awaitable[object]]
+
+
+async def _statistics(counters: Counters, services: Services, _arguments: Mapping[str, Any]) -> object:
+    return {**services.core.life.statistics(), **{name: count() for name, count in counters.items()}}
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "provision": _provision,
+    "statistics": partial(_statistics, {}),
+    **DEVICE_TYPE_COMMANDS,
+    **MONETIZATION_COMMANDS,
+}
+
+
+async def serve_control(
+    services: Services,
+    state_dir: Path,
+    *,
+    counters: Counters | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer commands until cancelled. The caller holds the lock of the state directory.
+
+    Args:
+        services: the broker.
+        state_dir: where the socket goes.
+        counters: of the listeners; the command `statistics` shows them behind the broker's own.
+        task_status: told when the socket listens.
+    """
+    commands: Mapping[str, Command] = {**COMMANDS, "statistics": partial(_statistics, counters or {})}
+    path = socket_path(state_dir)
+    path.unlink(missing_ok=True)  # a killed daemon has left it; the lock proves that no daemon listens there
+    listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    limit = trio.CapacityLimiter(_MAX_CONNECTIONS)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with limit:
+            await _serve_client(services, commands, stream)
+
+    try:
+        with short_name(path) as name:
+            await listener.bind(name)
+        path.chmod(0o600)  # before it listens: until then no process can connect
+        listener.listen()
+        task_status.started()
+        await trio.serve_listeners(serve, [trio.SocketListener(listener)])
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+async def _serve_client(services: Services, commands: Mapping[str, Command], stream: trio.SocketStream) -> None:
+    async with stream:
+        try:
+            with trio.fail_after(_CLIENT_SECONDS):
+                content = await receive_all(stream)
+            answer = msgspec.json.encode(await _run(services, commands, content))
+            with trio.fail_after(_CLIENT_SECONDS):
+                await stream.send_all(answer)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            _log.warning("control_client_left")
+
+
+async def _run(services: Services, commands: Mapping[str, Command], content: bytes | None) -> ControlAnswer:
+    if content is None:
+        return _failure(f"the request is larger than {MAX_CONTROL_BYTES} bytes")
+    try:
+        check_nesting(content)
+        request = msgspec.json.decode(content, type=ControlRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _failure(f"not a request: {error}")
+    command = commands.get(request.command)
+    if command is None:
+        return _failure(f"this daemon does not know the command {request.command!r}")
+    try:
+        return ControlAnswer(data=await command(services, request.arguments))
+    except ValidationFailed as error:
+        return ControlAnswer(error=ControlFailure(str(error), error.findings))
+    except msgspec.ValidationError as error:
+        return _failure(f"{request.command}: {error}")
+    except (DomainError, StoreError) as error:
+        return _failure(str(error))
+    except Exception:  # noqa: BLE001 - a bug in one command must end only its connection
+        error_id = new_id()
+        _log.exception("control_command_failed", command=request.command, error_id=error_id)
+        return _failure(f"internal error {error_id}; the daemon's log says more")
+
+
+def _failure(message: str) -> ControlAnswer:
+    return ControlAnswer(error=ControlFailure(message))

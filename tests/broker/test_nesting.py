@@ -1,0 +1,55 @@
+"""The limit on nesting is the same with every Python version: exactly `JSON_NESTING_MAX` levels."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from broker.nesting import NestedTooDeeplyError, check_nesting, check_value_nesting
+from config.limits import JSON_NESTING_MAX
+
+AT_THE_LIMIT = JSON_NESTING_MAX
+BEYOND = JSON_NESTING_MAX + 1
+
+
+def arrays(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def objects(levels: int) -> str:
+    return '{"[{\\"":' * levels + "1" + "}" * levels
+
+
+def siblings(levels: int) -> str:
+    return "[" + ",".join(["[[]]"] * 1_000 + [arrays(levels - 1)]) + "]"
+
+
+@pytest.mark.parametrize("nested", [arrays, objects, siblings])
+def test_as_many_levels_as_the_limit_and_one_more(nested: Callable[[int], str]) -> None:
+    for text in (nested(AT_THE_LIMIT), nested(AT_THE_LIMIT).encode()):
+        check_nesting(text)
+    check_value_nesting(json.loads(nested(AT_THE_LIMIT)))
+    for text in (nested(BEYOND), nested(BEYOND).encode()):
+        with pytest.raises(NestedTooDeeplyError, match=f"more than {JSON_NESTING_MAX} levels"):
+            check_nesting(text)
+    with pytest.raises(NestedTooDeeplyError):
+        check_value_nesting(json.loads(nested(BEYOND)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "[" * 5_000 + '"',  # brackets in a string are no levels
+        '["' + "\\\\\\" + '"' + "[" * 5_000 + '"]',
+        '"' + "[" * 5_000,
+        "]" * 5_000,
+        '"\\"' * 5_000 + "[{" * 5_000,
+    ],
+)
+def test_brackets_that_open_no_level(text: str) -> None:
+    check_nesting(text)
+
+
+def test_a_text_that_never_ends_is_too_deep() -> None:
+    with pytest.raises(NestedTooDeeplyError):
+        check_nesting('{"a":' * BEYOND)

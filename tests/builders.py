@@ -1,0 +1,79 @@
+"""The one place where tests build a store and open services on it."""
+
+from contextlib import AbstractAsyncContextManager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypedDict, Unpack
+
+from broker.accounts.provider_port import Providers
+from broker.clock import Clock
+from broker.connectors.port import ThirdParty
+from broker.mail import MailTransport
+from broker.monetization.port import Processor
+from broker.secrets import Vault
+from broker.services import Services, open_services
+from config.settings import Settings
+from storage.database import Database, Engine, RunSync
+from storage.engines.sqlite import SqliteEngine
+from tests.factories import NOW_MS
+from tests.fakes import FakeClock, run_inline
+
+
+class Ports(TypedDict, total=False):
+    """The ways out of the machine. A test that names none has services without mail, providers and payments."""
+
+    mail_transport: MailTransport
+    providers: Providers
+    third_party: ThirdParty
+    processor: Processor
+
+
+class ServicesOpener:
+    """Opens services on one store as often as a test calls: each call after the first is a restart of the daemon.
+
+    Blocking work runs on the event loop (`run_inline`), unless the call brings its own `run_sync`.
+    """
+
+    def __init__(self, settings: Settings, engine: Engine, clock: Clock, **ports: Unpack[Ports]) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._clock = clock
+        self._ports = ports
+        self._vault = Vault(Vault.new_key())
+
+    def __call__(
+        self,
+        *,
+        engine: Engine | None = None,
+        clock: Clock | None = None,
+        run_sync: RunSync = run_inline,
+        **ports: Unpack[Ports],
+    ) -> AbstractAsyncContextManager[Services]:
+        """`engine`, `clock` and `ports` replace what the opener was made with."""
+        database = Database(engine or self._engine, run_sync=run_sync)
+        return open_services(self._settings, database, self._vault, clock or self._clock, **(self._ports | ports))
+
+
+def opener_in(folder: Path) -> ServicesOpener:
+    """For property tests, which need a store for each example. Fixtures are made once for all examples of a test."""
+    return ServicesOpener(Settings(state_dir=folder), new_engine(folder / "store.sqlite"), FakeClock(NOW_MS).clock)
+
+
+def new_engine(path: Path) -> SqliteEngine:
+    """SQLite on a file that has the schema already and does not wait for the disk.
+
+    What a power cut loses is tested in tests/e2e/test_kill.py, and the steps of the schema in tests/storage.
+    """
+    if not path.exists():
+        path.write_bytes(_empty_store())
+    return SqliteEngine(path, synchronous="off")
+
+
+@cache
+def _empty_store() -> bytes:
+    """The file of a store right after the steps of the schema, which take ten times as long as a copy."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        SqliteEngine(path, synchronous="off").migrate()
+        return path.read_bytes()
