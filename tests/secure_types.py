@@ -1,4 +1,4 @@
-"""A device type whose devices register with certificates, beside what `tests.factories` makes."""
+"""A device type whose devices register with certificates, besides those of `tests.factories`."""
 
 import datetime as dt
 from typing import Any, Final
@@ -12,7 +12,7 @@ SECURE_TYPE: Final = "dt" + "5e" * 16
 
 
 def secure_type(authority: Authority, **changes: Any) -> dict[str, Any]:
-    """Its entry in a provision file, which has read its `ca`."""
+    """The type's entry in a provision file, with the contents of its `ca`."""
     return {
         "id": SECURE_TYPE,
         "unique_name": "example.secure_board",
@@ -26,5 +26,5 @@ def secure_type(authority: Authority, **changes: Any) -> dict[str, Any]:
 
 
 async def provision_secure_type(services: Services, authority: Authority, **changes: Any) -> None:
-    """In the organization of `build_world`."""
+    """Provision the type in the organization of `build_world`."""
     await services.provisioning.apply({"device_types": [secure_type(authority, **changes)]})

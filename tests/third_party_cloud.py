@@ -1,4 +1,4 @@
-"""A small third-party cloud on loopback: an authorization server, readings, subscriptions and lamps that obey.
+"""A small third-party cloud on loopback: an authorization server, readings, subscriptions, and lamps with Actions.
 
 It is as strict as RFC 6749 and RFC 7636 ask: wrong credentials, a wrong verifier, a code that was used or a refresh
 token that was exchanged are refused, and every refresh token works once.
@@ -34,7 +34,7 @@ Answer = Callable[[], Awaitable[Response]]
 
 @dataclass
 class ThirdPartyCloud:
-    """What the cloud knows, and what it was told. `answers` replaces what a path would have answered."""
+    """The cloud's state and the requests it got. `answers` replaces the answers of paths."""
 
     readings: list[dict[str, Any]] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ThirdPartyCloud:
         return [body for _method, called, body in self.calls if called == path]
 
     def connector(self) -> dict[str, Any]:
-        """The example's entry, for the cloud that listens here."""
+        """The entry of the example file, with this cloud's addresses."""
         (entry,) = tomllib.loads(self.provision_file())["connectors"]
         found: dict[str, Any] = entry
         return found
@@ -64,13 +64,13 @@ class ThirdPartyCloud:
         return EXAMPLE.read_text(encoding="utf-8").replace("https://cloud.example.org", self.url)
 
     def notification(self, payload: object) -> dict[str, Any]:
-        """Body and headers of one, signed."""
+        """Body and headers of a signed notification."""
         body = msgspec.json.encode(payload)
         digest = hmac.new(HOOK_SECRET.encode(), body, hashlib.sha256).hexdigest()
         return {"content": body, "headers": {"X-Signature": f"sha256={digest}"}}
 
     async def called(self, path: str) -> None:
-        """Return when somebody has called this path."""
+        """Return when this path was requested."""
         while path not in self.paths():
             await self._called.wait()
 

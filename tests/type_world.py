@@ -1,4 +1,4 @@
-"""Device types of two organizations beside those of `build_world`, for whoever lists them."""
+"""Device types of two organizations besides those of `build_world`, for tests of lists."""
 
 from broker.secrets import token_hash
 from storage.database import Database, Transaction

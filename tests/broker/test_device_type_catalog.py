@@ -1,4 +1,4 @@
-"""Device types with their Manifests: one object per type, refreshed for everyone who holds it."""
+"""Device types with their Manifests: one shared object for each type, refreshed in place."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ async def test_a_type_that_changes_while_it_is_loaded_is_read_again(opener: Serv
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
-            await wait_all_tasks_blocked()  # the record was read, and is about to become old
+            await wait_all_tasks_blocked()  # the record was read, and changes next
             await services.core.database.write(rename)
             await services.device_types.catalog.reload()
             runner.reads.set()

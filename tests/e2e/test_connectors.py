@@ -1,4 +1,4 @@
-"""A real daemon and a third party's cloud: provisioned, linked, fetched from, notified by, killed, and still linked."""
+"""A real daemon and a third party's cloud: provisioning, linking, fetches, notifications, and a kill."""
 
 import subprocess
 from collections.abc import Iterator
@@ -43,12 +43,12 @@ async def test_a_device_in_a_third_partys_cloud(gateway: Daemon, tmp_path: Path,
         assert (record["needProviderAuth"], record["cloudAuthorization"]) == (True, "UNAUTHORIZED")
 
         begun = await browser.post(f"{gateway.base_url}/devices/{device}/providerauth", headers={"Referer": REFERER})
-        gateway.kill()  # the user takes their time at the third party
+        gateway.kill()  # while the user is at the third party
         decided = await browser.get(begun.headers["Location"])
         gateway.start()
         back = httpx.URL(decided.headers["Location"])
         assert str(back).startswith("https://gateway.example.org/v1.1/")
-        host, port = gateway.host_port("http")  # where a proxy would lead to
+        host, port = gateway.host_port("http")  # where a proxy would forward to
         back = back.copy_with(scheme="http", host=host, port=port)
         assert (await browser.get(back)).headers["Location"] == REFERER
 
@@ -76,7 +76,7 @@ def provision(gateway: Daemon, file: Path, cloud: ThirdPartyCloud) -> None:
 
 
 async def until(browser: httpx.AsyncClient, url: str, size: int) -> list[dict[str, Any]]:
-    """The page, as soon as it has so many entries."""
+    """The page, once it has this many entries."""
     while True:
         page = (await browser.get(url)).json()
         if page["size"] >= size:

@@ -1,4 +1,4 @@
-"""Rate limits and quotas of the real daemon, met by real clients, and over a restart."""
+"""Rate limits and quotas of the real daemon with real clients, and after a restart."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""From a plan to a paid device with the real daemon: the operator by hand, and Stripe's stand-in."""
+"""From a plan to a paid device with the real daemon: payments by hand, and with a stand-in for Stripe."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ PLAN = {
 
 
 def trunkline(daemon: Daemon, *arguments: str) -> str:
-    """What an operator types, and what is answered."""
+    """The output of an operator's command."""
     command = [str(TRUNKLINE), *arguments, "--config", str(daemon.config)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
@@ -39,7 +39,7 @@ def begin_payment(daemon: Daemon, http: httpx.Client) -> httpx.Response:
 
 
 def press_button(daemon: Daemon, http: httpx.Client) -> httpx.Response:
-    """Of the page at a new upgrade address."""
+    """The form of the page at a new upgrade address."""
     upgrade = http.get(f"{daemon.base_url}/pricing/devices/{device_id(0)}/revenueshare/upgradepath").json()["data"][
         "url"
     ]
@@ -119,11 +119,11 @@ def _pay_with_stripe(folder: Path, stripe: StripeStandIn) -> None:
         success_url, paid = session.form["success_url"], session.pay()
         webhook = f"http://{daemon.addresses['http']}/accounts/pricing/notifications"
 
-        assert "Waiting" in http.get(success_url).text  # coming back proves nothing
+        assert "Waiting" in http.get(success_url).text  # the return of the browser does not prove the payment
         assert http.post(webhook, content=paid, headers=signed(paid, time.time(), secret="whsec_x")).status_code == 400
         assert active_tier(daemon, http) == "Free"
 
-        for _ in range(2):  # Stripe repeats itself
+        for _ in range(2):  # Stripe may repeat a notification
             assert http.post(webhook, content=paid, headers=signed(paid, time.time())).status_code == 200
         assert http.get(success_url).headers["Location"] == f"{CALLBACK}?status=accepted"
         assert active_tier(daemon, http) == "Plus"
@@ -151,18 +151,22 @@ def _killed_while_asking(folder: Path, stripe: StripeStandIn) -> None:
         with pytest.raises(httpx.TransportError):
             begin_payment(daemon, http)
         stripe.before_answer = trio.lowlevel.checkpoint
-        daemon.kill()  # it is dead already; this waits for it
+        daemon.kill()  # the process has ended; this waits for it
         daemon.start()
 
         assert [press_button(daemon, http).status_code for _ in range(2)] == [302, 302]
         lost, first, second = stripe.sessions.values()
-        assert [lost.status, first.status, second.status] == ["open", "expired", "open"]  # nobody knows the lost one
+        assert [lost.status, first.status, second.status] == [
+            "open",
+            "expired",
+            "open",
+        ]  # the daemon does not know `lost`
         assert second.reference in trunkline(daemon, "payments")
 
         _notify(daemon, http, second.pay())
         assert active_tier(daemon, http) == "Plus"
         assert trunkline(daemon, "payments") == ""
-        _notify(daemon, http, lost.pay())  # it cannot happen; if it does, the operator sees it
+        _notify(daemon, http, lost.pay())  # no browser knows its checkout; the operator would see it
         assert trunkline(daemon, "payments").endswith("to be refunded: stripe\n")
         assert trunkline(daemon, "payments", "refunded", lost.reference) == f"{lost.reference}  refunded\n"
         assert trunkline(daemon, "payments") == ""

@@ -1,4 +1,4 @@
-"""Secure registration with the real daemon, and devices of other people's making that come with their certificates."""
+"""Secure registration with the real daemon, and independent clients that present certificates."""
 
 import datetime as dt
 import ssl
@@ -34,14 +34,14 @@ def factory(authority: Authority) -> Authority:
 def secured(
     tmp_path_factory: pytest.TempPathFactory, certificate: Path, authority: Authority, factory: Authority
 ) -> Iterator[Daemon]:
-    """A daemon with every encrypted listener, which learns of the secure type while it runs."""
+    """A daemon with every encrypted listener; the secure type is provisioned while it runs."""
     folder = tmp_path_factory.mktemp("secured")
     tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_name("key.pem")}"\n'
     with pytest.MonkeyPatch.context() as environment:
         for name in ("MQTT_TLS_BIND", "SECURE_TLS_BIND", "COAP_DTLS_BIND"):
             environment.setenv(f"TRUNKLINE_{name}", "127.0.0.1:0")
         with running_daemon(folder, devices=2, settings=tls) as daemon:
-            # The factory's, too: libcoap's client shows its own certificate and nothing of what leads to it.
+            # The factory is an authority, too: libcoap's client presents only its own certificate, no chain.
             (folder / "ca.pem").write_text(authority.pem + factory.pem, encoding="utf-8")
             (folder / "secure.toml").write_text(
                 f'[[device_types]]\nid = "{SECURE_TYPE}"\nunique_name = "example.secure_board"\norganization = "Acme"\n'
@@ -63,7 +63,7 @@ class Board:
 
 
 def run(*arguments: str | Path) -> str:
-    """Standard output, and what goes wrong; the exit status at the end."""
+    """Standard output and error, followed by the exit status."""
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     return f"{done.stdout}{done.stderr}\nstatus {done.returncode}"
 
@@ -72,7 +72,7 @@ def run(*arguments: str | Path) -> str:
 def board(
     request: pytest.FixtureRequest, secured: Daemon, factory: Authority, certificate: Path, tmp_path_factory: Any
 ) -> Board:
-    """Registered as a device does it, with a certificate of a factory that the authority vouches for."""
+    """A device that has registered itself with a certificate of a factory below the authority."""
     kind: Kind = request.param
     issued = factory.issue(f"board-{kind}", kind=kind)
     chain, key = issued.files(tmp_path_factory.mktemp("board"), kind)
@@ -91,7 +91,7 @@ def board(
 
 @pytest.fixture(scope="module")
 def strangers(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
-    """What others may show in its place."""
+    """Certificates of others that must not be accepted."""
     folder = tmp_path_factory.mktemp("strangers")
     others: list[Issued] = [
         authority.issue("board-ec"),

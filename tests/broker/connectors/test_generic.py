@@ -1,4 +1,4 @@
-"""The plug-in that ships: what its parameters mean, and which are refused."""
+"""The plug-in `generic`: the meaning of its parameters, and which ones are refused."""
 
 from typing import Any
 
@@ -180,7 +180,7 @@ def test_signatures_of_the_test_vectors(about: dict[str, str], signature: str) -
     body = b"what do ya want for nothing?"
     made = plugin(notification={"signature": {"header": "X-Sig", "secret": "Jefe"} | about, "device": "did"})
     heard = made.notification(IncomingRequest("POST", {}, {"x-sig": signature}, body))
-    assert heard.status == 400  # proven, but no JSON
+    assert heard.status == 400  # the signature is right, but the body is not JSON
 
 
 @pytest.mark.parametrize(("levels", "status"), [(JSON_NESTING_MAX, 200), (JSON_NESTING_MAX + 1, 400)])

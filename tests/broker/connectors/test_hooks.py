@@ -1,4 +1,4 @@
-"""Plug-ins of every kind: none of them harms the daemon, and what they return is looked through."""
+"""Faulty plug-ins do not affect the daemon, and the results of hooks are checked."""
 
 import threading
 from collections.abc import Callable
@@ -37,7 +37,7 @@ SETTING = Setting("dt1", {}, lambda: "https://we.example/")
 
 
 class Plugin(ConnectorPlugin):
-    """Every hook returns what the test says."""
+    """A plug-in whose hooks return what the test gives."""
 
     def __init__(self, hook: Callable[[], Any]) -> None:
         super().__init__(SETTING)
@@ -187,7 +187,7 @@ async def test_hooks_run_in_worker_threads() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Hooks(Plugin(hold)).fetch, DEVICE)
-        while not entered.is_set():  # the loop turns all the while
+        while not entered.is_set():  # the event loop keeps running
             await trio.lowlevel.checkpoint()
         leave.set()
 

@@ -1,4 +1,4 @@
-"""Jobs for third parties: in order for each device, bounded for each type, and none harms another."""
+"""Jobs for third parties: in order for each device, bounded for each type, independent of each other."""
 
 import pytest
 import trio
@@ -16,7 +16,7 @@ async def lanes(nursery: trio.Nursery) -> Lanes:
 
 
 class Log:
-    """Jobs that note that they began, and end when they may."""
+    """Jobs that record their start, and end when the test lets them."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

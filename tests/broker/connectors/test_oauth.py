@@ -1,4 +1,4 @@
-"""Being an OAuth client: what is asked, what is taken for an answer. oauthlib is the other side for OAuth 1."""
+"""The OAuth client: its requests, and the answers it accepts. oauthlib is the server side of OAuth 1."""
 
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
@@ -185,7 +185,7 @@ def test_a_bearer_token_is_added() -> None:
 
 
 class Cloud(RequestValidator):  # type: ignore[misc]
-    """Knows us, and the token it gave us."""
+    """A server that knows the client and the token that it issued."""
 
     enforce_ssl = True
     nonce_length = 10, 100

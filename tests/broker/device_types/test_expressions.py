@@ -1,4 +1,4 @@
-"""The expressions of Advanced Manifests: what they can do, what is said about wrong ones, and that they end."""
+"""The expressions of Advanced Manifests: their results, the findings about invalid ones, and the step limit."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -186,7 +186,7 @@ expressions = st.recursive(
 
 
 def size(value: object) -> int:
-    """What an encoder would meet."""
+    """The size that an encoder would write."""
     if isinstance(value, list):
         return len(value) + sum(map(size, value))
     if isinstance(value, dict):

@@ -80,7 +80,7 @@ def nested(levels: int) -> Object:
 
 
 def findings(document: object) -> list[tuple[str, str]]:
-    """What is wrong with a document; nothing when it is accepted."""
+    """The findings about a document; none when it is accepted."""
     try:
         parse_manifest(document)
     except ValidationFailed as refusal:

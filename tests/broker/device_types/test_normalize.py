@@ -41,14 +41,14 @@ def one_field(value_class: str, *, is_collection: bool = False) -> Normalizer:
 
 
 def normalized(normalizer: Normalizer, payload: bytes) -> str | None:
-    """What both ways answer."""
+    """The result of both paths."""
     result = normalizer.normalize(payload)
     assert result == normalizer.normalize_leniently(payload)
     return None if result is None else result.decode()
 
 
 def value_of(normalizer: Normalizer, text: str) -> str | None:
-    """What becomes of the JSON text of a value; None when the field is dropped."""
+    """The normalised JSON text of a value; None when the field is dropped."""
     result = normalized(normalizer, f'{{"v":{text}}}'.encode())
     return None if result is None else result.removeprefix('{"v":').removesuffix("}")
 

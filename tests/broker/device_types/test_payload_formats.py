@@ -1,4 +1,4 @@
-"""How payloads that are not the Manifest's JSON are read."""
+"""Reading payloads that are not the Manifest's JSON."""
 
 import base64
 import struct

@@ -1,4 +1,4 @@
-"""The member `transform` of a Manifest: its rules, and what it makes of payloads."""
+"""The member `transform` of a Manifest: its rules, and the data it makes of payloads."""
 
 import json
 import struct

@@ -1,10 +1,11 @@
-"""Versions of a Manifest: numbered, immutable, approved or waiting; and the messages that failed with them."""
+"""Versions of a Manifest: their numbers, their approval, and the messages that failed with them."""
 
 from typing import Any
 
 import pytest
 
 from broker.device_types.manifests import FailedMessage, TypeOverview, UploadedManifest
+from broker.devices.inventory import DeviceChanges
 from broker.devices.registry import Device
 from broker.errors import DeviceTypeNotFound, NotFound, PayloadTooLarge, ValidationFailed
 from broker.services import Services
@@ -33,7 +34,7 @@ async def kitchen(services: Services, world: World) -> Device:
 
 
 async def sent(services: Services, device: Device, payload: bytes) -> str | None:
-    """What is stored of it."""
+    """The data that is stored of a payload."""
     position = services.messages.ingest.submit(device, payload)
     await services.messages.ingest.wait_committed()
     row = await services.core.database.read(lambda tx: tx.messages.message(position))
@@ -108,10 +109,8 @@ async def test_an_unknown_type_gets_no_manifest(services: Services, kitchen: Dev
 
 
 async def test_a_device_that_stays_on_its_version_does_not_transform(services: Services, world: World) -> None:
-    await services.core.database.write(
-        lambda tx: tx.connection.execute("UPDATE device SET manifest_version_policy = 'DEVICE'")
-    )
     kitchen = await services.devices.registry.get(world.kitchen)
+    await services.devices.inventory.change(kitchen, DeviceChanges(manifest_version_policy="DEVICE"))
     await services.device_types.manifests.upload(LIGHT_TYPE, ADVANCED, approve=True)
     assert await sent(services, kitchen, b'{"state":true}') == '{"state":true}'
 

@@ -1,4 +1,4 @@
-"""The inventory's own rules: who is told what and in which order, and what happens at the same time."""
+"""The inventory: which facts are published in which order, and concurrent changes."""
 
 from functools import partial
 
@@ -29,6 +29,16 @@ from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, bui
 from tests.fakes import HeldRunner
 
 INVENTORY = (DeviceCreated, DeviceUpdated, DeviceEnabled, DeviceDisabled, DeviceDeleted)
+
+
+CONNECTOR = {
+    "device_type": LIGHT_TYPE,
+    "oauth2": {
+        "authorize_url": "https://cloud.example.org/authorize",
+        "token_url": "https://cloud.example.org/token",
+        "client_id": "client",
+    },
+}
 
 
 def heard(services: Services, *kinds: type[Fact]) -> list[Fact]:
@@ -91,10 +101,7 @@ async def test_ids_of_vendors_and_connectors_are_taken_until_their_device_is_del
 
 
 async def test_a_type_with_a_connector_waits_for_its_authorization(services: Services, world: World) -> None:
-    await services.core.database.write(
-        lambda tx: tx.connection.execute("UPDATE device_type SET has_cloud_connector = 1")
-    )
-    await services.device_types.catalog.reload()
+    await services.provisioning.apply({"connectors": [CONNECTOR]})
     device = await services.devices.inventory.create(await new_device(services, world))
     assert device.record.cloud_authorization == "UNAUTHORIZED"
     facts = heard(services, DeviceChanged)
@@ -229,7 +236,7 @@ async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(opener: 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(find)
-            await wait_all_tasks_blocked()  # the record was read, and is about to be gone
+            await wait_all_tasks_blocked()  # the record was read, and is deleted next
             await services.core.database.write(
                 lambda tx: tx.devices.set_deleted(world.kitchen, 1),
                 announce=lambda _none: services.devices.registry.note_changed(hall.record),

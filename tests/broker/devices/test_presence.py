@@ -1,4 +1,4 @@
-"""Who is online and when a device was last seen (reference 6.4): memory and store give one answer."""
+"""Presence (reference 6.4): answers are the same whether a change is in memory or in the store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[
 
 @pytest.fixture
 async def light(services: Services, world: World) -> int:
-    """The key of a device that somebody holds."""
+    """The key of a device in use."""
     return (await services.devices.registry.get(world.kitchen)).key
 
 
@@ -56,7 +56,7 @@ async def test_online_while_connected_and_offline_from_the_end_of_it(
     with connected(services, light, "WEBSOCKET"):
         assert await presence() == PresenceRecord(light, "online", NOW_MS, "WEBSOCKET", NOW_MS)
         fake_clock.advance(10)
-        # The last time online is now, for as long as it is online.
+        # While a device is online, the last time online is now.
         assert await presence() == PresenceRecord(light, "online", NOW_MS + 10, "WEBSOCKET", NOW_MS)
         fake_clock.advance(10)
     fake_clock.advance(10)
@@ -195,7 +195,7 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(opener: 
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, services.devices.presence)
-            await wait_all_tasks_blocked()  # the store was read before the flush, and said nothing
+            await wait_all_tasks_blocked()  # the store was read before the flush and had no record
             held = runner.reads
             runner.release_later_reads()
             await services.devices.presence.flush()
@@ -236,7 +236,7 @@ async def test_without_a_connection_the_last_event_decides(
     await shows("offline", None)
     await services.devices.presence.set(light, "online")
     await shows("online", NOW_MS + 10)
-    await shows("online", NOW_MS + 20)  # now, for as long as it is online
+    await shows("online", NOW_MS + 20)  # now, because it is online
     await services.devices.presence.set(light, "unknown")
     await shows("unknown", NOW_MS + 30)
     with connected(services, light):
@@ -255,7 +255,7 @@ async def test_without_a_connection_the_last_event_decides(
         (light, "online", NOW_MS + 40),
         (light, "offline", NOW_MS + 50),
         (light, "online", NOW_MS + 60),
-        # Its connection changes nothing that shows; the end of it does.
+        # The connection changes nothing that is shown; its end does.
         (light, "offline", NOW_MS + 80),
     ]
 

@@ -1,4 +1,4 @@
-"""Devices as everybody sees them: one object each, found by id, changed in place, and proven by their token."""
+"""The registry: one object for each device, found by id, changed in place, authenticated by its token."""
 
 import gc
 import json
@@ -35,7 +35,7 @@ from tests.fakes import HeldRunner
 
 
 def change(world: World, **values: Any) -> Callable[[Transaction], None]:
-    """A device's record changes in the store, as provisioning does it."""
+    """Changes a device's record in the store, as provisioning does."""
     kept = {
         "owner": world.ada,
         "device_type": world.light_type,
@@ -205,7 +205,7 @@ async def test_a_device_authenticates_with_its_own_token(services: Services, wor
         (KITCHEN, KITCHEN_TOKEN.upper().replace("1", "A"), Unauthorized),
         ("ff" * 16, KITCHEN_TOKEN, Unauthorized),
         ("", KITCHEN_TOKEN, Unauthorized),
-        # A valid token of another kind is another answer (reference 16.2).
+        # A valid token of another kind has its own error (reference 16.2).
         (KITCHEN, ADA_TOKEN, PermissionDenied),
         (KITCHEN, APPLICATION_TOKEN, PermissionDenied),
     ],

@@ -1,4 +1,4 @@
-"""Deleted devices: kept for 30 days, then gone with all that was theirs (reference 6.1)."""
+"""Deleted devices are kept for 30 days, then removed with all their rows (reference 6.1)."""
 
 import pytest
 import trio
@@ -18,17 +18,17 @@ ROWS = ("message", "action", "snapshot", "rollup", "presence", "device_token", "
 
 
 def left(tx: Transaction, device: int) -> dict[str, int]:
-    """How many rows of each table are a device's."""
+    """The number of a device's rows in each table."""
     counts = {}
     for table in ROWS:
-        sql = f"SELECT count(*) AS count FROM {table} WHERE device = :device"  # noqa: S608 - ours
+        sql = f"SELECT count(*) AS count FROM {table} WHERE device = :device"  # noqa: S608 - a constant
         row = tx.connection.execute(sql, {"device": device}).one()
         counts[table] = 0 if row is None else int(row["count"])
     return counts
 
 
 async def fill(services: Services) -> None:
-    """Both of Ada's lights have something everywhere."""
+    """Give both of Ada's lights rows in every table."""
     kitchen, hall = await services.devices.registry.find(KITCHEN), await services.devices.registry.find(HALL)
     for device, other in ((kitchen, hall), (hall, kitchen)):
         for ts in range(25):
@@ -49,7 +49,7 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     kitchen = await services.devices.registry.find(KITCHEN)
     services.messages.ingest.submit_action(
         kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}'
-    )  # no index knows of it yet
+    )  # it has no index entry yet
     await services.messages.ingest.wait_committed()
     before = await services.core.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert all(before[0].values())
@@ -65,7 +65,7 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     assert after == (dict.fromkeys(ROWS, 0), before[1])
     assert services.devices.removal.statistics().removed_devices == 1
     assert await services.core.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
-    # Actions that it sent to others are theirs; they say no longer whom they came from.
+    # Actions that the device sent belong to their destinations; they stay, without their source.
     hall = await services.devices.registry.find(HALL)
     page = await services.messages.history.search_actions([hall], start_ms=0, end_ms=100)
     assert {action.sdid for action in page.messages} == {HALL}

@@ -1,4 +1,4 @@
-"""Any run of offers, answers and removals: what a share allows is what a plain model of it says."""
+"""Any sequence of offers, answers and removals of a share gives the permissions of a simple model."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ STEPS = st.lists(st.sampled_from(["offer", "accept", "reject", "stranger", "owne
 
 
 class Model:
-    """What should be: the standing share's status, and how often somebody must have been told."""
+    """The expected status of the share, and the expected number of facts."""
 
     def __init__(self) -> None:
         self.status: ShareStatus | None = None
         self.told = 0
 
     def expects(self, step: str) -> type[DomainError] | None:
-        """The refusal of a step in this state; and the state moves when there is none."""
+        """The expected refusal of a step; without one, the model takes the step."""
         match step:
             case "offer":
                 if self.status in {ShareStatus.PENDING, ShareStatus.ACCEPTED}:

@@ -1,4 +1,4 @@
-"""Sharing with an address that somebody only says is theirs: nothing is shown or given without the mailed code."""
+"""Sharing with an unverified address: without the mailed code, its account neither sees nor gets the share."""
 
 import json
 import re
@@ -17,7 +17,7 @@ EVERY = tuple(ShareStatus)
 
 
 async def sign_up(services: Services) -> UserRecord:
-    """As openly as anybody may, without a look at anybody's mail."""
+    """An account with an address that was not verified by mail."""
 
     def work(tx: Transaction) -> UserRecord:
         return tx.accounts.add_user(

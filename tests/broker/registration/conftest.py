@@ -1,4 +1,4 @@
-"""The world of the other tests, and a device type whose devices register with certificates."""
+"""The common world of tests, and a device type whose devices register with certificates."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may come as a securely registered device (reference 7.1)."""
+"""Admission of securely registered devices (reference 7.1)."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def issued(authority: Authority) -> Issued:
 
 @pytest.fixture
 async def board(services: Services, secure: World, ada: Caller, issued: Issued) -> Device:
-    """Registered with the certificate."""
+    """A device that is registered with the certificate."""
     begun = await services.registration.registrations.begin(issued.shown, SECURE_TYPE, "vendor-1")
     await services.registration.registrations.confirm_new(ada, begun.pin, owner=secure.ada, name="Board")
     completed = await services.registration.registrations.complete(issued.shown, begun.id, begun.nonce)

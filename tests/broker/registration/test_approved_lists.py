@@ -148,7 +148,7 @@ async def test_ten_thousand_rows_are_taken(lists: ApprovedLists, meters: DeviceT
 async def test_a_restart_continues_after_the_last_saved_rows(
     opener: ServicesOpener, services: Services, meters: DeviceType
 ) -> None:
-    """As the store is left when the daemon ends in the middle of an upload."""
+    """The daemon ended in the middle of an upload."""
     rows = [f"meter-{number}" for number in range(1000)]
     body = "\n".join(("vdid", *rows)).encode()
 
@@ -182,7 +182,7 @@ async def test_an_upload_belongs_to_one_type(services: Services, lists: Approved
         await lists.upload_status(await services.device_types.catalog.find(LIGHT_TYPE), done.id)
 
 
-# The switch
+# Enabling a list
 
 
 async def test_a_list_cannot_be_enabled_for_a_type_with_devices(
@@ -220,7 +220,7 @@ async def test_enabling_twice_is_no_conflict(services: Services, lists: Approved
 
 @pytest.fixture(params=["ec", "rsa"])
 async def vendor(lists: ApprovedLists, meters: DeviceType, request: pytest.FixtureRequest) -> Issued:
-    """Whoever signs for the ids `a` and `b`; the list is enabled."""
+    """The vendor of the ids `a` and `b`, whose certificate is uploaded; the list is enabled."""
     kind: Kind = request.param
     issued = Authority("Vendor", now=NOW, kind=kind).own
     await lists.add_certificate(meters, issued.pem)
@@ -230,7 +230,7 @@ async def vendor(lists: ApprovedLists, meters: DeviceType, request: pytest.Fixtu
 
 
 async def create(services: Services, world: World, type_: DeviceType, vdid: str, svdid: str) -> Device:
-    """As POST /devices does."""
+    """Create a device as POST /devices does."""
     claim = await services.registration.approved_lists.check(type_, vdid, svdid)
     return await services.devices.inventory.create(NewDevice(owner=world.ada, type=type_, vdid=vdid), check=claim)
 

@@ -1,4 +1,4 @@
-"""The authorities of a device type, as a provision file gives them (reference 7.1 and 26)."""
+"""The authorities of a device type in a provision file (reference 7.1 and 26)."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Secure registration step by step, and what is refused at each (reference 7.1)."""
+"""Secure registration step by step, with the refusals of each step (reference 7.1)."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -66,7 +66,7 @@ def steps(services: Services, secure: World, ada: Caller, authority: Authority) 
     return Steps(services.registration.registrations, ada, secure.ada, authority.issue())
 
 
-# The way it goes
+# A complete registration
 
 
 async def test_the_pin_assigns_a_device_to_its_user(services: Services, steps: Steps) -> None:
@@ -152,13 +152,13 @@ async def test_a_certificate_of_no_authority_is_refused(
 
 
 async def test_a_certificate_whose_name_cannot_be_read_is_refused(steps: Steps, authority: Authority) -> None:
-    """Trust alone would let it in, because the authority has signed it; but the device record could not show it."""
+    """The authority has signed the certificate, but the device record could not show its name."""
     with pytest.raises(PermissionDenied):
         await steps.registrations.begin(_unreadable(authority), SECURE_TYPE, "vendor-1")
 
 
 def _unreadable(authority: Authority) -> ClientCertificate:
-    """A certificate with half a character for a name."""
+    """A certificate whose name ends in the middle of a character."""
     good = authority.issue("nameless").certificate
     signed = good.tbs_certificate_bytes.replace(b"nameless", b"nameles\xff")
     assert isinstance(authority.own.key, EllipticCurvePrivateKey)

@@ -1,4 +1,4 @@
-"""Whose certificates a device type believes (reference 7.1; RFC 5280, 6.1)."""
+"""Which certificates a device type trusts (reference 7.1; RFC 5280, 6.1)."""
 
 import datetime as dt
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def _named_as_the_authority(authority: Authority) -> Issued:
 
 
 def _by_an_impostor(authority: Authority) -> Issued:
-    """Another authority of the same name, which is even shown."""
+    """Signed by another authority of the same name, whose certificate is presented, too."""
     impostor = Authority(authority.own.certificate.subject.rfc4514_string()[3:], now=NOW)
     issued = impostor.issue()
     return Issued(issued.certificate, issued.key, (impostor.own.certificate,))
@@ -170,7 +170,7 @@ def test_junk_is_refused(authority: Authority, junk: bytes) -> None:
 
 
 def test_a_certificate_of_an_unknown_version_is_refused(authority: Authority) -> None:
-    """OpenSSL reads such a certificate and lets its owner in; cryptography does not read it."""
+    """OpenSSL accepts such a certificate in the handshake; cryptography refuses to read it."""
     good = authority.issue().shown
     version_6 = good.leaf.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
     assert version_6 != good.leaf

@@ -1,4 +1,4 @@
-"""Ada's lights live in a third party's cloud: the whole daemon's services, and that cloud, both on loopback."""
+"""Ada's lights have a cloud connector: the services of the daemon and a third party's cloud, both on loopback."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,7 @@ from broker.connectors.terms import ConnectorEntry, ConnectorTerms
 from broker.services import Services
 from config.settings import Address, Outbound, Settings
 from protocols.outbound.connectors import third_party
-from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
-from storage.records import ConnectorRecord
 from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
@@ -51,38 +49,29 @@ def opener(settings: Settings, engine: SqliteEngine, fake_clock: FakeClock, way_
 
 
 def terms(cloud: ThirdPartyCloud, **about: Any) -> ConnectorTerms:
-    """The example's connector for this cloud, with what the test wants to be otherwise."""
+    """The connector of the example file for this cloud, with the test's changes."""
     entry = cloud.connector()
     entry["parameters"] |= about.pop("parameters", {})
     return msgspec.convert(entry | about, ConnectorEntry).terms
 
 
-async def bind(services: Services, world: World, terms: ConnectorTerms) -> None:
-    """As provisioning does it."""
-    sealed = services.core.vault.seal(msgspec.json.encode(terms).decode())
-    record = ConnectorRecord(world.light_type, terms.plugin, sealed)
-
-    def work(tx: Transaction) -> None:
-        tx.connectors.put_connector(record)
-        tx.connectors.demand_authorization()
-
-    await services.core.database.write(work)
-    await services.device_types.catalog.reload()
-    await services.connectors.catalog.reload()
-    await services.devices.registry.reload()
+async def bind(services: Services, terms: ConnectorTerms) -> None:
+    """Give lights this connector."""
+    entry = msgspec.to_builtins(terms) | {"device_type": LIGHT_TYPE}
+    await services.provisioning.apply({"connectors": [entry]})
 
 
 @pytest.fixture
 async def bound(services: Services, world: World, cloud: ThirdPartyCloud, door: Address) -> Services:
-    """Lights have a connector, and third parties can reach us."""
+    """Lights have a connector, and third parties can reach the service."""
     services.core.site.listens_on({"http": door})
-    await bind(services, world, terms(cloud))
+    await bind(services, terms(cloud))
     return services
 
 
 @dataclass
 class Browser:
-    """Ada's, at her application."""
+    """Ada's browser, at her application."""
 
     api: httpx.AsyncClient
     services: Services
@@ -93,7 +82,7 @@ class Browser:
         return await self.api.post(about.pop("path", PROVIDER_AUTH), headers=headers, **about)
 
     async def agree(self, begun: httpx.Response) -> httpx.Response:
-        """At the third party she says yes, or no, and comes back to us."""
+        """Ada allows or denies access at the third party, and returns to the service."""
         assert begun.status_code == 302, begun.text
         decided = await self.api.get(begun.headers["Location"])
         assert decided.status_code == 302, decided.text
@@ -145,7 +134,7 @@ async def pull(services: Services) -> None:
 
 
 async def quiet(services: Services) -> None:
-    """Until third parties are not waited for any more."""
+    """Wait until no job for a third party is left."""
     with trio.fail_after(30):
         while services.connectors.statistics().waiting:
             await trio.lowlevel.checkpoint()

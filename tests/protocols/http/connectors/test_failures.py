@@ -1,4 +1,4 @@
-"""Third parties and plug-ins that are slow, broken, malicious or gone harm nobody else."""
+"""Slow, broken or malicious third parties and plug-ins affect only their own devices."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,7 +48,7 @@ async def never() -> Response:
 
 
 class Impatient:
-    """Waits long for whoever answers at all, and not at all long for the others."""
+    """Has a long time-out for paths that answer, and a short one for the others."""
 
     def __init__(self, cloud: ThirdPartyCloud) -> None:
         http = OutboundHttp(client_context(""), allow_private=True)
@@ -71,7 +71,7 @@ def way_out(cloud: ThirdPartyCloud) -> ThirdParty:
 async def test_an_expired_token_is_refreshed(browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock) -> None:
     await browser.authorize()
     await pull(browser.services)
-    fake_clock.advance(HOUR_MS)  # the token's time is over
+    fake_clock.advance(HOUR_MS)  # the token has expired
     old = dict(cloud.access)
     cloud.access.clear()
     cloud.readings = [{"at": NOW_MS, "temp": 19}]
@@ -79,7 +79,7 @@ async def test_an_expired_token_is_refreshed(browser: Browser, cloud: ThirdParty
     assert cloud.paths().count("/token") == 2
     assert len(await browser.messages()) == 1
     assert set(cloud.access).isdisjoint(old)
-    fake_clock.advance(HOUR_MS)  # the refresh token was replaced, and the new one is what was kept
+    fake_clock.advance(HOUR_MS)  # the refresh token was replaced by a new one
     await pull(browser.services)
     assert cloud.paths().count("/token") == 3
     assert (await browser.device())["cloudAuthorization"] == "AUTHORIZED"
@@ -256,7 +256,7 @@ async def test_an_action_reported_by_the_third_party_is_not_sent_back(
             "kind": "action",
         }
     }
-    await bind(browser.services, world, terms(cloud, parameters=parameters))
+    await bind(browser.services, terms(cloud, parameters=parameters))
     await browser.authorize()
     answer = await api.post(f"{NOTIFICATIONS}?key=k", json={"did": KITCHEN})
     assert answer.status_code == 200
@@ -269,7 +269,7 @@ async def test_a_notification_without_data_asks_for_them(
     api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud
 ) -> None:
     parameters = {"notification": {"secret_parameter": {"name": "key", "value": "k"}, "account": "user"}}
-    await bind(browser.services, world, terms(cloud, parameters=parameters))
+    await bind(browser.services, terms(cloud, parameters=parameters))
     await browser.authorize()
     await pull(browser.services)
     cloud.readings = [{"at": NOW_MS, "temp": 19}]
@@ -306,9 +306,9 @@ class TestLimits:
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 80
 
     async def test_a_type_may_have_limits_of_its_own(
-        self, api: httpx.AsyncClient, browser: Browser, world: World, cloud: ThirdPartyCloud, fake_clock: FakeClock
+        self, api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
     ) -> None:
-        await bind(browser.services, world, terms(cloud, calls_per_day=5))
+        await bind(browser.services, terms(cloud, calls_per_day=5))
         await browser.authorize()
         await pull(browser.services)
         await self.act(api, browser, 20)
@@ -319,9 +319,9 @@ class TestLimits:
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
 
     async def test_a_browser_that_returns_when_the_limit_is_reached(
-        self, browser: Browser, world: World, cloud: ThirdPartyCloud
+        self, browser: Browser, cloud: ThirdPartyCloud
     ) -> None:
-        await bind(browser.services, world, terms(cloud, calls_per_minute=2))
+        await bind(browser.services, terms(cloud, calls_per_minute=2))
         assert (await browser.authorize()).headers["Location"] == REFERER
         assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=temporarily_unavailable"
 

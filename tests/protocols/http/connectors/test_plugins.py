@@ -1,4 +1,4 @@
-"""Third parties that are not reached by the plug-in that ships: an installed one with rules of its own, and OAuth 1."""
+"""An installed plug-in that signs its own requests, and third parties with OAuth 1."""
 
 from collections.abc import Mapping
 from math import inf
@@ -105,14 +105,14 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def come_back(browser: Browser, begun: httpx.Response, parameters: Mapping[str, str]) -> httpx.Response:
-    """From the third party's page, with these parameters besides the state."""
+    """The browser returns from the third party's page with these parameters and the state."""
     query = parse_qs(urlsplit(begun.headers["Location"]).query)
     return await browser.api.get(f"{query['redirect_uri'][0]}?{urlencode({'state': query['state'][0], **parameters})}")
 
 
 @pytest.fixture
 async def linked(browser: Browser, world: World, _installed: None) -> Browser:
-    await bind(browser.services, world, msgspec.convert({"plugin": "clockwork", "oauth2": OAUTH2}, ConnectorTerms))
+    await bind(browser.services, msgspec.convert({"plugin": "clockwork", "oauth2": OAUTH2}, ConnectorTerms))
     back = await come_back(browser, await browser.begin(), {"code": "c"})
     assert back.headers["Location"] == REFERER
     return browser
@@ -146,7 +146,7 @@ async def test_a_notification_hook_that_crashes_is_answered_with_503(linked: Bro
 
 @pytest.fixture
 async def oauth1(browser: Browser, world: World) -> Browser:
-    await bind(browser.services, world, msgspec.convert({"oauth1": OAUTH1}, ConnectorTerms))
+    await bind(browser.services, msgspec.convert({"oauth1": OAUTH1}, ConnectorTerms))
     return browser
 
 
@@ -189,7 +189,7 @@ async def test_pulls_without_room_follow_when_there_is_room(
     monkeypatch.setattr("broker.connectors.fetches._LOOK_SECONDS", inf)
     parameters = {"fetch": [{"url": "https://cloud.example/pulled/{did}", "payload": "@"}]}
     terms = msgspec.convert({"oauth2": OAUTH2, "parameters": parameters}, ConnectorTerms)
-    await bind(browser.services, world, terms)
+    await bind(browser.services, terms)
     devices = [KITCHEN]
     for number in range(20):
         new = {"dtid": LIGHT_TYPE, "name": f"Light {number}"}

@@ -1,4 +1,4 @@
-"""Each refusal of provider authentication and of the connector paths, and that it changes nothing."""
+"""The refusals of provider authentication and of the connector paths; each changes nothing."""
 
 from typing import Any
 
@@ -176,10 +176,10 @@ async def change_oauth2(services: Services, world: World, **about: Any) -> None:
     changed: ConnectorTerms = msgspec.structs.replace(
         connector.terms, oauth2=msgspec.structs.replace(connector.terms.oauth2, **about)
     )
-    await bind(services, world, changed)
+    await bind(services, changed)
 
 
-# Coming back
+# The return from the third party
 
 
 def refused(answer: httpx.Response) -> bool:
@@ -260,7 +260,7 @@ async def test_a_callback_with_too_many_parameters(api: httpx.AsyncClient, brows
     assert (await api.get(f"{CALLBACK}?{'a=1&' * 101}")).status_code == 400
 
 
-# Third parties that call in
+# Notifications of third parties
 
 
 @pytest.mark.parametrize(

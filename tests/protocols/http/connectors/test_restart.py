@@ -1,4 +1,4 @@
-"""What is under way when the daemon ends goes on when it is back: authorizations, links, pulls, Actions."""
+"""Authorizations, links, pulls and Actions that are under way continue after a restart."""
 
 import httpx
 import pytest
@@ -39,7 +39,7 @@ async def state_of(services: Services) -> str:
 async def world_of_lights(opener: ServicesOpener, cloud: ThirdPartyCloud) -> World:
     async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
-        await bind(services, world, terms(cloud))
+        await bind(services, terms(cloud))
         return world
 
 

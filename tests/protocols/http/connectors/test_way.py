@@ -1,4 +1,4 @@
-"""The whole way: a device is linked, its data come, it does what it is told, and it is unlinked again."""
+"""The life of a linked device: it is linked, its data are fetched, it gets Actions, and it is unlinked."""
 
 import httpx
 
