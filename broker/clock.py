@@ -1,4 +1,4 @@
-"""Time comes in from outside, so that tests decide what time it is."""
+"""Clocks are passed to the capabilities, so that tests can set the time."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def system_steady_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Wall-clock time in milliseconds since the epoch, UTC; and a steady one that nobody can set, since whenever."""
+    """The wall clock in ms since the epoch, UTC; and a steady clock in ms that cannot be set and starts anywhere."""
 
     now_ms: Callable[[], int] = system_now_ms
     steady_ms: Callable[[], int] = system_steady_ms

@@ -1,4 +1,4 @@
-"""Messages and Actions as the outside sees them. Names here are Python's; each protocol renders its own."""
+"""Messages and Actions as clients see them. Each protocol renders the members under its own names."""
 
 from dataclasses import dataclass
 

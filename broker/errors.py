@@ -1,7 +1,7 @@
-"""The refusals of the service: facts on the leaves, rendered by each protocol in its own form.
+"""The refusals of the service: exceptions with data, which each protocol renders in its own form.
 
-Anything that is not a `DomainError` is our bug. `status` is the HTTP status, `code` the number inside the error body
-where reference 3.2 gives it one of its own, and `str(error)` the REST text.
+Any exception that is not a `DomainError` is a bug. `status` is the HTTP status, `code` the number inside the error body
+(reference 3.2 gives some refusals a number of their own), and `str(error)` the REST text.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class DomainError(Exception):
 
 @dataclass(eq=False)
 class BadRequest(DomainError):
-    """The body or frame is not what the protocol calls well-formed."""
+    """The body or frame is not well-formed."""
 
     status = 400
     template = "Bad Request"
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(eq=False)
 class ValidationFailed(DomainError):
-    """One or more members do not hold what they must; every finding names its field."""
+    """One or more members have invalid values; every finding names its field."""
 
     status = 400
     template = "Validation Error"
@@ -107,7 +107,7 @@ class NotFound(DomainError):
 
 @dataclass(eq=False)
 class DeviceNotFound(NotFound):
-    """No such device. REST says `Not Found`; the device channel has a text of its own."""
+    """No such device. REST answers `Not Found`; the device channel has its own text."""
 
     device_id: str = ""
 
@@ -151,7 +151,7 @@ class EmailTaken(DomainError):
 
 @dataclass(eq=False)
 class TryLater(DomainError):
-    """Too much of something; it is worth another try in `retry_seconds`."""
+    """A limit is reached; the caller may try again in `retry_seconds`."""
 
     status = 429
     retry_seconds: int
@@ -166,7 +166,7 @@ class TooManyAttempts(TryLater):
 
 @dataclass(eq=False)
 class Gone(DomainError):
-    """It existed, and never will again."""
+    """The object existed and is gone for ever."""
 
     status = 410
     template = "Gone"
@@ -183,7 +183,7 @@ class NotInThisVersion(DomainError):
 
 @dataclass(eq=False)
 class PayloadTooLarge(DomainError):
-    """`data` is over the plan's limit. MQTT and CoAP name the device, everyone else the organization."""
+    """`data` is over the plan's limit. MQTT and CoAP name the device, other protocols the organization."""
 
     status = 413
     template = "Plan quota exceeded for organization {organization_id}. Reason: Max payload size limit"
@@ -199,7 +199,7 @@ class BodyTooLarge(DomainError):
 
 @dataclass(eq=False)
 class StorageUnavailable(DomainError):
-    """The store could not be written; nothing of the request was kept. `reason` is for the log, never for the wire."""
+    """The store could not be written; nothing of the request was stored. `reason` is for the log only."""
 
     status = 503
     template = "Service Unavailable"

@@ -1,12 +1,14 @@
-"""What happened, in the past tense, and the router that tells those who asked.
+"""Facts, named in the past tense, and the router that delivers them to the capabilities that subscribed.
 
-Calls go down, facts go up. Facts are batches where they are hot, single where they are rare. Handlers are synchronous:
-one that needs time puts the fact into a bounded queue of its own and returns. A handler that raises is logged and does
-not harm the sender or the other handlers.
+A capability calls those below it and reports to those above it by facts. A fact on the path of each message carries a
+batch; a rare one carries one event. Handlers are synchronous: a handler that needs time puts the fact into a bounded
+queue of its own and returns. A handler that raises is logged; the publisher and the other handlers go on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import structlog
@@ -14,7 +16,7 @@ import structlog
 from broker.envelope import Action
 from storage.records import GrantRecord, MessageRow
 
-F = TypeVar("F", bound="Fact")
+_F = TypeVar("_F", bound="Fact")
 _log = structlog.get_logger(__name__)
 
 
@@ -50,7 +52,7 @@ class DeviceWentOnline(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceConnectedAgain(Fact):
-    """A device that is online has another connection: a second one, or one that took over."""
+    """A device that is online has another connection: a second one, or one that replaced the first."""
 
     device: int
     protocol: str
@@ -67,17 +69,17 @@ class DeviceWentOffline(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChanged(Fact):
-    """The device's record, its enabled flag or its token changed."""
+    """The device's record, its enabled flag or its token changed, or the device was deleted."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFact(Fact):
-    """Something happened to a device's place in the inventory (reference 20).
+    """A device was created, changed or deleted in the inventory (reference 20).
 
-    It carries all that decides who may hear of it, because after `DeviceDeleted` nobody can look it up.
-    `application_id` is the application of the token that caused it; None for operators.
+    The fact carries everything that decides who may hear of it, because after `DeviceDeleted` the store no longer
+    shows the device. `application_id` is the application of the token that caused the change; None for operators.
     """
 
     device: int
@@ -99,29 +101,29 @@ class DeviceCreated(DeviceFact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdated(DeviceFact):
-    """device.updated: its name, its Manifest version or its policy changed."""
+    """device.updated: the device's name, Manifest version or Manifest version policy changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnabled(DeviceFact):
-    """device.connected: it may send and receive again."""
+    """device.connected: the device may send and receive again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDisabled(DeviceFact):
-    """device.disconnected: it may neither send nor receive."""
+    """device.disconnected: the device may neither send nor receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDeleted(DeviceFact):
-    """device.deleted: what depends on it (rules, scenes, subscriptions, trials) has lost it."""
+    """device.deleted: whatever depends on the device (rules, scenes, subscriptions, trials) must let go of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvailabilityChanged(Fact):
     """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
 
-    Whoever causes it holds the `Device`, so that `Devices.get_nowait` gives it.
+    The publisher holds the `Device`, so that handlers get it from `Devices.get_nowait`.
     """
 
     device: int
@@ -131,21 +133,21 @@ class AvailabilityChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ProviderAuthRemoved(Fact):
-    """The device's authorization at its third party was taken back; subscriptions end (reference 11.2)."""
+    """The device's authorization at its third party was revoked; subscriptions end (reference 11.2)."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
 class SharesChanged(Fact):
-    """Who shares this device changed: somebody accepted, left or was removed. The shared `Device` knows already."""
+    """A user accepted or left a share of this device, or was removed. The shared `Device` is up to date already."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrantsChanged(Fact):
-    """A user allows an application more or less than before: now these grants, of all that the two have."""
+    """A user's grants for an application changed; `grants` are all that the user grants this application now."""
 
     user: int
     application: int
@@ -154,7 +156,7 @@ class GrantsChanged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlanApproved(Fact):
-    """A monetization plan of this device type counts from now on."""
+    """A monetization plan of this device type is in force from now on."""
 
     device_type: int
 
@@ -170,27 +172,41 @@ class UserProfileUpdated(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenRevoked(Fact):
-    """The token was revoked, or expired: connections that came with it must end. `hash` is its SHA-256."""
+    """The token was revoked or expired: connections that authenticated with it must end. `hash` is its SHA-256."""
 
     hash: bytes
 
 
+class FactPhase(IntEnum):
+    """When a handler hears of a fact. Every handler of one phase is called before any handler of the next."""
+
+    #: Bring up to date what the broker knows: caches, permissions, registries, quotas, presence.
+    STATE = 1
+    #: Act on what the broker knows: deliver, close connections, feed subscribers, wake workers.
+    EFFECT = 2
+
+
 class Router:
-    """Hands each fact to those who asked for its type, in the order in which they asked."""
+    """Calls the handlers of a fact's type, phase by phase; within a phase in the order of the subscriptions."""
 
     def __init__(self) -> None:
-        self._handlers: dict[type[Fact], list[Callable[[Any], None]]] = {}
+        self._subscriptions: dict[type[Fact], list[tuple[FactPhase, Callable[[Any], None]]]] = {}
+        self._handlers: dict[type[Fact], tuple[Callable[[Any], None], ...]] = {}
 
-    def subscribe(self, kind: type[F], handler: Callable[[F], None]) -> None:
-        self._handlers.setdefault(kind, []).append(handler)
+    def subscribe(self, kind: type[_F], handler: Callable[[_F], None], phase: FactPhase = FactPhase.EFFECT) -> None:
+        subscriptions = self._subscriptions.setdefault(kind, [])
+        subscriptions.append((phase, handler))
+        subscriptions.sort(key=itemgetter(0))
+        self._handlers[kind] = tuple(known for _, known in subscriptions)
 
     def publish_all(self, facts: Iterable[Fact] | None) -> None:
         for fact in facts or ():
             self.publish(fact)
 
     def publish(self, fact: Fact) -> None:
+        """Return when every handler of this type of fact has returned."""
         for handler in self._handlers.get(type(fact), ()):
             try:
                 handler(fact)
-            except Exception:  # noqa: BLE001 - the one boundary between a sender and its listeners
+            except Exception:  # noqa: BLE001 - a failing handler must harm neither the publisher nor other handlers
                 _log.exception("fact_handler_failed", fact=type(fact).__name__, handler=repr(handler))

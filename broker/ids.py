@@ -22,7 +22,7 @@ def is_id(text: str) -> bool:
 
 
 def is_device_type_id(text: str) -> bool:
-    """Imported device types may have any plain name as their id."""
+    """Whether the text may be the id of a device type. Imported device types may have any plain name as their id."""
     return _DEVICE_TYPE.match(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Sealing what must be readable again, hashing what must not, and the key both stand on."""
+"""Secrets: sealing those that must be readable again, hashing the others."""
 
 import hashlib
 from typing import Final
@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet
 
 
 class Vault:
-    """Seals device tokens and client secrets at rest with the daemon's key (32 bytes, URL-safe Base64)."""
+    """Encrypts device tokens and client secrets at rest with the daemon's key (32 bytes, URL-safe Base64)."""
 
     def __init__(self, key: bytes) -> None:
         self._fernet = Fernet(key)
@@ -23,12 +23,12 @@ class Vault:
         return self._fernet.encrypt(secret.encode())
 
     def open(self, sealed: bytes) -> str:
-        """Raises cryptography's InvalidToken when the key is not the one that sealed it."""
+        """Decrypt. Raises cryptography's InvalidToken when another key sealed the secret."""
         return self._fernet.decrypt(sealed).decode()
 
 
 def token_hash(token: str) -> bytes:
-    """How tokens are kept and looked up. They carry 128 random bits, so a plain hash is enough."""
+    """The SHA-256 under which a token is stored and found. A token has 128 random bits: no slow hash is needed."""
     return hashlib.sha256(token.encode()).digest()
 
 

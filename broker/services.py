@@ -100,7 +100,7 @@ async def _open_rooms(
     limits = await open_limits(core, mail, devices)
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
-    routing = await open_routing(core, devices, sender=messages.ingest.sender, toll=limits.charged)
+    routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     provisioning = await open_provisioning(

@@ -1,1 +1,1 @@
-"""Settings, limits and logging: read once at start, never changed behind a reader's back."""
+"""Settings, limits and logging. They are read at the start and do not change while the daemon runs."""

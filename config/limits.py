@@ -1,4 +1,4 @@
-"""The numbers of the reference, each in one place."""
+"""The limits of the reference, each in one place."""
 
 from typing import Final
 
@@ -45,11 +45,11 @@ PASSWORD_MISSES: Final = 5  # reference 4.2: wrong passwords for one account wit
 PASSWORD_ADDRESS_MISSES: Final = 50  # wrong passwords from one address within the window
 PASSWORD_WINDOW_SECONDS: Final = 900
 PASSWORD_MIN_CHARACTERS: Final = 8  # reference 4.2
-PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer ones are hashed for nobody
-PASSWORD_RESET_SECONDS: Final = 1_800  # how long the code of a reset mail is good for
+PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer passwords are refused before they are hashed
+PASSWORD_RESET_SECONDS: Final = 1_800  # validity of the code in a reset mail
 PASSWORD_RESETS: Final = 10  # asked for from one address within the window
 PASSWORD_RESET_WINDOW_SECONDS: Final = 900
-INVITATION_SECONDS: Final = 7 * 86_400  # how long an invitation to open an account is good for
+INVITATION_SECONDS: Final = 7 * 86_400  # validity of an invitation to open an account
 EXTERNAL_SIGN_IN_SECONDS: Final = 600  # from leaving for an identity provider to coming back
 EXTERNAL_SIGN_INS: Final = 10_000  # that may be under way
 EXTERNAL_SIGN_INS_OF_ONE: Final = 100  # begun from one address within the window
@@ -62,7 +62,7 @@ APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 CALLS_PER_ADDRESS: Final = 600  # reference 21.1: a minute, where no token is counted
 FREE_MONTHLY_MESSAGES: Final = 100_000  # reference 24: what an organization has without a plan
 
-COAP_EXCHANGE_SECONDS: Final = 247  # reference 17: duplicates are known for as long
+COAP_EXCHANGE_SECONDS: Final = 247  # reference 17: how long duplicates are recognised
 COAP_SILENCE_SECONDS: Final = 300  # an observer is pinged after that
 COAP_IDLE_SECONDS: Final = 600  # a DTLS session without observation ends after that
 COAP_BODY_BYTES: Final = 2048  # assembled from blocks, or in one datagram
@@ -77,7 +77,7 @@ EXPORT_URL_CHARACTERS: Final = 2_000
 CONNECTOR_CALLS_PER_MINUTE: Final = 60  # reference 21.1: calls to the external cloud, for each user
 CONNECTOR_CALLS_PER_DAY: Final = 10_000
 CONNECTOR_PULL_MINUTES: Final = 60  # reference 24
-CONNECTOR_STATE_SECONDS: Final = 600  # how long a user may take to authorize us at the third party
+CONNECTOR_STATE_SECONDS: Final = 600  # how long a user may take to authorize the connector at the third party
 CONNECTOR_STATES: Final = 5  # authorizations of one device under way
 CONNECTOR_NOTIFICATION_BYTES: Final = 256 * 1024  # what a third party may send in one request
 CONNECTOR_ANSWER_BYTES: Final = 1024 * 1024  # what a third party may answer
@@ -88,15 +88,15 @@ CONNECTOR_REQUESTS: Final = 20  # requests of one hook call
 CONNECTOR_SUB_DEVICES: Final = 100  # of one linked device
 CONNECTOR_WAITING: Final = 1_000  # Actions, or requests of notifications, that wait for one type's third party
 
-REGISTRATION_PIN_SECONDS: Final = 3_600  # reference 7.1: how long PIN and registration are good for
+REGISTRATION_PIN_SECONDS: Final = 3_600  # reference 7.1: validity of PIN and registration
 PIN_MISSES: Final = 5  # reference 7.1: wrong PINs by one user within the window
 PIN_WINDOW_SECONDS: Final = 600
-REGISTRATION_KEPT_DAYS: Final = 30  # those that led to nothing
+REGISTRATION_KEPT_DAYS: Final = 30  # registrations that did not complete
 
 APPROVED_ROWS_MAX: Final = 10_000  # reference 7.2: rows of one CSV
 APPROVED_UPLOADS_WAITING: Final = 10  # of one device type
 APPROVED_UPLOADS_KEPT: Final = 100  # of one device type, with their rejected rows
 APPROVED_CERTIFICATES_MAX: Final = 100  # of one device type
-CERTIFICATE_MAX_BYTES: Final = 32 * 1024  # of a request that has one
+CERTIFICATE_MAX_BYTES: Final = 32 * 1024  # of a request with a certificate
 VENDOR_ID_MAX_CHARACTERS: Final = 64
 UPGRADE_TOKEN_SECONDS: Final = 900  # reference 13

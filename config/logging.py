@@ -1,4 +1,4 @@
-"""Structured logs: readable lines on a console, JSON where a collector reads them."""
+"""Structured logs: readable lines for a console, or JSON for a log collector."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Send structured events to stderr. Libraries' own logging arrives there too, warnings and worse."""
+    """Send structured events to stderr. Warnings and errors of libraries go there, too."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"

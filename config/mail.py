@@ -2,12 +2,12 @@
 
 `outbound.smtp_url` is one of
 
-- `smtp://` (port 587): STARTTLS, with the certificate checked. A server on this machine's loopback may do without it,
-  and if it offers it, its certificate is not checked: a plain connection would have been good enough.
+- `smtp://` (port 587): STARTTLS, with the certificate checked. On this machine's loopback, a plain connection is
+  allowed, so STARTTLS is used if the server offers it, without a check of the certificate.
 - `smtp+starttls://` (port 587): STARTTLS with the certificate checked, on loopback as well.
 - `smtps://` (port 465): TLS from the first byte, with the certificate checked.
 
-User and password are percent-decoded. No error text repeats the URL, because there may be a password in it.
+User and password are percent-decoded. No error text repeats the URL, because the URL may contain a password.
 """
 
 import re
@@ -25,12 +25,12 @@ _NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 
 
 def mail_address(text: str) -> str:
-    """The address as an envelope takes it: the domain in lower-case ASCII.
+    """The address in the form of an SMTP envelope: the domain in lower-case ASCII.
 
     Quoted local parts and address literals are refused; nothing that passes can end a header line or an SMTP command.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: the text is not an address.
     """
     local, at, domain = text.rpartition("@")
     try:
@@ -51,7 +51,7 @@ def mail_address(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who our mails are from. `domain` may be an address literal."""
+    """The sender of the daemon's mails. `domain` may be an address literal."""
 
     name: str
     local_part: str
@@ -70,7 +70,7 @@ class Sender:
         """`outbound.mail_from`, an address or `Name <address>`; empty: trunkline at the public URL's host.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the text is neither an address nor `Name <address>`.
         """
         if not mail_from:
             return cls("Trunkline", "trunkline", _domain_of(public_url))
@@ -102,7 +102,7 @@ def _domain_of(public_url: str) -> str:
 
 
 class MailSecurity(Enum):
-    """What a connection to the mail server must be before anything is said on it."""
+    """How the connection to the mail server must be secured before mail is sent."""
 
     STARTTLS_IF_OFFERED = "STARTTLS if offered"
     STARTTLS = "STARTTLS"
@@ -129,7 +129,7 @@ class SmtpServer:
         """Read `outbound.smtp_url`.
 
         Raises:
-            ValueError: with what is expected; never with the URL.
+            ValueError: the text says what is expected, and never contains the URL.
         """
         parts, port = _split(url)
         if parts is None or parts.scheme not in _SCHEMES or not parts.hostname:
@@ -138,7 +138,7 @@ class SmtpServer:
             raise ValueError("nothing may follow host:port; percent-encode / ? # @ : in user and password")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
         if not (user + password).isascii():
-            raise ValueError("user and password must be ASCII")  # smtplib can send no other
+            raise ValueError("user and password must be ASCII")  # smtplib cannot send other characters
         if password and not user:
             raise ValueError("a password needs a user")
         security, default_port = _SCHEMES[parts.scheme]
@@ -151,12 +151,12 @@ def _split(url: str) -> tuple[SplitResult | None, int | None]:
     try:
         parts = urlsplit(url)
         return parts, parts.port
-    except ValueError:  # its text quotes what may be a piece of the password
+    except ValueError:  # the error's text may quote a part of the password
         return None, None
 
 
 def is_loopback(host: str) -> bool:
-    """By what is written, not by what a name server says."""
+    """Whether the host is written as a loopback address or `localhost`; no name is resolved."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an external identity provider's entry in the configuration must be like (OpenID Connect Core, Discovery)."""
+"""Checks of an external identity provider's entry in the configuration (OpenID Connect Core, Discovery)."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -14,9 +14,10 @@ _SCOPE: Final = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
 def provider_problems(
     name: str, issuer: str, client_id: str, scopes: Collection[str], *, taken: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Key and problem, for each rule that is broken. `taken` has names in lower case."""
+    """Key and problem for each broken rule. `taken` are the names of earlier entries, in lower case."""
     if _NAME.fullmatch(name) is None:
-        yield "name", "must be 1 to 32 characters of A-Z a-z 0-9 _ . -"  # it stands in addresses and in `accountType`
+        # The name is part of addresses and of `accountType`.
+        yield "name", "must be 1 to 32 characters of A-Z a-z 0-9 _ . -"
     elif name.lower() in taken:
         yield "name", f"{name!r} is taken"
     if not is_issuer(issuer):
@@ -28,12 +29,12 @@ def provider_problems(
 
 
 def is_issuer(url: str) -> bool:
-    """OpenID Connect Discovery 1.0, 3; plain http is for loopback, where there is nobody in between."""
+    """OpenID Connect Discovery 1.0, 3; plain http is allowed on loopback only, where no one else can read it."""
     return is_trustworthy(url) and "?" not in url and "#" not in url
 
 
 def is_trustworthy(url: str) -> bool:
-    """An address that secrets may be sent to."""
+    """Whether secrets may be sent to this address."""
     try:
         parts = urlsplit(url)
         _ = parts.port

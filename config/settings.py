@@ -1,7 +1,7 @@
 """One TOML file and the environment, parsed once into frozen settings (reference 25).
 
 Every key `table.name` is also the variable `TRUNKLINE_TABLE_NAME`. An unknown key or a bad value is a `SettingsError`
-that names where it stands and what would be allowed.
+that names the place of the error and the allowed values.
 """
 
 import os
@@ -29,7 +29,7 @@ from config.rates import Rate
 
 PREFIX = "TRUNKLINE_"
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
-#: Prices have two decimals; these currencies have none, or three.
+#: Currencies with no or three decimals: refused, because prices have two decimals.
 WHOLE_CURRENCIES = frozenset(
     {"bif", "clp", "djf", "gnf", "isk", "jpy", "kmf", "krw", "mga", "pyg", "rwf", "ugx", "vnd", "vuv", "xaf", "xof"}
     | {"xpf", "bhd", "jod", "kwd", "omr", "tnd"}
@@ -43,7 +43,7 @@ class SettingsError(Exception):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a listener binds; port 0 takes a free one."""
+    """The host and port of a listener; port 0 takes a free port."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class Secure(_Table, frozen=True):
 
 
 class IdentityProvider(_Table, frozen=True):
-    """An external identity provider that speaks OpenID Connect. `name` is what `account_type` selects it by."""
+    """An external identity provider that speaks OpenID Connect. `account_type` selects a provider by its `name`."""
 
     name: str
     issuer: str
@@ -128,12 +128,12 @@ class Tls(_Table, frozen=True):
 
     @property
     def second(self) -> tuple[Path, Path] | None:
-        """The chain and the key for peers that have no suites for those of the first."""
+        """A second chain and key, for peers without a cipher suite for the first."""
         return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)
 
 
 class Limits(_Table, frozen=True):
-    """Rates are `minute/day` (reference 21.1); each is of one user in one application, or of one device."""
+    """Rates are `minute/day` (reference 21.1), each for one user in one application, or for one device."""
 
     rate_limits: Literal["on", "off"] = "on"
     quotas: Literal["on", "off"] = "on"
@@ -153,7 +153,7 @@ class Limits(_Table, frozen=True):
 
     @property
     def rates(self) -> dict[str, str]:
-        """Those of the settings that are rates, by name."""
+        """The settings that are rates, by name."""
         names = get_type_hints(Limits).keys()
         return {name: getattr(self, name) for name in names if name.endswith(("_user", "_device", "_application"))}
 
@@ -174,7 +174,7 @@ class ConnectorSettings(_Table, frozen=True):
 
 
 class PaymentSettings(_Table, frozen=True):
-    """Who collects for paid tiers: the operator by hand, or Stripe."""
+    """The payments for paid tiers: confirmed by the operator, or collected by Stripe."""
 
     processor: Literal["manual", "stripe"] = "manual"
     currency: str = "usd"
@@ -217,10 +217,10 @@ class Settings(_Table, frozen=True):
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read `path` (None: the environment alone) and lay the environment over it.
+    """Read `path` (None: only the environment); variables override the file.
 
     Raises:
-        SettingsError: with file, key, problem and allowed values in one line.
+        SettingsError: one line with file, key, problem and allowed values.
     """
     try:
         document: dict[str, Any] = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
@@ -240,7 +240,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def _overrides(environ: Mapping[str, str]) -> list[tuple[list[str], object]]:
-    """The settings among the variables, each with its key and with its value as TOML would have given it."""
+    """The settings in the environment: each key with the value that TOML would have."""
     known = _variables()
     found = []
     for name in sorted(environ):
@@ -268,10 +268,10 @@ def _from_text(text: str, keys: list[str], where: str) -> object:
 
 
 def _tables_from_json(text: str, where: str) -> object:
-    """An array of tables has no shorter form in a variable. What is in it is checked with the rest."""
+    """Decode an array of tables, which a variable holds as JSON. Its contents are checked with the other settings."""
     try:
         return msgspec.json.decode(text, type=list[dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeEncodeError):  # its text could quote a secret
+    except (msgspec.DecodeError, UnicodeEncodeError):  # the error's text could quote a secret
         raise SettingsError(f"{where}: expected a JSON array of objects") from None
 
 
@@ -380,7 +380,7 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
         ("secure.pin_seconds", settings.secure.pin_seconds, 1),
     ):
-        if not value >= lowest:  # nan is neither
+        if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
     _check_providers(settings.accounts.providers, where)
     _check_rates(settings.limits, where)
@@ -398,7 +398,7 @@ def _check_rates(limits: Limits, where: str) -> None:
 
 
 def _check_providers(providers: Sequence[IdentityProvider], where: str) -> None:
-    """`providers.py` says what each rule is for; no error text repeats a secret."""
+    """Check the providers by the rules of `providers.py`; no error text contains a secret."""
     names = {"local"}
     for index, provider in enumerate(providers):
         for key, problem in provider_problems(
@@ -418,7 +418,7 @@ def _check_mail(settings: Settings, where: str) -> None:
         key = "mail_from"
         Sender.of(settings.outbound.mail_from, settings.public_url)
     except ValueError as error:
-        # Without its cause, which could quote a password.
+        # Raised without its cause, which could quote a password.
         raise SettingsError(f"{where}: outbound.{key}: {error}") from None
 
 

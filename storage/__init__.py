@@ -1,1 +1,1 @@
-"""How it is kept: plain SQL stores, one writer with group commit, and the message log."""
+"""The store: plain SQL in one class for each capability, one writer with group commit, and the message log."""

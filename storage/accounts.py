@@ -1,15 +1,15 @@
 """Organizations, users, applications, their tokens and grants. The caller holds the transaction."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
-from storage.sql import Connection, sure
+from storage.sql import StoreConnection, sure
 
 
 class AccountStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # Organizations
@@ -77,40 +77,31 @@ class AccountStore:
         return self._user("name = :value", name)
 
     def _user(self, condition: str, value: object) -> UserRecord | None:
-        row = self._db.execute(f"SELECT * FROM user WHERE {condition}", {"value": value}).one()  # noqa: S608 - ours
+        row = self._db.execute(f"SELECT * FROM user WHERE {condition}", {"value": value}).one()  # noqa: S608 - constants
         return UserRecord(**dict(row)) if row else None
 
-    def add_user(
-        self,
-        id_: str,
-        *,
-        email: str,
-        name: str,
-        full_name: str,
-        password_hash: str | None,
-        now_ms: int,
-        account_type: str = "LOCAL",
-        email_verified: bool = True,
-    ) -> UserRecord:
+    def add_user(self, user: UserRecord) -> UserRecord:
+        """Add a user; the store gives the key. Raises StoreError when the id, address or name is taken."""
         row = self._db.execute(
             "INSERT INTO user (id, email, name, full_name, account_type, password_hash, created_on, modified_on,"
-            " email_verified_on) VALUES (:id, :email, :name, :full_name, :account_type, :password_hash, :now, :now,"
-            " :verified_on) RETURNING *",
+            " email_verified_on) VALUES (:id, :email, :name, :full_name, :account_type, :password_hash, :created_on,"
+            " :modified_on, :email_verified_on) RETURNING *",
             {
-                "id": id_,
-                "email": email,
-                "name": name,
-                "full_name": full_name,
-                "account_type": account_type,
-                "password_hash": password_hash,
-                "now": now_ms,
-                "verified_on": now_ms if email_verified else None,
+                "id": user.id,
+                "email": user.email,
+                "name": user.name,
+                "full_name": user.full_name,
+                "account_type": user.account_type,
+                "password_hash": user.password_hash,
+                "created_on": user.created_on,
+                "modified_on": user.modified_on,
+                "email_verified_on": user.email_verified_on,
             },
         ).one()
         return UserRecord(**dict(sure(row)))
 
     def verify_email(self, user: int, *, now_ms: int) -> None:
-        """The user proved that the address is theirs."""
+        """Note that the user has proved to own the address."""
         self._db.execute(
             "UPDATE user SET email_verified_on = :now WHERE key = :key AND email_verified_on IS NULL",
             {"key": user, "now": now_ms},
@@ -124,7 +115,7 @@ class AccountStore:
         )
 
     def set_sign_in(self, user: int, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
-        """How the user signs in from now on."""
+        """Set how the user signs in from now on."""
         self._db.execute(
             "UPDATE user SET account_type = :type, password_hash = :hash, modified_on = :now WHERE key = :key",
             {"key": user, "type": account_type, "hash": password_hash, "now": now_ms},
@@ -145,21 +136,12 @@ class AccountStore:
         return [_application(row) for row in rows]
 
     def redirect_uris(self) -> set[str]:
-        """Of every application."""
+        """The redirect URIs of every application."""
         rows = self._db.execute("SELECT redirect_uris FROM application")
         return {uri for row in rows for uri in json.loads(row["redirect_uris"])}
 
-    def put_application(
-        self,
-        id_: str,
-        *,
-        organization: int,
-        name: str,
-        secret: bytes,
-        methods: Sequence[str],
-        redirect_uris: Sequence[str],
-        permissions: Sequence[Mapping[str, object]],
-    ) -> ApplicationRecord:
+    def put_application(self, application: ApplicationRecord) -> ApplicationRecord:
+        """Add an application, or replace the one with its id; the store gives the key."""
         row = self._db.execute(
             "INSERT INTO application (id, organization, name, secret, methods, redirect_uris, permissions)"
             " VALUES (:id, :organization, :name, :secret, :methods, :redirect_uris, :permissions)"
@@ -167,13 +149,13 @@ class AccountStore:
             " secret = excluded.secret, methods = excluded.methods, redirect_uris = excluded.redirect_uris,"
             " permissions = excluded.permissions RETURNING *",
             {
-                "id": id_,
-                "organization": organization,
-                "name": name,
-                "secret": secret,
-                "methods": json.dumps(list(methods)),
-                "redirect_uris": json.dumps(list(redirect_uris)),
-                "permissions": json.dumps(list(permissions)),
+                "id": application.id,
+                "organization": application.organization,
+                "name": application.name,
+                "secret": application.secret,
+                "methods": json.dumps(application.methods),
+                "redirect_uris": json.dumps(application.redirect_uris),
+                "permissions": json.dumps(application.permissions),
             },
         ).one()
         return _application(sure(row))
@@ -185,7 +167,7 @@ class AccountStore:
         return TokenRecord(**dict(row)) if row else None
 
     def tokens_of(self, application: int, user: int | None) -> list[TokenRecord]:
-        """A user's tokens for an application, or, without a user, the application's own."""
+        """The tokens of a user for an application; without a user, the application's own tokens."""
         rows = self._db.execute(
             "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
             {"application": application, "user": user},
@@ -221,7 +203,7 @@ class AccountStore:
     # Grants
 
     def grants(self, application: int, user: int | None = None) -> list[GrantRecord]:
-        """What users, or one user, allow an application."""
+        """The grants of all users, or of one user, for an application."""
         rows = self._db.execute(
             "SELECT * FROM access_grant WHERE application = :application AND (:user IS NULL OR user = :user)",
             {"application": application, "user": user},
@@ -249,7 +231,7 @@ class AccountStore:
         )
 
     def add_grant(self, grant: GrantRecord) -> None:
-        """Like `put_grant`, but nothing that is allowed already is taken away."""
+        """Like `put_grant`, but a permission that is granted already is kept."""
         self._db.execute(
             "INSERT INTO access_grant (user, application, device_type, can_read, can_write)"
             " VALUES (:user, :application, :device_type, :read, :write)"
@@ -283,7 +265,7 @@ class AccountStore:
         )
 
     def remove_properties(self, user: int, application: int) -> bool:
-        """Whether there were any."""
+        """Return whether there were any."""
         row = self._db.execute(
             "DELETE FROM application_properties WHERE user = :user AND application = :application RETURNING user",
             {"user": user, "application": application},

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _ENTRIES = (
     "SELECT e.vdid, d.id AS device_id, e.uploaded_on FROM approved_list_entry AS e"
@@ -14,7 +14,7 @@ _ENTRIES = (
 
 
 class ApprovedListStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # The switch
@@ -42,7 +42,7 @@ class ApprovedListStore:
         return ApprovedEntryRecord(**dict(row)) if row else None
 
     def entries(self, device_type: int, *, offset: int, limit: int) -> tuple[list[ApprovedEntryRecord], int]:
-        """A page in the order of upload, and how many there are in all."""
+        """A page of entries in the order of upload, and the number of all entries."""
         rows = self._db.execute(
             _ENTRIES + " ORDER BY e.key LIMIT :limit OFFSET :offset",
             {"device_type": device_type, "limit": limit, "offset": offset},
@@ -77,7 +77,7 @@ class ApprovedListStore:
         return _upload(row) if row else None
 
     def next_upload(self) -> ApprovedUploadRecord | None:
-        """The oldest one with something left to do."""
+        """The oldest upload that is not done."""
         row = self._db.execute(
             "SELECT * FROM approved_list_upload WHERE status = 'Processing' ORDER BY key LIMIT 1"
         ).one()
@@ -99,7 +99,7 @@ class ApprovedListStore:
         )
 
     def save_upload(self, upload: ApprovedUploadRecord) -> None:
-        """How far it has got. One that is done needs its content no more."""
+        """Save the progress of an upload. The content of an upload that is done is erased."""
         self._db.execute(
             "UPDATE approved_list_upload SET status = :status, total = :total, succeeded = :succeeded,"
             " failed = :failed, content = CASE WHEN :status = 'Processing' THEN content END WHERE key = :key",
@@ -113,7 +113,7 @@ class ApprovedListStore:
         )
 
     def forget_uploads(self, device_type: int, *, keep: int) -> None:
-        """Remove the oldest that are done, all but so many."""
+        """Remove the oldest uploads that are done, but keep so many."""
         self._db.execute(
             "DELETE FROM approved_list_upload WHERE device_type = :key AND status <> 'Processing' AND key NOT IN"
             " (SELECT key FROM approved_list_upload WHERE device_type = :key ORDER BY key DESC LIMIT :keep)",
@@ -121,7 +121,7 @@ class ApprovedListStore:
         )
 
     def add_rejections(self, upload: int, rejected: Iterable[tuple[int, str]]) -> None:
-        """Rows by their number, from 1, each with the reason."""
+        """Note the rows that were rejected: their numbers, from 1, each with the reason."""
         rows = [(upload, row, message) for row, message in rejected]
         if rows:
             self._db.put_many("approved_list_rejection", ("upload", "row", "message"), ("upload", "row"), rows)
@@ -137,7 +137,7 @@ class ApprovedListStore:
     # Certificates
 
     def certificates(self, device_type: int) -> Sequence[tuple[str, bytes]]:
-        """Their ids and DER, in the order in which they came."""
+        """The ids of the certificates and their DER, in the order of upload."""
         rows = self._db.execute(
             "SELECT id, certificate FROM approved_list_certificate WHERE device_type = :key ORDER BY key",
             {"key": device_type},
@@ -154,7 +154,7 @@ class ApprovedListStore:
         return row is not None
 
     def remove_certificate(self, device_type: int, id_: str) -> bytes | None:
-        """Gives what was removed."""
+        """Remove a certificate and return its DER."""
         row = self._db.execute(
             "DELETE FROM approved_list_certificate WHERE device_type = :key AND id = :id RETURNING certificate",
             {"key": device_type, "id": id_},

@@ -1,19 +1,19 @@
-"""What users authorized: families of tokens, their refresh tokens, and the codes that lead to them.
+"""Authorizations of users: families of tokens, their refresh tokens, and the codes that are exchanged for tokens.
 
-The caller holds the transaction. Access tokens themselves stand in storage/accounts.py.
+The caller holds the transaction. Access tokens are in storage/accounts.py.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
-_KEPT_DEVICE_CODE_MS = 86_400_000  # so long is an old one called expired, and not unknown
+_KEPT_DEVICE_CODE_MS = 86_400_000  # until then an old code is answered as expired, afterwards as unknown
 
 
 class AuthorizationStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # Families and refresh tokens
@@ -27,7 +27,7 @@ class AuthorizationStore:
         return int(row["key"]) if row else 0
 
     def end_family(self, family: int) -> list[bytes]:
-        """The family, its refresh tokens and its access tokens are gone; gives the hashes of the last."""
+        """Delete the family, its refresh tokens and its access tokens; return the hashes of the access tokens."""
         rows = self._db.execute("SELECT hash FROM token WHERE family = :family", {"family": family})
         hashes = [row["hash"] for row in rows]
         self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
@@ -38,7 +38,7 @@ class AuthorizationStore:
         return [row["key"] for row in rows]
 
     def forget_codes_of(self, user: int) -> None:
-        """What the user agreed to and nobody has fetched yet will not be had."""
+        """Invalidate the codes that the user agreed to and that no application has exchanged yet."""
         self._db.execute(
             "DELETE FROM authorization_code WHERE user = :user AND used_on IS NULL",
             {"user": user},
@@ -48,7 +48,7 @@ class AuthorizationStore:
         )
 
     def shorten_tokens(self, family: int, *, but: bytes, until_ms: int) -> list[bytes]:
-        """Access tokens of the family other than `but` that would live longer end then; gives their hashes."""
+        """End access tokens of the family, except `but`, at that time if they expire later; return their hashes."""
         rows = self._db.execute(
             "UPDATE token SET expires_on = :until WHERE family = :family AND hash <> :but AND expires_on > :until"
             " RETURNING hash",
@@ -139,12 +139,12 @@ class AuthorizationStore:
             {"hash": hash_, "interval": interval_seconds, "now": now_ms},
         )
 
-    # What is over
+    # Removing what has ended
 
     def purge(self, *, now_ms: int, refresh_window_ms: int, limit: int) -> bool:
-        """Remove what can neither be used nor refreshed, nor recognised as replayed, any more.
+        """Remove tokens and codes that can neither be used nor refreshed and need not be recognised as replayed.
 
-        At most `limit` of each kind; gives whether there may be more.
+        At most `limit` of each kind are removed. Returns whether there may be more.
         """
         ends = {
             "token": ("hash", "expires_on <= :token_end"),
@@ -162,8 +162,8 @@ class AuthorizationStore:
         }
         more = False
         for table, (key, over) in ends.items():
-            chosen = f"SELECT {key} FROM {table} WHERE {over} LIMIT :limit"  # noqa: S608 - ours
-            statement = f"DELETE FROM {table} WHERE {key} IN ({chosen}) RETURNING 1 AS gone"  # noqa: S608 - ours
+            chosen = f"SELECT {key} FROM {table} WHERE {over} LIMIT :limit"  # noqa: S608 - constants
+            statement = f"DELETE FROM {table} WHERE {key} IN ({chosen}) RETURNING 1 AS gone"  # noqa: S608 - constants
             removed = sum(row["gone"] for row in self._db.execute(statement, parameters))
             more = more or removed >= limit
         return more

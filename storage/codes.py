@@ -1,14 +1,14 @@
-"""One-time codes that people come back with: from a mail, or from an external identity provider.
+"""One-time codes that a user brings back from a mail or from an external identity provider.
 
-The caller holds the transaction. Codes are kept as their SHA-256.
+The caller holds the transaction. A code is stored as its SHA-256.
 """
 
 from storage.records import InvitationRecord, PasswordResetRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 
 class CodeStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # New passwords
@@ -34,7 +34,7 @@ class CodeStore:
     # Invitations
 
     def put_invitation(self, invitation: InvitationRecord) -> None:
-        """The one invitation of this address; an earlier code is worth nothing from now on."""
+        """Add or replace the one invitation of this address; an earlier code becomes invalid."""
         self._db.execute(
             "INSERT INTO invitation (email, hash, organization, role, expires_on)"
             " VALUES (:email, :hash, :organization, :role, :expires_on)"
@@ -50,7 +50,7 @@ class CodeStore:
         return InvitationRecord(**dict(row)) if row else None
 
     def invitation_of(self, email: str) -> InvitationRecord | None:
-        """Of this address, whether it has expired or not."""
+        """The invitation of this address, expired or not."""
         row = self._db.execute("SELECT * FROM invitation WHERE email = :email", {"email": email}).one()
         return InvitationRecord(**dict(row)) if row else None
 
@@ -60,7 +60,7 @@ class CodeStore:
     # External identity providers
 
     def external_user(self, issuer: str, subject: str) -> int | None:
-        """The key of the user whom a provider knows by this name."""
+        """The key of the user who has this name at the provider."""
         row = self._db.execute(
             "SELECT user FROM external_identity WHERE issuer = :issuer AND subject = :subject",
             {"issuer": issuer, "subject": subject},
@@ -68,7 +68,7 @@ class CodeStore:
         return int(row["user"]) if row else None
 
     def is_known_to(self, issuer: str, user: int) -> bool:
-        """Whether a provider knows this user, by whatever name."""
+        """Whether the user has any name at the provider."""
         row = self._db.execute(
             "SELECT subject FROM external_identity WHERE issuer = :issuer AND user = :user LIMIT 1",
             {"issuer": issuer, "user": user},
@@ -86,7 +86,7 @@ class CodeStore:
         return int(row["count"]) if row else 0
 
     def add_external_sign_in(self, hash_: bytes, *, browser: bytes, content: bytes, expires_on: int) -> None:
-        """`hash_` is of the `state`, `browser` of the browser's own key, and `content` is sealed."""
+        """`hash_` is the SHA-256 of the `state`, `browser` that of the browser's own key; `content` is sealed."""
         self._db.execute(
             "INSERT INTO external_sign_in (hash, browser, content, expires_on)"
             " VALUES (:hash, :browser, :content, :expires_on)",
@@ -94,7 +94,7 @@ class CodeStore:
         )
 
     def take_external_sign_in(self, hash_: bytes, *, browser: bytes, now_ms: int) -> bytes | None:
-        """The content, once, and only for the browser that began it."""
+        """Remove and return the content, if this browser began the sign-in."""
         row = self._db.execute(
             "DELETE FROM external_sign_in WHERE hash = :hash AND browser = :browser AND expires_on > :now"
             " RETURNING content",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _LINKS = (
     "SELECT l.*, d.id AS device_id, d.owner, u.id AS owner_id FROM connector_link AS l"
@@ -14,7 +14,7 @@ _LINKS = (
 
 
 class ConnectorStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # Connectors
@@ -27,7 +27,7 @@ class ConnectorStore:
         return ConnectorRecord(**dict(row)) if row else None
 
     def put_connector(self, connector: ConnectorRecord) -> None:
-        """Bind it to its device type. See `demand_authorization`."""
+        """Bind the connector to its device type. See `demand_authorization`."""
         self._db.execute(
             "INSERT INTO connector (device_type, plugin, terms) VALUES (:device_type, :plugin, :terms)"
             " ON CONFLICT (device_type) DO UPDATE SET plugin = excluded.plugin, terms = excluded.terms",
@@ -38,7 +38,7 @@ class ConnectorStore:
         )
 
     def demand_authorization(self) -> None:
-        """Devices that needed no authorization need one now, if their type has got a connector."""
+        """Mark devices as unauthorized that needed no authorization, if their type has a connector now."""
         self._db.execute(
             "UPDATE device SET cloud_authorization = 'UNAUTHORIZED' WHERE cloud_authorization = 'NO_AUTHORIZATION'"
             " AND device_type IN (SELECT device_type FROM connector)"
@@ -51,7 +51,7 @@ class ConnectorStore:
         return _link(row) if row else None
 
     def links_of_account(self, device_type: int, account: bytes, *, limit: int) -> list[ConnectorLinkRecord]:
-        """Of devices that are linked to this account of the third party; several may be."""
+        """The links of all devices that are linked to this account of the third party."""
         rows = self._db.execute(
             _LINKS + "l.device_type = :type AND l.account = :account AND d.deleted_on IS NULL"
             " ORDER BY l.device LIMIT :limit",
@@ -60,7 +60,7 @@ class ConnectorStore:
         return [_link(row) for row in rows]
 
     def orphans(self, *, limit: int) -> list[ConnectorLinkRecord]:
-        """Links of deleted devices."""
+        """The links of deleted devices."""
         rows = self._db.execute(_LINKS + "d.deleted_on IS NOT NULL ORDER BY l.device LIMIT :limit", {"limit": limit})
         return [_link(row) for row in rows]
 
@@ -99,7 +99,7 @@ class ConnectorStore:
         return row is not None
 
     def remove_link(self, device: int, *, linked_on: int) -> bool:
-        """Remove the link that was made at `linked_on`. Whether it was still there."""
+        """Remove the link that was made at `linked_on`. Return whether it was still there."""
         row = self._db.execute(
             "DELETE FROM connector_link WHERE device = :device AND linked_on = :linked_on RETURNING device",
             {"device": device, "linked_on": linked_on},
@@ -114,9 +114,9 @@ class ConnectorStore:
         return row is not None
 
     def claim_fetches(self, device_type: int, *, now_ms: int, next_ms: int, limit: int) -> list[int]:
-        """Devices of this type whose pull is due, the longest waiting first; from now on it is due at `next_ms`.
+        """The devices of this type whose pull is due, the longest waiting first. Their next pull is due at `next_ms`.
 
-        Some of them may not be in a state to be pulled: that is for the caller to see.
+        The caller checks whether a device can be pulled now.
         """
         rows = self._db.execute(
             "UPDATE connector_link SET next_fetch_on = :next WHERE device IN (SELECT device FROM connector_link"
@@ -137,10 +137,10 @@ class ConnectorStore:
         )
         return [(row["position"], row["device"], row["data"]) for row in rows]
 
-    # Devices that a link speaks for
+    # Holders of links and their sub-devices
 
     def set_authorization(self, holder: int, state: str) -> list[int]:
-        """AUTHORIZED or UNAUTHORIZED, for the holder of a link and its sub-devices. The devices that changed."""
+        """Set AUTHORIZED or UNAUTHORIZED for the holder of a link and its sub-devices; return the changed devices."""
         rows = self._db.execute(
             "UPDATE device SET cloud_authorization = :state WHERE cloud_authorization <> :state AND (key = :holder"
             " OR key IN (SELECT device FROM connector_sub_device WHERE holder = :holder)) RETURNING key",
@@ -149,7 +149,7 @@ class ConnectorStore:
         return [row["key"] for row in rows]
 
     def holder_of(self, sub_device: int) -> int | None:
-        """The device whose link speaks for this one."""
+        """The device whose link is used for this one."""
         row = self._db.execute(
             "SELECT s.holder FROM connector_sub_device AS s JOIN device AS d ON d.key = s.holder"
             " WHERE s.device = :device AND d.deleted_on IS NULL",
@@ -158,7 +158,7 @@ class ConnectorStore:
         return int(row["holder"]) if row else None
 
     def sub_devices(self, owner: int, device_type: int, eids: Collection[str]) -> dict[str, tuple[int, int | None]]:
-        """By external id, those that there are, each with the device whose link speaks for it."""
+        """The sub-devices that exist, by external id, each with the device whose link is used for it."""
         found = {}
         for eid in eids:
             row = self._db.execute(
@@ -179,7 +179,7 @@ class ConnectorStore:
         return int(row["count"]) if row else 0
 
     def put_sub_device(self, device: int, *, holder: int) -> None:
-        """From now on `holder`'s link speaks for `device`."""
+        """From now on the link of `holder` is used for `device`."""
         self._db.execute(
             "INSERT INTO connector_sub_device (device, holder) VALUES (:device, :holder)"
             " ON CONFLICT (device) DO UPDATE SET holder = excluded.holder",
@@ -189,7 +189,7 @@ class ConnectorStore:
     # Authorizations under way
 
     def add_state(self, state: ConnectorStateRecord, *, now_ms: int, at_most: int) -> None:
-        """Keep a state; the device's oldest ones beyond `at_most`, and all that expired, are forgotten."""
+        """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
         self._db.execute(
             "INSERT INTO connector_state (hash, device, user, referer, sealed, expires_on)"
@@ -203,7 +203,7 @@ class ConnectorStore:
         )
 
     def take_state(self, hash_: bytes) -> ConnectorStateRecord | None:
-        """A state can be taken once, whatever becomes of it."""
+        """Remove and return a state."""
         row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING *", {"hash": hash_}).one()
         return ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__slots__}) if row else None
 

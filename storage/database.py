@@ -1,8 +1,8 @@
-"""What every engine offers: reads beside each other, writes that commit together, one transaction at a time.
+"""The database over any engine: concurrent reads, and writes that commit together, one transaction at a time.
 
-Writes queue up in the open group. The writer takes the whole group, commits it in one transaction and wakes the loop
-once: an idle system commits at once, a busy one batches by itself. The message log rides in the same groups
-(storage/journal.py).
+Writes wait in the open group. The writer takes the whole group, commits it in one transaction and wakes the loop once:
+an idle system commits at once, a busy one commits many writes together. Rows of the message log commit in the same
+groups (storage/journal.py).
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ from storage.retention import RetentionStore
 from storage.rollups import RollupStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
-from storage.sql import Connection, StoreError
+from storage.sql import StoreConnection, StoreError
 
 T = TypeVar("T")
 _READERS = 4
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RunSync(Protocol):
-    """Runs a blocking function somewhere; tests on the mock clock run it inline."""
+    """Runs a blocking function off the event loop; tests on the mock clock run it on the loop."""
 
     def __call__(self, sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimiter | None = None) -> Awaitable[T]: ...
 
@@ -50,7 +50,7 @@ async def _run_in_thread(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityL
     return await trio.to_thread.run_sync(sync_fn, limiter=limiter)
 
 
-class EngineConnection(Connection, Protocol):
+class EngineConnection(StoreConnection, Protocol):
     def begin(self, *, write: bool) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
@@ -89,7 +89,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class _Work:
-    """One `write` in its group, and what became of it."""
+    """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
     result: Any = None
@@ -98,7 +98,7 @@ class _Work:
 
 @dataclass(slots=True)
 class Group:
-    """What will commit together: rows of the log, other writes, and who wants to hear of it."""
+    """What will commit together: rows of the log, other writes, and the callbacks for the outcome."""
 
     messages: list[MessageRow] = field(default_factory=list)
     actions: list[ActionRow] = field(default_factory=list)
@@ -150,8 +150,13 @@ class Database:
 
     def _open(self) -> None:
         self._engine.migrate()
-        self._writer = Transaction(self._engine.open(read_only=False))
-        self._readers = [Transaction(self._engine.open(read_only=True)) for _ in range(_READERS)]
+        try:
+            self._writer = Transaction(self._engine.open(read_only=False))
+            for _ in range(_READERS):
+                self._readers.append(Transaction(self._engine.open(read_only=True)))
+        except BaseException:
+            self._close()
+            raise
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers."""
@@ -173,7 +178,7 @@ class Database:
         If `work` raises, what it wrote is undone, the rest of the group is kept, and the error is raised here.
 
         `announce` is called with what `work` returned, on the loop and in the order of the commits, as soon as it is
-        durable: also when whoever asked has gone by then.
+        durable: also when the calling task was cancelled meanwhile.
         """
         if self._closed:
             raise StoreError("the store is closed")
@@ -192,15 +197,15 @@ class Database:
         return result
 
     def request_commit(self) -> None:
-        """There is something in the open group."""
+        """Tell the writer that the open group is not empty."""
         self._wanted.set()
 
     async def commit_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The one writer. When it is cancelled it first commits what was accepted, then closes the store."""
+        """Run the one writer. When it is cancelled, it commits what was accepted and closes the store."""
         task_status.started()
         try:
             while True:
-                if not self._wanted.is_set():  # waiting for what is there already would cost a turn of a busy loop
+                if not self._wanted.is_set():  # waiting for a set event would cost a turn of a busy loop
                     await self._wanted.wait()
                 await self._commit_open_group()
         finally:
@@ -212,7 +217,7 @@ class Database:
 
     def _refuse_from_now_on(self) -> None:
         self._closed = True
-        # Whoever still puts something into the open group must not wait for a commit that will never be.
+        # A task that adds to the open group from now on must not wait for a commit that will never come.
         self.open_group = Group(error=StoreError("the store is closed"))
         self.open_group.ended.set()
 
@@ -225,7 +230,7 @@ class Database:
         except StoreError as error:
             group.error = error
             self._failures += 1
-        except Exception as error:  # noqa: BLE001 - a bug must not leave everyone without a writer
+        except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
             group.error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
@@ -272,10 +277,10 @@ def _announce(job: _Work, announce: Callable[[Any], None], error: StoreError | N
 
 
 def _isolated(callback: Callable[[T], None], argument: T) -> None:
-    """One who cannot bear the news does not keep it from the others, nor end the writer."""
+    """Call; log an exception, so that neither the other callbacks nor the writer fail with this one."""
     try:
         callback(argument)
-    except Exception:  # noqa: BLE001 - the boundary between the writer and those who wait for it
+    except Exception:  # noqa: BLE001 - the boundary between the writer and its callers
         _log.exception("commit_callback_failed", callback=repr(callback))
 
 

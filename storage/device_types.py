@@ -1,12 +1,12 @@
 """Device types, their tags and the versions of their Manifests. The caller holds the transaction."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -34,7 +34,7 @@ _TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.ke
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """From whose point of view types are listed: keys of a token's user, application and application's organization."""
+    """For whom types are listed: the keys of a token's user, application and application's organization."""
 
     user: int | None
     application: int | None
@@ -43,12 +43,12 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class TypeSearch:
-    """Which types to list: those for which every condition holds. What is None or empty is no condition."""
+    """Conditions that a listed type must all meet. None, False and empty mean no condition."""
 
     visible_to: Viewer | None = None  # published, or the viewer's own
-    usable_by: Viewer | None = None  # the viewer may make devices of it
-    reached_by: Viewer | None = None  # visible, or of a device that the viewer may reach
-    texts: tuple[str, ...] = ()  # case-folded; each is a part of the name or the unique name
+    usable_by: Viewer | None = None  # the viewer may add devices of the type
+    reached_by: Viewer | None = None  # visible, or the type of a device that the viewer may reach
+    texts: tuple[str, ...] = ()  # case-folded; each must be in the name or the unique name
     tags: tuple[str, ...] = ()  # all of them
     categories: tuple[str, ...] = ()  # any of them
     with_connector: bool = False
@@ -122,14 +122,14 @@ def _escaped(text: str) -> str:
 
 
 class DeviceTypeStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def device_type(self, key: int) -> DeviceTypeRecord | None:
         return self._one("t.key = :value", key)
 
     def by_id_or_name(self, text: str) -> DeviceTypeRecord | None:
-        """reference 1.1: wherever a dtid is accepted, the unique name is, too."""
+        """A dtid may be given as the unique name, too (reference 1.1)."""
         return self.by_id(text) or self.by_unique_name(text)
 
     def by_id(self, id_: str) -> DeviceTypeRecord | None:
@@ -149,7 +149,7 @@ class DeviceTypeStore:
         return int(row["total"]) if row else 0
 
     def page(self, search: TypeSearch, *, count: int, offset: int) -> list[DeviceTypeRecord]:
-        """Exact matches first, then by name."""
+        """A page of the types that are found, exact matches first, then by name."""
         rows = self._db.execute(
             f"{_SELECT}{_where(search)} ORDER BY CASE WHEN {search.exact_match()} THEN 0 ELSE 1 END,"
             " t.folded_name, t.key LIMIT :count OFFSET :offset",
@@ -158,7 +158,7 @@ class DeviceTypeStore:
         return [_device_type(row) for row in rows]
 
     def types_owned_by(self, user: int) -> set[int]:
-        """The types that the user has a device of."""
+        """The keys of the types of the user's devices."""
         rows = self._db.execute(
             "SELECT DISTINCT device_type FROM device WHERE owner = :user AND deleted_on IS NULL", {"user": user}
         )
@@ -167,55 +167,45 @@ class DeviceTypeStore:
     def tags(self, search: TypeSearch, *, prefix: str = "", limit: int) -> list[str]:
         """The tags of the types that are found, by name; the most used ones when there are more than `limit`."""
         rows = self._db.execute(
-            f"SELECT tag FROM (SELECT x.tag, count(*) AS uses{_FROM} JOIN device_type_tag AS x ON x.device_type = t.key"  # noqa: S608 - ours
+            f"SELECT tag FROM (SELECT x.tag, count(*) AS uses{_FROM} JOIN device_type_tag AS x ON x.device_type = t.key"  # noqa: S608 - constants
             f" WHERE {_where(search)} AND lower(x.tag) LIKE :prefix ESCAPE '!'"
             " GROUP BY x.tag ORDER BY uses DESC, x.tag LIMIT :limit) AS used ORDER BY tag",
             {**search.parameters(), "prefix": f"{_escaped(prefix.lower())}%", "limit": limit},
         )
         return [row["tag"] for row in rows]
 
-    def put_device_type(
-        self,
-        id_: str,
-        *,
-        unique_name: str,
-        name: str,
-        organization: int,
-        published: bool,
-        protected: bool,
-        rsp: bool,
-        description: str | None,
-        tags: Sequence[str],
-        now_ms: int,
-        owner: int | None = None,
-        vid: str = "0",
-        in_store: bool | None = None,
-    ) -> int:
+    def put_device_type(self, device_type: DeviceTypeRecord) -> int:
+        """Add a device type, or change the one with its id, and return the key that the store gave it.
+
+        Only the columns of the device type's own table are written.
+        """
         parameters = {
-            "id": id_,
-            "unique_name": unique_name,
-            "name": name,
-            "folded_name": name.casefold(),
-            "organization": organization,
-            "published": int(published),
-            "protected": int(protected),
-            "rsp": int(rsp),
-            "description": description,
-            "tags": json.dumps(list(tags)),
-            "owner": owner,
-            "vid": vid,
-            "in_store": None if in_store is None else int(in_store),
+            "id": device_type.id,
+            "unique_name": device_type.unique_name,
+            "name": device_type.name,
+            "folded_name": device_type.name.casefold(),
+            "organization": device_type.organization,
+            "published": int(device_type.published),
+            "protected": int(device_type.protected),
+            "rsp": int(device_type.rsp),
+            "description": device_type.description,
+            "tags": json.dumps(device_type.tags),
+            "owner": device_type.owner,
+            "vid": device_type.vid,
+            "in_store": None if device_type.in_store is None else int(device_type.in_store),
         }
         changes = ", ".join(f"{column} = excluded.{column}" for column in parameters if column != "id")
         row = self._db.execute(
-            f"INSERT INTO device_type ({', '.join(parameters)}, created_on)"  # noqa: S608 - our columns
+            f"INSERT INTO device_type ({', '.join(parameters)}, created_on)"  # noqa: S608 - constants
             f" VALUES ({', '.join(f':{column}' for column in parameters)}, :now)"
             f" ON CONFLICT (id) DO UPDATE SET {changes} RETURNING key",
-            {**parameters, "now": now_ms},
+            {**parameters, "now": device_type.created_on},
         ).one()
         key = int(row["key"]) if row else 0
         self._db.execute("DELETE FROM device_type_tag WHERE device_type = :key", {"key": key})
-        self._db.insert_many("device_type_tag", ("tag", "device_type"), [(tag, key) for tag in dict.fromkeys(tags)])
+        self._db.insert_many(
+            "device_type_tag", ("tag", "device_type"), [(tag, key) for tag in dict.fromkeys(device_type.tags)]
+        )
         return key
 
     # Manifests
@@ -256,10 +246,10 @@ class DeviceTypeStore:
     def failed_messages(
         self, *, device_type: int | None, device: int | None, limit: int
     ) -> list[tuple[str, FailedMessageRow]]:
-        """What failed last, newest first, with the id of each device: of one type, or of one device."""
+        """The last failed messages of one type or of one device, newest first, each with the id of its device."""
         condition = "d.device_type = :device_type" if device is None else "d.key = :device"
         rows = self._db.execute(
-            "SELECT d.id, f.* FROM device AS d JOIN failed_message AS f ON f.device = d.key"  # noqa: S608 - ours
+            "SELECT d.id, f.* FROM device AS d JOIN failed_message AS f ON f.device = d.key"  # noqa: S608 - constants
             f" WHERE d.deleted_on IS NULL AND {condition} ORDER BY f.position DESC LIMIT :limit",
             {"device_type": device_type, "device": device, "limit": limit},
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -15,7 +15,7 @@ _SELECT_ANY = (
     " FROM device AS d JOIN user AS u ON u.key = d.owner WHERE "
 )
 _SELECT = f"{_SELECT_ANY}d.deleted_on IS NULL AND "
-# Never that of a device which was removed: what others keep of it (Actions it sent, payments) is nobody else's.
+# A key is never given again: rows that refer to a removed device (Actions it sent, payments) would change hands.
 _NEXT_KEY = (
     "SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM device"
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
@@ -33,7 +33,7 @@ _SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """A device in a user's list; `share` is the id of the share it is there by, None for the user's own."""
+    """A device in a user's list; `share` is the id of the share that gives access, None for an own device."""
 
     key: int
     device_type: int
@@ -41,7 +41,7 @@ class ListedDevice:
 
 
 class DeviceStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def device(self, key: int) -> DeviceRecord | None:
@@ -55,7 +55,7 @@ class DeviceStore:
         return self._record(row) if row else None
 
     def deleted(self, id_: str) -> DeviceRecord | None:
-        """A deleted device that can still be restored."""
+        """A deleted device that can still be restored, by id."""
         row = self._db.execute(f"{_SELECT_ANY}d.deleted_on IS NOT NULL AND d.id = :id", {"id": id_}).one()
         return self._record(row) if row else None
 
@@ -75,12 +75,12 @@ class DeviceStore:
         return _device(row, shared_with)
 
     def id_of(self, key: int) -> str | None:
-        """Also of a deleted device, as long as there is something of it."""
+        """The id of a device; also of a deleted device until it is removed for good."""
         row = self._db.execute("SELECT id FROM device WHERE key = :key", {"key": key}).one()
         return str(row["id"]) if row else None
 
     def named(self, owner: int, name: str) -> list[DeviceRecord]:
-        """Names need not be unique."""
+        """The owner's devices of this name; names need not be unique."""
         rows = self._db.execute(
             _SELECT + "d.owner = :owner AND d.name = :name ORDER BY d.key", {"owner": owner, "name": name}
         )
@@ -98,7 +98,7 @@ class DeviceStore:
         """
         parts = " UNION ALL ".join([_OWNED] * own + [_SHARED] * shared)
         rows = self._db.execute(
-            f"SELECT f.key, f.device_type, f.share FROM ({parts}) AS f"  # noqa: S608 - ours
+            f"SELECT f.key, f.device_type, f.share FROM ({parts}) AS f"  # noqa: S608 - constants
             " JOIN device_type AS t ON t.key = f.device_type"
             " WHERE (:device_type IS NULL OR t.key = :device_type)"
             " AND (:type_name IS NULL OR t.name = :type_name OR t.unique_name = :type_name)"
@@ -107,33 +107,27 @@ class DeviceStore:
         )
         return [ListedDevice(*row) for row in rows.tuples()]
 
-    def put_device(
-        self,
-        id_: str,
-        *,
-        owner: int,
-        device_type: int,
-        name: str,
-        manifest_version: int,
-        manifest_version_policy: str,
-        enabled: bool,
-        now_ms: int,
-    ) -> int:
+    def put_device(self, device: DeviceRecord) -> int:
+        """Add a device, and return the key that the store gave it.
+
+        Of a device whose id is known, the name, Manifest version, Manifest version policy and enabled flag change.
+        `put_origin` writes the ids, the authorization and the certificate that come from others.
+        """
         row = self._db.execute(
-            "INSERT INTO device"  # noqa: S608 - ours
+            "INSERT INTO device"  # noqa: S608 - constants
             " (key, id, owner, device_type, name, manifest_version, manifest_version_policy, enabled, created_on)"
             f" VALUES (({_NEXT_KEY}), :id, :owner, :device_type, :name, :version, :policy, :enabled, :now)"
             " ON CONFLICT (id) DO UPDATE SET name = excluded.name, manifest_version = excluded.manifest_version,"
             " manifest_version_policy = excluded.manifest_version_policy, enabled = excluded.enabled RETURNING key",
             {
-                "id": id_,
-                "owner": owner,
-                "device_type": device_type,
-                "name": name,
-                "version": manifest_version,
-                "policy": manifest_version_policy,
-                "enabled": int(enabled),
-                "now": now_ms,
+                "id": device.id,
+                "owner": device.owner,
+                "device_type": device.device_type,
+                "name": device.name,
+                "version": device.manifest_version,
+                "policy": device.manifest_version_policy,
+                "enabled": int(device.enabled),
+                "now": device.created_on,
             },
         ).one()
         return int(row["key"]) if row else 0
@@ -141,7 +135,7 @@ class DeviceStore:
     def put_origin(
         self, key: int, *, eid: str | None, vdid: str | None, cloud_authorization: str, certificate: bytes | None
     ) -> None:
-        """What others say of the device: its connector, its vendor, its third-party cloud, and who signed for it."""
+        """Write the device's ids at its connector and vendor, its third-party authorization and its certificate."""
         self._db.execute(
             "UPDATE device SET eid = :eid, vdid = :vdid, cloud_authorization = :cloud_authorization,"
             " certificate = :certificate WHERE key = :key",
@@ -155,7 +149,7 @@ class DeviceStore:
         )
 
     def set_deleted(self, key: int, deleted_on: int | None) -> None:
-        """From now on no query shows the device; or, with None, every query does again."""
+        """Hide the device from every query from now on; with None, show it again."""
         self._db.execute("UPDATE device SET deleted_on = :on WHERE key = :key", {"key": key, "on": deleted_on})
 
     # Tokens
@@ -193,7 +187,7 @@ class DeviceStore:
         return PresenceRecord(**{**dict(row), "is_connected": bool(row["is_connected"])}) if row else None
 
     def presences(self, devices: Collection[int]) -> dict[int, PresenceRecord]:
-        """Those of the devices that have one."""
+        """The presences of those of the devices that have one."""
         found = (self.presence(device) for device in devices)
         return {record.device: record for record in found if record is not None}
 
@@ -202,7 +196,7 @@ class DeviceStore:
         self._db.put_many("presence", _PRESENCE, ("device",), rows)
 
     def end_online_periods(self) -> None:
-        """A daemon that starts has no connections: whoever was online when the last one ended is offline now."""
+        """Set devices offline that were connected when the last run ended: a starting daemon has no connections."""
         self._db.execute(
             "UPDATE presence SET availability = 'offline', last_time_online = coalesce(last_seen_on, last_time_online)"
             " WHERE availability = 'online' AND is_connected = 1"

@@ -1,20 +1,20 @@
-"""Exports: what was asked for, how far it has got, and what came of it. The caller holds the transaction."""
+"""Exports: the request, the progress and the outcome. The caller holds the transaction."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from storage.records import ExportRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _NAMES = ExportRecord.__slots__
 
 
 class ExportStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def put(self, export: ExportRecord) -> None:
-        """Add it, or replace the one with its id."""
+        """Add an export, or replace the one with its id."""
         self._db.put_many("export", _NAMES, ("id",), [tuple(getattr(export, name) for name in _NAMES)])
 
     def by_id(self, id_: str) -> ExportRecord | None:
@@ -22,7 +22,7 @@ class ExportStore:
         return _record(row) if row else None
 
     def next_with(self, status: str) -> ExportRecord | None:
-        """The oldest one in this status."""
+        """The oldest export in this status."""
         row = self._db.execute(
             "SELECT * FROM export WHERE status = :status ORDER BY key LIMIT 1", {"status": status}
         ).one()
@@ -38,12 +38,12 @@ class ExportStore:
     def page(
         self, *, user: int | None, application: int | None, trial: str | None, offset: int, limit: int
     ) -> tuple[list[ExportRecord], int]:
-        """Those of a user, or of an application without one, newest first; and how many there are in all."""
+        """A page of the exports of a user, or of an application without a user, newest first; and the number of all."""
         owner = "user = :user" if user is not None else "user IS NULL AND application = :application"
         condition = owner + (" AND trial = :trial" if trial is not None else "")
         parameters = {"user": user, "application": application, "trial": trial, "offset": offset, "limit": limit}
         rows = self._db.execute(
-            f"SELECT * FROM export WHERE {condition} ORDER BY key DESC LIMIT :limit OFFSET :offset",  # noqa: S608 - ours
+            f"SELECT * FROM export WHERE {condition} ORDER BY key DESC LIMIT :limit OFFSET :offset",  # noqa: S608 - constants
             parameters,
         )
         found = [_record(row) for row in rows]

@@ -1,6 +1,6 @@
-"""The message log's way in: rows get their position at once and become durable with the open group.
+"""The journal appends rows to the message log: a row gets its position at once and becomes durable with the open group.
 
-Everything here but the two `wait_` methods is synchronous, because it runs once per message.
+All but the two `wait_` methods is synchronous, because it runs once per message.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from storage.database import Database, Group
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
 
-#: What may wait for the writer before front ends must stop reading from their sockets.
-MAX_WAITING_ROWS = 20_000
-MAX_WAITING_BYTES = 32 * 1024 * 1024
+#: With more waiting for the writer, front ends stop reading from their sockets.
+JOURNAL_MAX_ROWS = 20_000
+JOURNAL_MAX_BYTES = 32 * 1024 * 1024
 
 
 class Journal:
-    """Gives out positions and puts rows into the group that commits next."""
+    """Assigns positions and puts rows into the group that commits next."""
 
     def __init__(self, database: Database, *, head: int) -> None:
         self._database = database
@@ -25,7 +25,7 @@ class Journal:
 
     @property
     def head(self) -> int:
-        """The highest position given out."""
+        """The highest position that was assigned."""
         return self._head
 
     def append_message(self, device: int, ts: int, cts: int, mv: int, data: str) -> int:
@@ -62,7 +62,7 @@ class Journal:
     def after_commit(self, callback: Callable[[StoreError | None], None]) -> None:
         """Call back on the loop when everything appended so far is durable, or has failed.
 
-        Call it before the next `await`: between two of those, all rows stand in the same group.
+        Call `after_commit` before the next `await`: rows appended between two of them are in the same group.
         """
         group = self._database.open_group
         if group.error is not None:  # the store is closed
@@ -72,7 +72,7 @@ class Journal:
         self._database.request_commit()
 
     async def wait_committed(self) -> None:
-        """Return when everything appended so far is durable. Raises StoreError when it is not."""
+        """Return when everything appended so far is durable. Raises StoreError when the commit failed."""
         group = self._database.open_group
         self._database.request_commit()
         await group.ended.wait()
@@ -82,10 +82,10 @@ class Journal:
     @property
     def has_room(self) -> bool:
         group = self._database.open_group
-        return group.row_count < MAX_WAITING_ROWS and group.bytes_held < MAX_WAITING_BYTES
+        return group.row_count < JOURNAL_MAX_ROWS and group.bytes_held < JOURNAL_MAX_BYTES
 
     async def wait_room(self) -> None:
-        """Return when rows may be appended again: the back-pressure that reaches a device's TCP window."""
+        """Return when rows may be appended again. A front end that waits here stops reading: back-pressure on TCP."""
         while not self.has_room:
             await self._database.open_group.ended.wait()
         await trio.lowlevel.checkpoint()

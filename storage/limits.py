@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from storage.records import CallsRecord, TallyRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _TALLY = ("name", "since_ms", "until_ms", "used")
 _CALLS = ("name", "at_ms", "calls")
@@ -12,16 +12,16 @@ _CALLS = ("name", "at_ms", "calls")
 class LimitStore:
     """The caller holds the transaction."""
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def monthly(self) -> dict[int, int]:
-        """Units a month by organization; -1 is unlimited."""
+        """The monthly limit of each organization by its key, in units; -1 is unlimited."""
         rows = self._db.execute("SELECT key, monthly_messages FROM organization")
         return {row["key"]: row["monthly_messages"] for row in rows}
 
     def tallies(self, *, now_ms: int) -> list[TallyRecord]:
-        """Of periods that are not over."""
+        """The counters of periods that have not ended."""
         rows = self._db.execute(
             "SELECT name, since_ms, until_ms, used FROM tally WHERE until_ms > :now", {"now": now_ms}
         )
@@ -35,7 +35,7 @@ class LimitStore:
         self._db.execute("DELETE FROM tally WHERE until_ms <= :ended", {"ended": ended_by_ms})
 
     def calls(self, *, after_ms: int) -> list[CallsRecord]:
-        """Oldest first."""
+        """The calls after this time, oldest first."""
         rows = self._db.execute(
             "SELECT name, at_ms, calls FROM recent_call WHERE at_ms > :after ORDER BY at_ms", {"after": after_ms}
         )

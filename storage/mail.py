@@ -1,16 +1,16 @@
-"""Outgoing mails: those that wait, and for two days those that are done, by which rates are counted."""
+"""Outgoing mails: waiting ones, and finished ones for two days, because rates are counted from them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from storage.records import MailRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 
 class MailStore:
-    """The caller holds the transaction. Services add mails through `broker.mail.Mails.add`, which keeps the rates."""
+    """The caller holds the transaction. Mails are added through `broker.mail.Mails.add`, which enforces the rates."""
 
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def add(self, mail: MailRecord) -> None:
@@ -20,17 +20,6 @@ class MailStore:
             " :outcome, :last_error)",
             {name: getattr(mail, name) for name in MailRecord.__slots__},
         )
-
-    def mail(self, message_id: str) -> MailRecord | None:
-        row = self._db.execute("SELECT * FROM mail WHERE message_id = :id", {"id": message_id}).one()
-        return _record(row) if row else None
-
-    def waiting(self) -> list[MailRecord]:
-        """What is not done yet, the next one first."""
-        return [
-            _record(row)
-            for row in self._db.execute("SELECT * FROM mail WHERE next_on IS NOT NULL ORDER BY next_on, key")
-        ]
 
     def count_waiting(self) -> int:
         row = self._db.execute("SELECT count(*) AS count FROM mail WHERE next_on IS NOT NULL").one()
@@ -60,7 +49,7 @@ class MailStore:
         )
 
     def finish(self, message_id: str, outcome: Literal["sent", "given up"], *, last_error: str | None = None) -> None:
-        """Nothing more will be done about it; its content is erased."""
+        """Mark the mail as finished and erase its content."""
         self._db.execute(
             "UPDATE mail SET next_on = NULL, content = NULL, outcome = :outcome,"
             " last_error = coalesce(:error, last_error) WHERE message_id = :id",
@@ -68,7 +57,7 @@ class MailStore:
         )
 
     def give_up_older(self, until_ms: int, *, last_error: str) -> list[MailRecord]:
-        """Give up what waits since `until_ms` or longer, and return it as it is now."""
+        """Give up the mails that have waited since `until_ms` or longer, and return them."""
         rows = self._db.execute(
             "UPDATE mail SET next_on = NULL, content = NULL, outcome = 'given up', last_error = :error"
             " WHERE next_on IS NOT NULL AND created_on <= :until RETURNING *",

@@ -1,8 +1,8 @@
-"""The message log and what folds over it keep. The caller holds the transaction.
+"""The message log, the positions of its consumers and the snapshots. The caller holds the transaction.
 
-A row is appended without an entry in an index, because the rows of one commit are of many devices, and each of them
-would change another page of every index. When some two thousand such rows have come, or a fold asks for it, all get
-their entries at once. Whoever searches by device looks into the index, and then through the rows that have none yet.
+A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
+change another page of every index. After some two thousand such rows, or when the projections ask for it, all of them
+get their entries at once. A search by device reads the index, and then scans the rows that have no entry yet.
 """
 
 import re
@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any, Literal
 
 from storage.records import ActionRow, FailedMessageRow, MessageRow
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _MESSAGE = ("position", "device", "ts", "cts", "mv", "data")
 _ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
 _FAILED = ("position", "device", "cts", "reason", "payload")
 
 _NEWEST = 1_000  # positions at the end of the log
-_UNINDEXED = 2_000  # more do not stay without an entry: to look through so many takes 0.1 to 0.4 ms
+_UNINDEXED = 2_000  # rows without an index entry, at most: scanning so many takes 0.1 to 0.4 ms
 _AT_FIRST = {"indexed": 0}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
@@ -32,30 +32,36 @@ _TS: Mapping[Table, int] = {"message": _MESSAGE.index("ts"), "action": _ACTION.i
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a row's `data` must have to be found: all of it. Paths are dotted."""
+    """Conditions that a row's `data` must all meet. Paths are dotted."""
 
     field: str | None = None
-    values: tuple[tuple[str, str], ...] = ()  # path and text; broker/messages/history.py says when they match
-    action: str | None = None  # the name of one of its Actions
+    values: tuple[tuple[str, str], ...] = ()  # path and text; `StoreConnection.json_matches` says when they match
+    action: str | None = None  # the name of an Action in the row
 
 
 EVERYTHING = Match()
 
+SortKey = tuple[int, int]  # (ts, position): the order of searches
+
+
+def sort_key(row: MessageRow | ActionRow) -> SortKey:
+    return row.ts, row.position
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or all of them in that of arrival.
+    """Rows with `start_ms <= ts <= end_ms` in the order of (ts, position), or `by_arrival`, in the order of positions.
 
-    `after` and `before` are exclusive bounds in the order of (ts, position). At most `limit` rows, from the end that
-    `descending` names.
+    `after` and `before` are exclusive bounds in the order of (ts, position). At most `limit` rows: the first ones, or
+    with `descending` the last ones, the last one first.
     """
 
     start_ms: int | None
     end_ms: int | None
     match: Match = EVERYTHING
     limit: int | None = None
-    after: tuple[int, int] | None = None
-    before: tuple[int, int] | None = None
+    after: SortKey | None = None
+    before: SortKey | None = None
     descending: bool = False
     by_arrival: bool = False
 
@@ -84,7 +90,7 @@ class Range:
 
 
 class MessageStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # The log
@@ -97,7 +103,7 @@ class MessageStore:
         *,
         head: int,
     ) -> None:
-        """Add rows that already have their positions; `head` is the highest position ever given out."""
+        """Add rows that already have their positions; `head` is the highest position ever assigned."""
         if messages:
             self._db.insert_many("message", _MESSAGE, messages, same=_AT_FIRST)
         if actions:
@@ -109,17 +115,17 @@ class MessageStore:
             self.index()
 
     def head(self) -> int:
-        """The highest position ever given out: positions never come twice, not even after everything was deleted."""
+        """The highest position ever assigned: a position is never used twice, even after everything was deleted."""
         return self._counter("head")
 
     def index(self) -> None:
-        """Give all rows their entries in the indexes."""
+        """Make the index entries of all rows that have none."""
         head, indexed = self.head(), self._counter("indexed")
         if head == indexed:
             return
         for table in _TABLES:
             self._db.execute(
-                f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - ours
+                f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - constants
                 {"indexed": indexed, "head": head},
             )
         self._set_counter("indexed", head)
@@ -147,23 +153,23 @@ class MessageStore:
         return bytes(row["value"]) if row else b""
 
     def after(self, position: int, *, limit: int | None = None) -> list[MessageRow]:
-        """The log from behind `position` on, in order."""
+        """The rows after `position`, in order."""
         rows = self._db.execute(
-            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :position"  # noqa: S608 - ours
+            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :position"  # noqa: S608 - constants
             f" ORDER BY position{_limit(limit)}",
             {"position": position, "limit": limit},
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
     def after_of(self, devices: Collection[int], position: int) -> list[MessageRow]:
-        """The devices' rows of the log from behind `position` on, each device's in order."""
+        """The devices' rows after `position`, those of each device in order."""
         if (last := self.last_position()) <= position:
             return []  # without a look into the index of each device
         found: list[MessageRow] = []
         if (indexed := self._counter("indexed")) > position:
             for device in devices:
                 rows = self._db.execute(
-                    f"SELECT {_COLUMNS['message']} FROM message"  # noqa: S608 - ours
+                    f"SELECT {_COLUMNS['message']} FROM message"  # noqa: S608 - constants
                     " WHERE indexed = 1 AND device = :device AND position > :position ORDER BY position",
                     {"position": position, "device": device},
                 )
@@ -174,8 +180,8 @@ class MessageStore:
         return found
 
     def last_position(self, table: Table = "message") -> int:
-        """Of the rows that are there; 0 when there are none."""
-        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - ours
+        """The position of the last row; 0 when there is none."""
+        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return int(row["position"] or 0) if row else 0
 
     # By position
@@ -209,18 +215,18 @@ class MessageStore:
     def latest(self, devices: Sequence[int], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
         match = Match(field_path)
-        # Most who ask for many devices ask for those that are sending: the end of the log is read in one run.
+        # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
         if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
             return newest
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
         return [MessageRow(*row) for row in self._found("message", devices, search)]
 
     def _among_newest(self, devices: Sequence[int], match: Match, limit: int) -> list[MessageRow]:
-        """Those of `latest` that are at the very end of the log."""
+        """Those of `latest` that are among the last positions of the log."""
         conditions = "".join(f" AND {condition}" for condition in self._matching(match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
         rows = self._db.execute(
-            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :behind"  # noqa: S608 - only our names
+            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :behind"  # noqa: S608 - constants
             f" AND device IN ({', '.join(f':{name}' for name in names)}){conditions}"
             " ORDER BY position DESC LIMIT :limit",
             {"behind": self.last_position() - _NEWEST, "limit": limit, "field": match.field} | names,
@@ -228,7 +234,7 @@ class MessageStore:
         return [MessageRow(*row) for row in rows.tuples()]
 
     def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Sequence[Any]]:
-        """What the index has, and laid in between what is not there yet."""
+        """Rows by the index, merged with the rows that have no index entry yet."""
         if not devices:
             return iter(())
         parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
@@ -237,23 +243,23 @@ class MessageStore:
         order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
         chosen = _COLUMNS[table] if len(devices) == 1 else ", ".join(columns)
         parts = [
-            f"SELECT {chosen} FROM {table} WHERE indexed = 1 AND device = :device_{index}{conditions}"  # noqa: S608 - ours
+            f"SELECT {chosen} FROM {table} WHERE indexed = 1 AND device = :device_{index}{conditions}"  # noqa: S608 - constants
             f" ORDER BY {order}{_limit(search.limit)}"
             for index in range(len(devices))
         ]
         sql = parts[0]
         if len(devices) > 1:
-            # Each device by its own index, merged; then only what was found is read from the log.
+            # Read the index of each device, merge, and read from the log only the rows of the page.
             merged = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of_{index}" for index, part in enumerate(parts))  # noqa: S608
             sql = (
-                f"SELECT {_COLUMNS[table]} FROM {table} WHERE position IN"  # noqa: S608 - only our names
+                f"SELECT {_COLUMNS[table]} FROM {table} WHERE position IN"  # noqa: S608 - constants
                 f" (SELECT position FROM ({merged} ORDER BY {order}{_limit(search.limit)}) AS found) ORDER BY {order}"
             )
         rows = self._db.execute(sql, parameters).tuples()
         if self.last_position(table) <= (indexed := self._counter("indexed")):
             return rows
         late = self._db.execute(
-            f"SELECT {_COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - only our names
+            f"SELECT {_COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - constants
             f" AND device IN ({', '.join(f':device_{index}' for index in range(len(devices)))}){conditions}"
             f" ORDER BY {order}{_limit(search.limit)}",
             parameters | {"indexed": indexed},
@@ -275,13 +281,13 @@ class MessageStore:
         found: dict[int, int] = {}
         for device in devices:
             row = self._db.execute(
-                f"SELECT max(ts) AS ts FROM {table} WHERE indexed = 1 AND device = :device",  # noqa: S608 - ours
+                f"SELECT max(ts) AS ts FROM {table} WHERE indexed = 1 AND device = :device",  # noqa: S608 - constants
                 {"device": device},
             ).one()
             if row is not None and row["ts"] is not None:
                 found[device] = row["ts"]
         late = self._db.execute(
-            f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608 - ours
+            f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608 - constants
             {"indexed": self._counter("indexed")},
         )
         wanted = set(devices)
@@ -290,7 +296,7 @@ class MessageStore:
                 found[row["device"]] = max(row["ts"], found.get(row["device"], 0))
         return found
 
-    # Consumers of the log and their snapshots
+    # Positions of consumers, and snapshots
 
     def consumer_position(self, name: str) -> int:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()

@@ -1,6 +1,6 @@
-"""Named schema steps, each applied once and in order. A released step is never changed; the next one mends it.
+"""Named schema steps, each applied once and in order. A released step is never changed; a later step corrects it.
 
-A step is a file in `storage/schema/`; its name without the suffix is what the store remembers.
+A step is a file in `storage/schema/`; the store remembers its name without the suffix.
 """
 
 import secrets
@@ -18,7 +18,7 @@ def _step(name: str, statements: str) -> None:
             if statement.strip():
                 db.execute(statement)
         if name == "0001_the_main_job":
-            # The key of the message ids lives with the messages, so that a restored backup keeps their ids.
+            # The key of the message ids is in the store, so that messages keep their ids in a restored backup.
             db["secret"].insert({"name": "mid", "value": secrets.token_bytes(32)})  # type: ignore[union-attr]
 
     migrations(name=name)(apply)

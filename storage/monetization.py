@@ -1,11 +1,11 @@
-"""Monetization: plans, their tiers, which device is on which, and payments. The caller holds the transaction."""
+"""Monetization: plans, their tiers, the tier of each device, and payments. The caller holds the transaction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
-from storage.sql import Connection, sure
+from storage.sql import StoreConnection, sure
 
 _TIER = ", ".join(f"t.{field.name}" for field in fields(TierRecord))
 # The free tier that a device without a tier of its own is on.
@@ -18,13 +18,13 @@ _LATEST_FREE = (
 
 
 class MonetizationStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # Plans
 
     def add_plan(self, plan: PlanRecord, tiers: Sequence[TierRecord]) -> PlanRecord:
-        """The next version of its type's plans. `key`, `version` and the tiers' `key` and `plan` are given here."""
+        """Add the next version of the type's plan. The store gives `key`, `version` and the tiers' `key` and `plan`."""
         row = self._db.execute(
             "INSERT INTO monetization_plan (id, device_type, version, status, contact_email, contact_phone, comments,"
             " revenue_share_percent, created_on, modified_on) VALUES (:id, :device_type,"
@@ -44,7 +44,7 @@ class MonetizationStore:
         return added
 
     def plans(self, device_type: int) -> list[PlanRecord]:
-        """Newest first."""
+        """The plans of a type, newest first."""
         rows = self._db.execute(
             "SELECT * FROM monetization_plan WHERE device_type = :device_type ORDER BY version DESC",
             {"device_type": device_type},
@@ -75,7 +75,7 @@ class MonetizationStore:
     # Tiers
 
     def tiers(self, plan: int) -> list[TierRecord]:
-        """Free ones first."""
+        """The tiers of a plan, free ones first."""
         rows = self._db.execute("SELECT * FROM monetization_tier WHERE plan = :plan ORDER BY type, key", {"plan": plan})
         return [TierRecord(**dict(row)) for row in rows]
 
@@ -84,9 +84,9 @@ class MonetizationStore:
         return TierRecord(**dict(row)) if row else None
 
     def tier_of(self, device: int) -> TierRecord | None:
-        """The active one; None for a device that is on no plan."""
+        """The active tier of a device; None for a device that is on no plan."""
         row = self._db.execute(
-            f"SELECT {_TIER} FROM device AS d LEFT JOIN device_tier AS own ON own.device = d.key"  # noqa: S608 - ours
+            f"SELECT {_TIER} FROM device AS d LEFT JOIN device_tier AS own ON own.device = d.key"  # noqa: S608 - constants
             f" LEFT JOIN ({_LATEST_FREE}) AS free ON free.device_type = d.device_type"
             " JOIN monetization_tier AS t ON t.key = coalesce(own.tier, free.tier) WHERE d.key = :device",
             {"device": device},
@@ -101,7 +101,7 @@ class MonetizationStore:
         )
 
     def keep_tiers(self, device_type: int, *, now_ms: int) -> None:
-        """Write down what every device of the type is on: a newer plan does not move those who are there."""
+        """Save the tier of every device of the type: a newer plan must not move existing devices."""
         self._db.execute(
             "INSERT INTO device_tier (device, tier, since) SELECT d.key, free.tier, :now FROM device AS d"  # noqa: S608
             f" JOIN ({_LATEST_FREE}) AS free ON free.device_type = d.device_type"
@@ -157,11 +157,11 @@ class MonetizationStore:
         return self._payment("code_hash = :value", hash_)
 
     def _payment(self, condition: str, value: object) -> PaymentRecord | None:
-        row = self._db.execute(f"SELECT * FROM payment WHERE {condition}", {"value": value}).one()  # noqa: S608 - ours
+        row = self._db.execute(f"SELECT * FROM payment WHERE {condition}", {"value": value}).one()  # noqa: S608 - constants
         return _payment(row) if row else None
 
     def payments_in(self, status: str, *, limit: int) -> list[PaymentRecord]:
-        """The oldest ones first."""
+        """The payments in this status, oldest first."""
         rows = self._db.execute(
             "SELECT * FROM payment WHERE status = :status ORDER BY key LIMIT :limit", {"status": status, "limit": limit}
         )
@@ -182,7 +182,7 @@ class MonetizationStore:
         return row is not None
 
     def set_external_id(self, id_: str, external_id: str) -> bool:
-        """False when the payment is decided already."""
+        """Return False when the payment is decided already."""
         row = self._db.execute(
             "UPDATE payment SET external_id = :value WHERE id = :id AND status = 'pending' RETURNING key",
             {"id": id_, "value": external_id},
@@ -190,7 +190,7 @@ class MonetizationStore:
         return row is not None
 
     def set_way_back(self, id_: str, code_hash: bytes, redirect_uri: str) -> None:
-        """Another browser waits for it from now on."""
+        """Set the address and the code of the browser that waits for the payment from now on."""
         self._db.execute(
             "UPDATE payment SET code_hash = :hash, redirect_uri = :redirect_uri WHERE id = :id",
             {"id": id_, "hash": code_hash, "redirect_uri": redirect_uri},

@@ -1,13 +1,17 @@
-"""One frozen record for each thing that is kept: the data dictionary.
+"""One frozen record for each kind of stored object: the data dictionary.
 
-`key` is the short integer that tables refer to; `id` is the opaque text the outside world sees. Times end in `_on` or
+`key` is the short integer that tables refer to; `id` is the opaque text that clients see. Times end in `_on` or
 `_ms` and are milliseconds since the epoch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
+
+#: The `key` of a record that is not stored yet: the store gives it one.
+NEW_KEY: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class UserRecord:
     password_hash: str | None
     created_on: int
     modified_on: int
-    email_verified_on: int | None = None  # None: nobody has proved yet that the address is theirs
+    email_verified_on: int | None = None  # None: the user has not proved yet to own the address
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class ApplicationRecord:
     id: str
     organization: int
     name: str
-    secret: bytes  # sealed: the client secret also signs subscription calls, so it must be readable again
+    secret: bytes  # sealed, not hashed: the client secret also signs subscription calls
     methods: tuple[str, ...]
     redirect_uris: tuple[str, ...]
     permissions: tuple[Mapping[str, object], ...]
@@ -53,14 +57,14 @@ class TokenRecord:
     user: int | None
     created_on: int
     expires_on: int
-    family: int | None = None  # None: provisioned, or an application's own
+    family: int | None = None  # None: provisioned, or issued to an application itself
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshTokenRecord:
-    """A refresh token, kept as its SHA-256, with what its family says: whose it is and how they got it.
+    """A refresh token, kept as its SHA-256, with its family's user, application and way of authorization.
 
-    A family is everything that one authorization led to: refreshing goes on in it, and a replay ends all of it. A used
+    A family is all tokens that come from one authorization: refreshing adds to it, and a replay ends all of it. A used
     refresh token is kept, so that a replay is recognised.
     """
 
@@ -75,7 +79,7 @@ class RefreshTokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationCodeRecord:
-    """A code, kept as its SHA-256; a used one points to the family it led to."""
+    """An authorization code, kept as its SHA-256; a used one refers to the family that came from it."""
 
     hash: bytes
     application: int
@@ -89,7 +93,7 @@ class AuthorizationCodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCodeRecord:
-    """A request of the limited-input flow. The device's code is kept as its SHA-256, the person's as it is shown."""
+    """A request of the limited-input flow. The device's code is kept as its SHA-256, the user's code as it is shown."""
 
     hash: bytes
     user_code: str
@@ -103,9 +107,9 @@ class DeviceCodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class PasswordResetRecord:
-    """A code that leads to a new password. `user` None: nobody has the address that was typed, and no mail went out.
+    """A code for setting a new password. `user` None: no user has the address that was entered, and no mail was sent.
 
-    `password` marks the password that was in force: with another one the code is over.
+    `password` is a mark of the password in force at that time: when the password changes, the code becomes invalid.
     """
 
     hash: bytes
@@ -116,7 +120,7 @@ class PasswordResetRecord:
 
 @dataclass(frozen=True, slots=True)
 class InvitationRecord:
-    """An operator's invitation to open an account for this address, and what its owner will be."""
+    """An operator's invitation to open an account for this address, with the organization and role of the new user."""
 
     email: str
     hash: bytes
@@ -127,7 +131,7 @@ class InvitationRecord:
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """What a user allows an application; `device_type` None stands for every type."""
+    """A user's grant for an application; `device_type` None stands for every type."""
 
     user: int
     application: int
@@ -151,15 +155,15 @@ class DeviceTypeRecord:
     tags: tuple[str, ...]
     created_on: int
     has_cloud_connector: bool = False
-    last_updated: int = 0  # when its Manifest was; when it was created, if it has none
-    owner: int | None = None  # None: nobody was named; then an administrator of the organization stands in
-    owner_id: str | None = None  # of the owner, or of who stands in
+    last_updated: int = 0  # when its Manifest changed last; without a Manifest, when the type was created
+    owner: int | None = None  # None: no owner was named; an administrator of the organization acts as the owner
+    owner_id: str | None = None  # of the owner, or of that administrator
     vid: str = "0"
     in_store: bool | None = None  # None: as `published`
     issuer_dn: str | None = None
-    latest_version: int = 0  # the highest that is approved
-    approved: bool = False  # the newest Manifest is
-    billing_subscription_id: str | None = None  # of the newest monetization plan that is approved
+    latest_version: int = 0  # the highest approved version
+    approved: bool = False  # the newest Manifest is approved
+    billing_subscription_id: str | None = None  # of the newest approved monetization plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +187,10 @@ class DeviceRecord:
     manifest_version_policy: str  # LATEST | DEVICE
     enabled: bool
     created_on: int
-    eid: str | None = None  # external id of a device that belongs to a connector
-    vdid: str | None = None  # the id its vendor gave it
+    eid: str | None = None  # the external id of a connector's device
+    vdid: str | None = None  # the vendor's id
     cloud_authorization: str = "NO_AUTHORIZATION"  # | AUTHORIZED | UNAUTHORIZED
-    certificate: bytes | None = None  # DER; what a securely registered device proves itself with
+    certificate: bytes | None = None  # DER; the certificate of a securely registered device
     shared_with: frozenset[int] = frozenset()  # the users who accepted a share
 
     @property
@@ -211,12 +215,12 @@ class PresenceRecord:
     last_time_online: int | None
     protocol: str | None
     last_seen_on: int | None
-    is_connected: bool = field(default=False, compare=False)  # `availability` is that of a connection
+    is_connected: bool = field(default=False, compare=False)  # `availability` comes from a connection
 
 
 @dataclass(frozen=True, slots=True)
 class ShareRecord:
-    """A device offered to the owner of an address. `user` is None until somebody with the address is known."""
+    """A device offered to the owner of an address. `user` is None until a user with the address exists."""
 
     id: str
     device: int
@@ -224,18 +228,18 @@ class ShareRecord:
     user: int | None
     status: str  # PENDING | ACCEPTED | REJECTED
     shared_on: int
-    code_hash: bytes | None = None  # of the one-time code in the invitation, until it is answered
+    code_hash: bytes | None = None  # SHA-256 of the one-time code in the invitation, until the invitation is answered
 
 
 @dataclass(frozen=True, slots=True)
 class MailRecord:
-    """An outgoing mail. It waits while `next_on` is set; when it is done, its content is erased."""
+    """An outgoing mail. The mail waits while `next_on` is set; its content is erased when it is sent or given up."""
 
     message_id: str  # without angle brackets
     kind: str
     recipient: str
-    cause: str  # who or what made us send it: rates are counted by it
-    content: bytes | None  # sealed: its links carry one-time codes
+    cause: str  # the user or object that the mail is about: rates are counted by cause
+    content: bytes | None  # sealed, because its links contain one-time codes
     created_on: int
     next_on: int | None
     attempts: int = 0
@@ -245,7 +249,7 @@ class MailRecord:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRecord:
-    """One attempt of a device to register with its certificate; nonce and certificate also as their SHA-256."""
+    """A device's attempt to register with its certificate; the nonce is kept as its SHA-256."""
 
     id: str
     device_type: int
@@ -257,7 +261,7 @@ class RegistrationRecord:
     status: str
     created_on: int
     expires_on: int
-    user: int | None = None  # who entered the PIN, with which application
+    user: int | None = None  # the user who entered the PIN, and the application
     application: int | None = None
     device: int | None = None
     device_id: str | None = None  # None again when the device was deleted
@@ -265,7 +269,7 @@ class RegistrationRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedEntryRecord:
-    """A vendor id that is allowed to become a device, and the device that has it."""
+    """A vendor id that may be registered, and the device that has it."""
 
     vdid: str
     device_id: str | None
@@ -274,7 +278,7 @@ class ApprovedEntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedUploadRecord:
-    """One CSV of vendor ids; its content is there until every row was looked at."""
+    """One CSV of vendor ids; `content` is None when every row was read."""
 
     key: int
     id: str
@@ -287,7 +291,7 @@ class ApprovedUploadRecord:
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
-    """One data message as the log keeps it. Array-like and untracked, because there are many of them."""
+    """One data message of the log. Array-like and not tracked by the garbage collector, because there are many."""
 
     position: int
     device: int
@@ -310,7 +314,7 @@ class ActionRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
-    """A message of which nothing remained after normalisation: acknowledged and counted, but not visible."""
+    """A message that normalisation left empty: acknowledged and counted, but not visible."""
 
     position: int
     device: int
@@ -323,8 +327,8 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
 class RollupRow:
     """One field of one device in one bucket of `level` minute, hour or day; `bucket` is where it starts (ms).
 
-    `count` is of messages with the field, `numbers` of those where it is a number; without any, the rest is None.
-    broker/messages/aggregates.py says what the rest means.
+    `count` is the number of messages with the field, `numbers` of those in which the field is a number; without any,
+    the other members are None. broker/messages/aggregates.py defines them.
     """
 
     device: int
@@ -343,17 +347,17 @@ class RollupRow:
 
 @dataclass(frozen=True, slots=True)
 class ExportRecord:
-    """One export. `request`, `plan` and `written` are JSON of broker/export: asked for, to be read, and done so far."""
+    """One export. `request`, `plan` and `written` are JSON of broker/export: the request, the devices, the progress."""
 
     id: str
-    user: int | None  # whose token asked for it; None is the application
+    user: int | None  # the user of the token that asked for the export; None: the application itself
     application: int | None
     trial: str | None
     request: str
     plan: str
     status: str
     created_on: int
-    head: int  # nothing behind this log position is exported
+    head: int  # messages after this log position are not exported
     written: str | None = None
     expected_messages: int | None = None
     total_messages: int = 0
@@ -395,13 +399,13 @@ class ConnectorStateRecord:
     device: int
     user: int
     referer: str
-    sealed: bytes  # what the answer will be checked with
+    sealed: bytes  # sealed JSON that the third party's answer is checked with
     expires_on: int
 
 
 @dataclass(frozen=True, slots=True)
 class TallyRecord:
-    """A counter of broker/limits: how much of `name` was used from `since_ms` on; at `until_ms` it begins anew."""
+    """A counter of broker/limits: how much of `name` was used since `since_ms`; the counter restarts at `until_ms`."""
 
     name: str
     since_ms: int
@@ -411,7 +415,7 @@ class TallyRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallsRecord:
-    """How many calls `name` made before `at_ms` and after its record before that."""
+    """How many calls `name` made up to `at_ms`, since its previous record."""
 
     name: str
     at_ms: int
@@ -455,7 +459,7 @@ class TierRecord:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeTokenRecord:
-    """What the one-time token of an upgrade address stands for; it ends when the access token `token` ends."""
+    """The one-time token of an upgrade address; the token ends when the access token `token` ends."""
 
     hash: bytes
     user: int
@@ -469,7 +473,7 @@ class UpgradeTokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class PaymentRecord:
-    """A payment for one device's paid tier; `id` is the reference people see. Costs are decimal numbers."""
+    """A payment for one device's paid tier; `id` is the reference that users see. Costs are decimal numbers."""
 
     id: str
     device: int
@@ -479,12 +483,9 @@ class PaymentRecord:
     processor: str
     status: str  # pending | accepted | declined | failed | refund_due | refunded
     cost: str
-    owner_share: str  # of the device type's owner
+    owner_share: str  # the share of the device type's owner
     redirect_uri: str
     code_hash: bytes
     external_id: str | None
     created_on: int
     decided_on: int | None = None
-
-
-LogRow = MessageRow | ActionRow | FailedMessageRow

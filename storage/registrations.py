@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.records import RegistrationRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _SELECT = (
     "SELECT r.*, t.id AS device_type_id, d.id AS device_id FROM registration AS r"
@@ -14,7 +14,7 @@ _SELECT = (
 
 
 class RegistrationStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def by_id(self, id_: str) -> RegistrationRecord | None:
@@ -24,11 +24,11 @@ class RegistrationStore:
         return self._one("r.pin = :value", {"value": pin})
 
     def of_device(self, device: int) -> RegistrationRecord | None:
-        """The latest one that led to this device, or will."""
+        """The latest registration of this device."""
         return self._one("r.device = :value ORDER BY r.key DESC LIMIT 1", {"value": device})
 
     def pending(self, device_type: int, vendor_device_id: str, *, now_ms: int) -> RegistrationRecord | None:
-        """One that is under way for this vendor id."""
+        """The pending registration of this vendor id."""
         return self._one(
             "r.device_type = :device_type AND r.vendor_device_id = :vendor_device_id"
             " AND r.status IN ('PENDING_USER_CONFIRMATION', 'PENDING_DEVICE_COMPLETION') AND r.expires_on > :now",
@@ -60,7 +60,7 @@ class RegistrationStore:
         )
 
     def confirm(self, id_: str, *, user: int | None, application: int | None, device: int) -> None:
-        """Somebody said that it is theirs: the PIN is used up."""
+        """Note the user who entered the PIN; the PIN cannot be used again."""
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'PENDING_DEVICE_COMPLETION', user = :user,"
             " application = :application, device = :device WHERE id = :id",
@@ -73,7 +73,7 @@ class RegistrationStore:
         )
 
     def expire_pending_of(self, certificate_hash: bytes) -> None:
-        """A device that begins anew has given up what it had begun."""
+        """Expire the pending registrations of a device that begins a new one."""
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'EXPIRED' WHERE certificate_hash = :hash"
             " AND status IN ('PENDING_USER_CONFIRMATION', 'PENDING_DEVICE_COMPLETION')",
@@ -81,7 +81,7 @@ class RegistrationStore:
         )
 
     def revoke_of_device(self, device: int) -> int:
-        """End whatever is registered or pending for it; the number of those."""
+        """End what is registered or pending for the device; return the number of ended registrations."""
         rows = self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"
             " AND status IN ('PENDING_DEVICE_COMPLETION', 'REGISTERED') RETURNING key",
@@ -90,13 +90,13 @@ class RegistrationStore:
         return len(list(rows))
 
     def release_pins(self, *, now_ms: int) -> None:
-        """Of registrations that expired: a new one may have the same PIN."""
+        """Release the PINs of expired registrations, so that a new registration may have the same PIN."""
         self._db.execute(
             "UPDATE registration SET pin = NULL WHERE pin IS NOT NULL AND expires_on <= :now", {"now": now_ms}
         )
 
     def purge(self, *, created_before_ms: int, limit: int) -> None:
-        """Remove old ones that led to nothing, or to what is there no more."""
+        """Remove old registrations without a device, or whose device is gone."""
         self._db.execute(
             "DELETE FROM registration WHERE key IN (SELECT key FROM registration WHERE created_on < :before"
             " AND (status <> 'REGISTERED' OR device IS NULL) LIMIT :limit)",
@@ -104,7 +104,7 @@ class RegistrationStore:
         )
 
     def is_certificate_used(self, certificate_hash: bytes) -> bool:
-        """Whether a device that exists is registered with it."""
+        """Whether an existing device is registered with the certificate."""
         row = self._db.execute(
             "SELECT 1 FROM registration AS r JOIN device AS d ON d.key = r.device AND d.deleted_on IS NULL"
             " WHERE r.certificate_hash = :hash AND r.status = 'REGISTERED'",
@@ -122,14 +122,14 @@ class RegistrationStore:
         return tuple(row["certificate"] for row in rows)
 
     def all_authorities(self) -> dict[int, list[bytes]]:
-        """By key of the device type."""
+        """The authorities of every device type, by its key."""
         found: dict[int, list[bytes]] = {}
         for row in self._db.execute("SELECT device_type, certificate FROM certificate_authority ORDER BY key"):
             found.setdefault(row["device_type"], []).append(row["certificate"])
         return found
 
     def put_authorities(self, device_type: int, certificates: Sequence[bytes], *, issuer_dn: str | None) -> None:
-        """In place of those there were; `issuer_dn` is that of the first."""
+        """Replace the authorities of a device type; `issuer_dn` is that of the first authority."""
         self._db.execute("DELETE FROM certificate_authority WHERE device_type = :key", {"key": device_type})
         for certificate in certificates:
             self._db.execute(

@@ -1,23 +1,23 @@
-"""What is left of deleted devices, and removing it for good. The caller holds the transaction.
+"""Removes deleted devices and their data for good. The caller holds the transaction.
 
-Every step takes away a bounded number of rows, because everyone else's writes wait for it.
+Every step removes a bounded number of rows, because other writes wait for the step.
 """
 
 from typing import Final
 
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
-# Each leads with the device, so a step finds its rows without a scan. Failed messages go by their own retention.
+# Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
 _LOGS: Final = ("message", "action")
 _KEPT_ONCE: Final = ("snapshot", "presence", "device_token", "device_share")
 
 
 class RemovalStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def deleted_before(self, before_ms: int, *, limit: int) -> list[int]:
-        """The devices that have been deleted for that long, longest first."""
+        """The keys of devices that were deleted before this time, the longest deleted first."""
         rows = self._db.execute(
             "SELECT key FROM device WHERE deleted_on IS NOT NULL AND deleted_on < :before ORDER BY deleted_on, key"
             " LIMIT :limit",
@@ -26,9 +26,9 @@ class RemovalStore:
         return [row["key"] for row in rows]
 
     def remove_some(self, device: int, *, before_ms: int, limit: int) -> bool:
-        """Remove at most about `limit` rows of a device, and it itself when nothing is left; whether that was all.
+        """Remove about `limit` rows of a device; when none is left, the device. Return whether all was removed.
 
-        A device that was restored meanwhile is left alone.
+        A device that was restored meanwhile is not touched.
         """
         still_due = self._db.execute(
             "SELECT key FROM device WHERE key = :device AND deleted_on < :before",
@@ -39,7 +39,7 @@ class RemovalStore:
         if any(self._remove_log(table, device, limit) for table in _LOGS) or self._remove_rollups(device, limit):
             return False
         for table in _KEPT_ONCE:
-            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - ours
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
         self._db.execute(
             "INSERT INTO counter (name, value) VALUES ('removed device', :device) ON CONFLICT (name)"
             " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
@@ -49,16 +49,16 @@ class RemovalStore:
         return True
 
     def _remove_log(self, table: str, device: int, limit: int) -> bool:
-        """Whether there was anything."""
+        """Remove rows of the log; return whether there were any."""
         rows = self._db.execute(
-            f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - ours
+            f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - constants
             f" (SELECT position FROM {table} WHERE indexed = 1 AND device = :device LIMIT :limit) RETURNING position",
             {"device": device, "limit": limit},
         )
         return bool(list(rows))
 
     def _remove_rollups(self, device: int, limit: int) -> bool:
-        """The next buckets of the next field and level; whether there were any."""
+        """Remove the next buckets of the next field and level; return whether there were any."""
         first = self._db.execute(
             "SELECT field, level, bucket FROM rollup WHERE device = :device ORDER BY field, level, bucket LIMIT 1",
             {"device": device},

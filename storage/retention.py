@@ -1,21 +1,21 @@
-"""What may be deleted and how far that has got. The caller holds the transaction."""
+"""Deleting old messages and rollups, and the progress of that. The caller holds the transaction."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 LogTable = Literal["message", "action", "failed_message"]
 
 
 class RetentionStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     # How long each device type is kept
 
     def days_of_types(self) -> dict[int, int]:
-        """Those of the types that have a retention of their own; 0 is for ever."""
+        """The retention in days of each device type that has its own, by key; 0 keeps for ever."""
         rows = self._db.execute("SELECT key, retention_days FROM device_type WHERE retention_days IS NOT NULL")
         return {row["key"]: row["retention_days"] for row in rows}
 
@@ -29,13 +29,13 @@ class RetentionStore:
     def boundary(self, table: LogTable, before_ms: int) -> int:
         """The highest position of a row that was received before `before_ms`; 0 when there is none.
 
-        Positions and times of receipt grow together, so it is found by halving, without an index over the times.
+        Positions and times of receipt grow together: a binary search finds the row without an index over times.
         """
-        low, high = 0, self._last(table)  # everything up to `low` is older, everything behind `high` is not
+        low, high = 0, self._last(table)  # every row up to `low` is older, every row after `high` is not
         while low < high:
             middle = (low + high + 1) // 2
             row = self._db.execute(
-                f"SELECT cts FROM {table} WHERE position >= :position ORDER BY position LIMIT 1",  # noqa: S608 - ours
+                f"SELECT cts FROM {table} WHERE position >= :position ORDER BY position LIMIT 1",  # noqa: S608 - constants
                 {"position": middle},
             ).one()
             if row is not None and row["cts"] < before_ms:
@@ -45,12 +45,12 @@ class RetentionStore:
         return low
 
     def _last(self, table: LogTable) -> int:
-        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - ours
+        row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return int(row["position"] or 0) if row else 0
 
     def first_behind(self, table: LogTable, position: int) -> int | None:
         row = self._db.execute(
-            f"SELECT min(position) AS position FROM {table} WHERE position > :position",  # noqa: S608 - ours
+            f"SELECT min(position) AS position FROM {table} WHERE position > :position",  # noqa: S608 - constants
             {"position": position},
         ).one()
         return row["position"] if row else None
@@ -58,27 +58,30 @@ class RetentionStore:
     def delete(
         self, table: LogTable, *, behind: int, upto: int, types: Collection[int] | None, others: bool = False
     ) -> int:
-        """Delete a range of positions, of devices of these types, or of all `others`. Without types: of everyone."""
+        """Delete rows with `behind < position <= upto` and return their number.
+
+        `types` limits this to devices of these types, or with `others` to devices of all other types.
+        """
         condition, parameters = "", {"behind": behind, "upto": upto}
         if types is not None:
             names = {f"type_{index}": key for index, key in enumerate(types)}
             listed = ", ".join(f":{name}" for name in names) or "NULL"
-            chosen = f"SELECT key FROM device WHERE device_type IN ({listed})"  # noqa: S608 - only our names
+            chosen = f"SELECT key FROM device WHERE device_type IN ({listed})"  # noqa: S608 - constants
             condition = f" AND device {'NOT IN' if others else 'IN'} ({chosen})"
             parameters |= names
         rows = self._db.execute(
-            f"DELETE FROM {table} WHERE position > :behind AND position <= :upto{condition}"  # noqa: S608 - ours
+            f"DELETE FROM {table} WHERE position > :behind AND position <= :upto{condition}"  # noqa: S608 - constants
             " RETURNING position",
             parameters,
         )
         return sum(1 for _ in rows)
 
     def lowest_consumer(self) -> int | None:
-        """Nobody needs the log up to here any more; None when nobody follows it."""
+        """The lowest position of all consumers of the log; None without consumers."""
         row = self._db.execute("SELECT min(position) AS position FROM consumer").one()
         return row["position"] if row else None
 
-    # How far deleting has got
+    # The progress of deleting
 
     def cursor(self, name: str) -> int:
         row = self._db.execute("SELECT position FROM retention WHERE name = :name", {"name": name}).one()
@@ -92,7 +95,7 @@ class RetentionStore:
         )
 
     def forget_cursors(self, kept: Collection[str]) -> None:
-        """Forget all but these."""
+        """Delete all cursors but these."""
         for row in list(self._db.execute("SELECT name FROM retention")):
             if row["name"] not in kept:
                 self._db.execute("DELETE FROM retention WHERE name = :name", {"name": row["name"]})
@@ -100,7 +103,7 @@ class RetentionStore:
     # Rollups
 
     def devices_behind(self, key: int, limit: int) -> list[tuple[int, int]]:
-        """Devices in the order of their keys, each with its type."""
+        """The next devices after `key` in the order of their keys, each with its type."""
         rows = self._db.execute(
             "SELECT key, device_type FROM device WHERE key > :key ORDER BY key LIMIT :limit",
             {"key": key, "limit": limit},
@@ -108,7 +111,7 @@ class RetentionStore:
         return [(row["key"], row["device_type"]) for row in rows]
 
     def old_rollups(self, device: int, level: str, before_ms: int) -> list[tuple[int, int]]:
-        """The fields with buckets of before `before_ms`, each with its first bucket."""
+        """The fields with buckets before `before_ms`, each with the start of its first bucket."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT f.key AS field, (SELECT min(r.bucket) FROM rollup AS r WHERE r.device = :device"
             " AND r.field = f.key AND r.level = :level) AS bucket FROM field AS f) AS firsts WHERE bucket < :before",
@@ -130,7 +133,7 @@ class RetentionStore:
     # How much there is
 
     def extent(self) -> tuple[int, int, float]:
-        """The first and the last position of the log, and how many bytes a message has, judged by the last ones."""
+        """The first and the last position of the log, and the mean size of the last messages in bytes."""
         row = self._db.execute("SELECT min(position) AS first FROM message").one()
         first = int(row["first"] or 0) if row else 0
         lengths = self._db.execute(
@@ -140,7 +143,7 @@ class RetentionStore:
         return first, self._last("message"), _mean(lengths)
 
     def size_bytes(self) -> tuple[int, int]:
-        """The size of the store, and how much of it is free to be written again."""
+        """The size of the store and how much of it is free for reuse, in bytes."""
         return self._db.size_bytes()
 
 

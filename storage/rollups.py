@@ -1,27 +1,27 @@
 """Rollups of the message log: per device, field and minute, hour or day. The caller holds the transaction.
 
-The field `""` counts messages, whatever is in them.
+The field `""` counts all messages.
 """
 
 from collections.abc import Iterable
 from operator import attrgetter
 
 from storage.records import RollupRow
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _KEY = ("device", "field", "level", "bucket")
 _VALUES = ("count", "numbers", "min", "max", "sum", "mean_high", "mean_low", "m2")
 _NAMES = (*_KEY, *_VALUES)  # in the order of RollupRow
 _values_of = attrgetter(*_NAMES)
-_SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND field = :field AND level = :level"  # noqa: S608 - ours
+_SELECT = f"SELECT {', '.join(_NAMES)} FROM rollup WHERE device = :device AND field = :field AND level = :level"  # noqa: S608 - constants
 
 
 class RollupStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def add_field(self, path: str) -> int:
-        """The short key of a field path; a new path gets its key now."""
+        """The short key of a field path; a new path gets a key."""
         row = self._db.execute(
             "INSERT INTO field (path) VALUES (:path) ON CONFLICT (path) DO UPDATE SET path = excluded.path"
             " RETURNING key",
@@ -53,7 +53,7 @@ class RollupStore:
         self._db.put_many("rollup", _NAMES, _KEY, list(map(_values_of, rollups)))
 
     def first(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
-        """Where the first bucket with `start_ms <= bucket < end_ms` starts; None when there is none."""
+        """The start of the first bucket with `start_ms <= bucket < end_ms`; None when there is none."""
         row = self._db.execute(
             "SELECT min(bucket) AS bucket FROM rollup WHERE device = :device AND field = :field AND level = :level"
             " AND bucket >= :start AND bucket < :end",

@@ -1,14 +1,14 @@
-"""Browser sessions of people who signed in. The caller holds the transaction."""
+"""Browser sessions of users who signed in. The caller holds the transaction."""
 
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 
 class SessionStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def add(self, hash_: bytes, user: int, *, password: bytes, now_ms: int, expires_on: int) -> None:
-        """`password` marks the one that was in force: with another one the session is over."""
+        """`password` is a mark of the password in force: when the password changes, the session ends."""
         self._db.execute(
             "INSERT INTO session (hash, user, password, created_on, expires_on)"
             " VALUES (:hash, :user, :password, :now, :expires_on)",
@@ -16,7 +16,7 @@ class SessionStore:
         )
 
     def user_of(self, hash_: bytes, *, now_ms: int) -> tuple[int, bytes] | None:
-        """The key of the person whose session it is, while it lasts, and the mark of the password."""
+        """The key of the session's user and the mark of the password, while the session lasts."""
         row = self._db.execute(
             "SELECT user, password FROM session WHERE hash = :hash AND expires_on > :now",
             {"hash": hash_, "now": now_ms},

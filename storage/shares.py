@@ -1,6 +1,6 @@
-"""Devices offered to others, and those who accepted. The caller holds the transaction.
+"""Shares of devices: offers and acceptances. The caller holds the transaction.
 
-The shares of a deleted device are kept with it and are in no answer here.
+The shares of a deleted device are kept with the device, but no query returns them.
 """
 
 from collections.abc import Collection, Mapping
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.records import ShareRecord
-from storage.sql import Connection
+from storage.sql import StoreConnection
 
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
-# Whoever an offer names by a known account, or else by the address of the account that asks.
+# A share is offered to the user it names; without one, to the user who has its address.
 _OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email = :email)) AND s.status IN ({statuses})"
 
 
 @dataclass(frozen=True, slots=True)
 class OfferRow:
-    """A share as the person sees whom it is offered to."""
+    """A share as shown to the user to whom the device is offered."""
 
     share: ShareRecord
     device_id: str
@@ -27,7 +27,7 @@ class OfferRow:
 
 
 class ShareStore:
-    def __init__(self, db: Connection) -> None:
+    def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
     def by_id(self, id_: str) -> ShareRecord | None:
@@ -41,7 +41,7 @@ class ShareStore:
         return self._one(condition, {"device": device, "user": user})
 
     def standing(self, device: int, email: str, user: int | None) -> ShareRecord | None:
-        """One that this person has not refused, whether it was sent to this address or to an earlier one of theirs."""
+        """A share that this user has not refused, sent to the user's present address or to an earlier one."""
         return self._one(
             "s.device = :device AND s.status <> 'REJECTED' AND (s.email = :email OR s.user = :user)",
             {"device": device, "user": user, "email": email},
@@ -52,14 +52,14 @@ class ShareStore:
         return _share(row) if row else None
 
     def users_of(self, device: int) -> frozenset[int]:
-        """Those who accepted."""
+        """The keys of the users who accepted a share of the device."""
         rows = self._db.execute(
             "SELECT user FROM device_share WHERE device = :device AND status = 'ACCEPTED'", {"device": device}
         )
         return frozenset(row["user"] for row in rows)
 
     def count_standing(self, device: int) -> int:
-        """All but the refused ones."""
+        """The number of the device's shares that are not refused."""
         row = self._db.execute(
             "SELECT count(*) AS count FROM device_share WHERE device = :device AND status <> 'REJECTED'",
             {"device": device},
@@ -67,7 +67,7 @@ class ShareStore:
         return int(row["count"]) if row else 0
 
     def page_of(self, device: int, *, offset: int, limit: int) -> tuple[list[ShareRecord], int]:
-        """A page of a device's shares, oldest first, and how many there are."""
+        """A page of a device's shares, oldest first, and the number of all."""
         parameters = {"device": device, "offset": offset, "limit": limit}
         rows = self._db.execute(f"{_SELECT}s.device = :device ORDER BY s.key LIMIT :limit OFFSET :offset", parameters)
         return [_share(row) for row in rows], self._count("s.device = :device", parameters)
@@ -75,12 +75,12 @@ class ShareStore:
     def offered_to(
         self, user: int, email: str, statuses: Collection[str], *, offset: int, limit: int
     ) -> tuple[list[OfferRow], int]:
-        """A page of what others offered to this person, oldest first, and how much there is."""
+        """A page of the shares offered to this user, oldest first, and the number of all."""
         named = {f"status_{index}": status for index, status in enumerate(statuses)}
         condition = _OFFERED_TO.format(statuses=", ".join(f":{name}" for name in named))
         parameters = {"user": user, "email": email, "offset": offset, "limit": limit, **named}
         rows = self._db.execute(
-            "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - only our names
+            "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - constants
             f" (SELECT u.id FROM user AS u WHERE u.key = d.owner) AS owner_id{_FROM}{condition}"
             " ORDER BY s.key LIMIT :limit OFFSET :offset",
             parameters,
@@ -93,7 +93,7 @@ class ShareStore:
         return int(row["count"]) if row else 0
 
     def put(self, share: ShareRecord) -> None:
-        """Add a share, or change whose it is and what became of it."""
+        """Add a share, or change the user and the status of the share with its id."""
         self._db.execute(
             "INSERT INTO device_share (id, device, email, user, status, shared_on, code_hash)"
             " VALUES (:id, :device, :email, :user, :status, :shared_on, :code_hash)"

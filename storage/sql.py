@@ -1,33 +1,33 @@
-"""What a store may ask of its database, whichever engine it is."""
+"""The interface between stores and a database engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 
-class Rows(Protocol):
-    """The result of one statement. Rows read by column name."""
+class QueryResult(Protocol):
+    """The result of one statement. Rows are read by column name."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
     def one(self) -> Mapping[str, Any] | None: ...
     def tuples(self) -> Iterator[Sequence[Any]]:
-        """The values alone, in the order of the columns: for the many rows of the log."""
+        """The rows as values in the order of the columns: faster, for the many rows of the log."""
 
 
-class Connection(Protocol):
+class StoreConnection(Protocol):
     """Portable SQL with named parameters; the caller holds the transaction."""
 
-    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows: ...
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult: ...
 
     def insert_many(
         self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = ...
     ) -> None:
         """Insert array-like rows in one statement, in order, as fast as the engine can.
 
-        `same` has the columns that are the same in each row, and never change between two calls.
+        `same` has columns whose value is the same in each row and in every call for this table.
         """
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows, or replace those with the same key, in few statements. Numbers arrive bit by bit."""
+        """Insert rows, or replace those with the same key, in few statements. Floats keep every bit."""
 
     def json_has(self, column: str, parameter: str) -> str:
         """A condition: the JSON text in `column` has a member at the dotted path in `parameter`."""
@@ -35,15 +35,15 @@ class Connection(Protocol):
     def json_matches(self, column: str, path: str, text: str, number: str) -> str:
         """A condition on the member at the dotted path in the parameter `path`.
 
-        A text has the parameter `text` in it. A number equals `number`, which is the text of one, or null. A boolean,
-        and whatever else there may be, is in JSON what `text` says.
+        A text matches when it contains the parameter `text`. A number matches when it equals `number`, the text of a
+        number or null. A boolean and any other value match when their JSON is `text`.
         """
 
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
-        """A condition: in the array `member` of the JSON text some object has the `name` in `parameter`."""
+        """A condition: in the array `member` of the JSON text an object has the `name` in `parameter`."""
 
     def size_bytes(self) -> tuple[int, int]:
-        """The size of the store, and how much of it is free to be written again."""
+        """The size of the store and how much of it is free for reuse, in bytes."""
 
 
 class StoreError(Exception):
@@ -51,6 +51,6 @@ class StoreError(Exception):
 
 
 def sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The row that RETURNING gives for what was written."""
+    """The row that RETURNING gave. A missing row is a bug of the statement."""
     assert row is not None, "RETURNING gives the row it wrote"  # noqa: S101 - an invariant of the statement
     return row

@@ -10,7 +10,17 @@ from broker.facts import GrantsChanged
 from broker.secrets import Vault, token_hash
 from broker.services import Services
 from storage.database import Database, Transaction
-from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, GrantRecord, ManifestRecord, TokenRecord
+from storage.records import (
+    NEW_KEY,
+    ApplicationRecord,
+    DeviceRecord,
+    DeviceTokenRecord,
+    DeviceTypeRecord,
+    GrantRecord,
+    ManifestRecord,
+    TokenRecord,
+    UserRecord,
+)
 
 NOW_MS = 1_760_000_000_000
 
@@ -71,6 +81,108 @@ def make_device(
     return Device(record, DeviceType(type_, [ManifestRecord(type_key, 1, json.dumps(LIGHT_MANIFEST), True, 1)]))
 
 
+def new_user(
+    id_: str,
+    *,
+    email: str,
+    name: str,
+    full_name: str,
+    password_hash: str | None,
+    now_ms: int,
+    account_type: str = "LOCAL",
+    email_verified: bool = True,
+) -> UserRecord:
+    """A user that is not stored yet."""
+    return UserRecord(
+        key=NEW_KEY,
+        id=id_,
+        email=email,
+        name=name,
+        full_name=full_name,
+        account_type=account_type,
+        password_hash=password_hash,
+        created_on=now_ms,
+        modified_on=now_ms,
+        email_verified_on=now_ms if email_verified else None,
+    )
+
+
+def new_application(
+    id_: str,
+    *,
+    organization: int,
+    name: str,
+    secret: bytes,
+    methods: Sequence[str],
+    redirect_uris: Sequence[str],
+    permissions: Sequence[Mapping[str, object]],
+) -> ApplicationRecord:
+    """An application that is not stored yet."""
+    return ApplicationRecord(
+        NEW_KEY, id_, organization, name, secret, tuple(methods), tuple(redirect_uris), tuple(permissions)
+    )
+
+
+def new_device_type(
+    id_: str,
+    *,
+    unique_name: str,
+    name: str,
+    organization: int,
+    published: bool,
+    protected: bool,
+    rsp: bool,
+    description: str | None,
+    tags: Sequence[str],
+    now_ms: int,
+    owner: int | None = None,
+    in_store: bool | None = None,
+) -> DeviceTypeRecord:
+    """A device type that is not stored yet."""
+    return DeviceTypeRecord(
+        key=NEW_KEY,
+        id=id_,
+        unique_name=unique_name,
+        name=name,
+        organization=organization,
+        organization_id="",
+        published=published,
+        protected=protected,
+        rsp=rsp,
+        description=description,
+        tags=tuple(tags),
+        created_on=now_ms,
+        owner=owner,
+        in_store=in_store,
+    )
+
+
+def new_device(
+    id_: str,
+    *,
+    owner: int,
+    device_type: int,
+    name: str,
+    manifest_version: int,
+    manifest_version_policy: str,
+    enabled: bool,
+    now_ms: int,
+) -> DeviceRecord:
+    """A device that is not stored yet."""
+    return DeviceRecord(
+        key=NEW_KEY,
+        id=id_,
+        owner=owner,
+        owner_id="",
+        device_type=device_type,
+        name=name,
+        manifest_version=manifest_version,
+        manifest_version_policy=manifest_version_policy,
+        enabled=enabled,
+        created_on=now_ms,
+    )
+
+
 async def allow(services: Services, grant: GrantRecord) -> None:
     """A user's permission is in force, and everyone knows."""
 
@@ -106,13 +218,15 @@ def change_application(
     known = tx.accounts.application_by_id(id_)
     assert known is not None
     tx.accounts.put_application(
-        known.id,
-        organization=known.organization,
-        name=known.name,
-        secret=known.secret,
-        methods=known.methods,
-        redirect_uris=known.redirect_uris if redirect_uris is None else redirect_uris,
-        permissions=permissions,
+        new_application(
+            known.id,
+            organization=known.organization,
+            name=known.name,
+            secret=known.secret,
+            methods=known.methods,
+            redirect_uris=known.redirect_uris if redirect_uris is None else redirect_uris,
+            permissions=permissions,
+        )
     )
 
 
@@ -125,36 +239,42 @@ def _build(tx: Transaction, vault: Vault) -> World:
     organization = tx.accounts.add_organization(ACME, "Acme", 100_000).key
     ada, bob = (
         tx.accounts.add_user(
-            id_,
-            email=f"{name}@example.org",
-            name=f"{name}-example",
-            full_name=name.title(),
-            password_hash=None,
-            now_ms=1,
+            new_user(
+                id_,
+                email=f"{name}@example.org",
+                name=f"{name}-example",
+                full_name=name.title(),
+                password_hash=None,
+                now_ms=1,
+            )
         ).key
         for id_, name in ((ADA, "ada"), (BOB, "bob"))
     )
     light = tx.device_types.put_device_type(
-        LIGHT_TYPE,
-        unique_name="example.smart_light",
-        name="Smart Light",
-        organization=organization,
-        published=True,
-        protected=False,
-        rsp=False,
-        description=None,
-        tags=(),
-        now_ms=1,
+        new_device_type(
+            LIGHT_TYPE,
+            unique_name="example.smart_light",
+            name="Smart Light",
+            organization=organization,
+            published=True,
+            protected=False,
+            rsp=False,
+            description=None,
+            tags=(),
+            now_ms=1,
+        )
     )
     tx.device_types.add_manifest(ManifestRecord(light, 1, json.dumps(LIGHT_MANIFEST), True, 1))
     application = tx.accounts.put_application(
-        DASHBOARD,
-        organization=organization,
-        name="Dashboard",
-        secret=vault.seal("s3cret"),
-        methods=("client_credentials",),
-        redirect_uris=("https://app.example.org/callback",),
-        permissions=(),
+        new_application(
+            DASHBOARD,
+            organization=organization,
+            name="Dashboard",
+            secret=vault.seal("s3cret"),
+            methods=("client_credentials",),
+            redirect_uris=("https://app.example.org/callback",),
+            permissions=(),
+        )
     ).key
     far = NOW_MS * 2
     for token, user in ((ADA_TOKEN, ada), (BOB_TOKEN, bob), (APPLICATION_TOKEN, None)):
@@ -167,14 +287,16 @@ def _build(tx: Transaction, vault: Vault) -> World:
         (BOBS, bob, "Bob's light", BOBS_TOKEN),
     ):
         key = tx.devices.put_device(
-            id_,
-            owner=owner,
-            device_type=light,
-            name=name,
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=True,
-            now_ms=1,
+            new_device(
+                id_,
+                owner=owner,
+                device_type=light,
+                name=name,
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
         )
         tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), application, 1))
         devices.append(key)

@@ -8,7 +8,7 @@ import trio
 from broker.clock import Clock
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine
-from storage.sql import Rows
+from storage.sql import QueryResult
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class _BreakableConnection:
         self._engine = engine
         self._connection = connection
 
-    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> QueryResult:
         return self._connection.execute(sql, parameters)
 
     def insert_many(self, table: str, columns: Sequence[str], rows: Sequence[Any], **same: Any) -> None:

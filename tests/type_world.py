@@ -3,7 +3,7 @@
 from broker.secrets import token_hash
 from storage.database import Database, Transaction
 from storage.records import DeviceTokenRecord, ManifestRecord, TokenRecord
-from tests.factories import NOW_MS, World
+from tests.factories import NOW_MS, World, new_application, new_device, new_device_type, new_user
 
 BETA = "be" * 16
 CAROL, CAROL_TOKEN = "ca20" * 8, "34" * 16  # administrator of Beta
@@ -24,7 +24,9 @@ async def add_types(database: Database, world: World) -> None:
 def _add(tx: Transaction, world: World) -> None:
     beta = tx.accounts.add_organization(BETA, "Beta", 100).key
     carol = tx.accounts.add_user(
-        CAROL, email="carol@example.org", name="carol-example", full_name="Carol", password_hash=None, now_ms=1
+        new_user(
+            CAROL, email="carol@example.org", name="carol-example", full_name="Carol", password_hash=None, now_ms=1
+        )
     ).key
     tx.accounts.set_role(beta, carol, "administrator")
     light = tx.device_types.device_type(world.light_type)
@@ -32,17 +34,19 @@ def _add(tx: Transaction, world: World) -> None:
     acme = light.organization
     keys = {
         name: tx.device_types.put_device_type(
-            f"dt-{name}",
-            unique_name=f"example.{name}",
-            name=name.replace("_", " ").title(),
-            organization=organization,
-            published=published,
-            protected=protected,
-            rsp=False,
-            description=None,
-            tags=tags,
-            now_ms=5,
-            owner=owner,
+            new_device_type(
+                f"dt-{name}",
+                unique_name=f"example.{name}",
+                name=name.replace("_", " ").title(),
+                organization=organization,
+                published=published,
+                protected=protected,
+                rsp=False,
+                description=None,
+                tags=tags,
+                now_ms=5,
+                owner=owner,
+            )
         )
         for name, organization, published, protected, tags, owner in (
             ("sensor", beta, True, False, ("home", "battery"), None),
@@ -55,27 +59,31 @@ def _add(tx: Transaction, world: World) -> None:
     tx.device_types.add_manifest(ManifestRecord(keys["sensor"], 2, FIELDS, True, 8))
     tx.device_types.add_manifest(ManifestRecord(keys["sensor"], 3, FIELDS, False, 9))
     device = tx.devices.put_device(
-        SENSOR,
-        owner=world.ada,
-        device_type=keys["sensor_private"],
-        name="Sensor",
-        manifest_version=0,
-        manifest_version_policy="LATEST",
-        enabled=True,
-        now_ms=1,
+        new_device(
+            SENSOR,
+            owner=world.ada,
+            device_type=keys["sensor_private"],
+            name="Sensor",
+            manifest_version=0,
+            manifest_version_policy="LATEST",
+            enabled=True,
+            now_ms=1,
+        )
     )
     tx.devices.put_token(DeviceTokenRecord(device, token_hash(SENSOR_TOKEN), b"", None, 1))
     application = tx.accounts.put_application(
-        BETA_APPLICATION,
-        organization=beta,
-        name="Beta board",
-        secret=b"",
-        methods=(),
-        redirect_uris=(),
-        permissions=(
-            {"device_type": light.id, "permissions": ["READ"]},
-            {"device_type": "dt-sensor_private", "permissions": ["READ"]},
-        ),
+        new_application(
+            BETA_APPLICATION,
+            organization=beta,
+            name="Beta board",
+            secret=b"",
+            methods=(),
+            redirect_uris=(),
+            permissions=(
+                {"device_type": light.id, "permissions": ["READ"]},
+                {"device_type": "dt-sensor_private", "permissions": ["READ"]},
+            ),
+        )
     ).key
     for token, user in ((CAROL_TOKEN, carol), (BETA_TOKEN, None)):
         tx.accounts.put_token(TokenRecord(token_hash(token), application, user, 1, NOW_MS * 2))

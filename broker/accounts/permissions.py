@@ -11,8 +11,9 @@ from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from broker.accounts.tokens import Caller, TokenKind
+from broker.changes import Changes
 from broker.errors import PermissionDenied
-from broker.facts import GrantsChanged, Router
+from broker.facts import FactPhase, GrantsChanged, Router
 from storage.database import Database
 from storage.records import GrantRecord
 
@@ -159,8 +160,8 @@ class Permissions:
         self._database = database
         self._live: WeakValueDictionary[int, Grants] = WeakValueDictionary()
         self._recent: OrderedDict[int, Grants] = OrderedDict()
-        self._changes = 0
-        router.subscribe(GrantsChanged, self._grants_changed)
+        self._changes = Changes()
+        router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
 
     async def reach(self, caller: Caller) -> Reach:
         """The reach of `caller`, which stays up to date."""
@@ -169,11 +170,9 @@ class Permissions:
         return Reach(caller, self._live.get(caller.application) or await self._load(caller.application))
 
     async def _load(self, application: int) -> Grants:
-        while True:
-            changes = self._changes
-            loaded = await self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
-            if changes == self._changes:  # else a grant may have changed after the read: read again
-                break
+        loaded = await self._changes.settled(
+            lambda: self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
+        )
         grants = self._live.setdefault(application, loaded)  # another task may have loaded them meanwhile
         self._recent[application] = grants
         if len(self._recent) > _APPLICATIONS_REMEMBERED:
@@ -181,7 +180,7 @@ class Permissions:
         return grants
 
     def _grants_changed(self, fact: GrantsChanged) -> None:
-        self._changes += 1
+        self._changes.note()
         if (grants := self._live.get(fact.application)) is not None:
             grants.put(fact.user, fact.grants)
 

@@ -20,7 +20,7 @@ from config.limits import (
 )
 from config.settings import Accounts
 from storage.database import Database, Transaction
-from storage.records import UserRecord
+from storage.records import NEW_KEY, UserRecord
 
 WRONG_LENGTH: Final = Finding(
     "password", (f"A password has {PASSWORD_MIN_CHARACTERS} to {PASSWORD_MAX_CHARACTERS} characters.",)
@@ -77,14 +77,18 @@ def add_account(
         raise EmailTaken
     name = free_user_name(tx, email)
     return tx.accounts.add_user(
-        id_ or new_id(),
-        email=email,
-        name=name,
-        full_name=full_name or name,
-        password_hash=password_hash,
-        now_ms=now_ms,
-        account_type=account_type,
-        email_verified=email_verified,
+        UserRecord(
+            key=NEW_KEY,
+            id=id_ or new_id(),
+            email=email,
+            name=name,
+            full_name=full_name or name,
+            account_type=account_type,
+            password_hash=password_hash,
+            created_on=now_ms,
+            modified_on=now_ms,
+            email_verified_on=now_ms if email_verified else None,
+        )
     )
 
 

@@ -1,7 +1,7 @@
 """Bearer tokens of users, applications and devices, and the callers that they authenticate (reference 4.6)."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -10,14 +10,15 @@ import structlog
 import trio
 
 from broker.accounts.issuance import Issuance, Lifetimes
+from broker.changes import Changes
 from broker.clock import Clock
 from broker.errors import PermissionDenied, Unauthorized
-from broker.facts import DeviceChanged, Router, TokenRevoked
+from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
+from broker.loops import repeat
 from broker.secrets import token_hash
 from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.database import Database, Transaction
 from storage.records import RefreshTokenRecord, TokenRecord
-from storage.sql import StoreError
 
 T = TypeVar("T")
 _CACHED_TOKENS = 20_000
@@ -70,10 +71,11 @@ class Tokens:
         self._router = router
         self._lifetimes = lifetimes
         self._swept_until = clock.now_ms()
+        self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
-        self._changes = 0
-        router.subscribe(TokenRevoked, self._forget)
-        router.subscribe(DeviceChanged, self._forget_device)
+        self._changes = Changes()
+        router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
+        router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
 
     async def caller(self, token: str) -> Caller:
         """The caller behind a bearer token. Raises Unauthorized when it is unknown, expired or revoked."""
@@ -91,11 +93,7 @@ class Tokens:
         return caller
 
     async def _load(self, hashed: bytes) -> Caller:
-        while True:
-            changes = self._changes
-            caller = await self._database.read(lambda tx: _resolve(tx, hashed))
-            if changes == self._changes:  # else the token may have been revoked after the read: read again
-                break
+        caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
         if caller is None:
             raise Unauthorized
         self._known[hashed] = caller
@@ -170,17 +168,14 @@ class Tokens:
     async def end_expired_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce expired tokens, so that their connections end, and remove old rows every ten minutes."""
         task_status.started()
-        while True:
-            for _ in range(_SWEEPS_PER_PURGE):
-                await trio.sleep(EXPIRY_SWEEP_SECONDS)
-                await self._tolerate(self.end_expired)
-            await self._tolerate(self.purge)
+        await repeat(self._sweep, every=EXPIRY_SWEEP_SECONDS, failure="token_sweep_failed")
 
-    async def _tolerate(self, step: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await step()
-        except StoreError as error:  # the next step that works catches up
-            _log.warning("token_sweep_failed", reason=str(error))
+    async def _sweep(self) -> None:
+        self._sweeps += 1
+        await self.end_expired()
+        if self._sweeps >= _SWEEPS_PER_PURGE:
+            await self.purge()
+            self._sweeps = 0
 
     async def end_expired(self) -> None:
         """Publish TokenRevoked for the tokens that expired since the last call."""
@@ -203,18 +198,18 @@ class Tokens:
 
     def forget_all(self) -> None:
         """Empty the cache, because many tokens may have changed at once."""
-        self._changes += 1
+        self._changes.note()
         self._known.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
         self._forget_hash(fact.hash)
 
     def _forget_hash(self, hashed: bytes) -> None:
-        self._changes += 1
+        self._changes.note()
         self._known.pop(hashed, None)
 
     def _forget_device(self, fact: DeviceChanged) -> None:
-        self._changes += 1
+        self._changes.note()
         for hashed in [hashed for hashed, caller in self._known.items() if caller.device == fact.device]:
             del self._known[hashed]
 

@@ -21,8 +21,9 @@ from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import ActionDefinition, Phase
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
-from broker.facts import ActionStored, Router
+from broker.facts import ActionStored, FactPhase, Router
 from broker.limits.quotas import Quotas
+from broker.loops import repeat
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.sql import StoreError
@@ -73,7 +74,7 @@ class Actions:
         self._last = self._saved = 0
         self._has_resumed = False
         self.sent = self.failed = 0
-        router.subscribe(ActionStored, self._stored)
+        router.subscribe(ActionStored, self._stored, FactPhase.EFFECT)
 
     def _stored(self, fact: ActionStored) -> None:
         connector = self._catalog.by_id(fact.action.ddtid)
@@ -158,12 +159,7 @@ class Actions:
     async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.resume()
         task_status.started()
-        while True:
-            await trio.sleep(_SAVE_SECONDS)
-            try:
-                await self.save()
-            except StoreError as error:
-                _log.warning("connector_actions_not_saved", reason=str(error))
+        await repeat(self.save, every=_SAVE_SECONDS, failure="connector_actions_not_saved")
 
     async def save(self) -> None:
         """Save the position before the first unsent Action. Raises StoreError."""

@@ -16,6 +16,7 @@ from broker.connectors.links import ConnectorLink, ConnectorLinks
 from broker.connectors.plugin import Phase, Request
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
+from broker.loops import Wakeup, repeat
 from storage.database import Database
 from storage.sql import StoreError
 
@@ -47,24 +48,17 @@ class Fetches:
         self._lanes = lanes
         self._pull_minutes = pull_minutes
         self._waiting: set[int] = set()
-        self._woken = trio.Event()
+        self._wakeup = Wakeup()
         self._has_more = False  # the last look used all the room in the lanes, so more pulls may be due
         self.failed = 0
 
     def wake(self) -> None:
         """Look for due pulls now: a device that was just linked has one."""
-        self._woken.set()
+        self._wakeup.set()
 
     async def pull_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            with trio.move_on_after(_LOOK_SECONDS):
-                await self._woken.wait()
-            self._woken = trio.Event()
-            try:
-                await self.pull_due()
-            except StoreError as error:
-                _log.warning("connector_pulls_not_read", reason=str(error))
+        await repeat(self.pull_due, every=_LOOK_SECONDS, wakeup=self._wakeup, failure="connector_pulls_not_read")
 
     async def pull_due(self) -> None:
         """Start the pulls that are due, as many as the lanes have room for. Each is due again after its interval.

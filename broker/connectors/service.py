@@ -26,13 +26,13 @@ from broker.connectors.sub_devices import SubDevices
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.inventory import Inventory
 from broker.devices.registry import Device, Devices
-from broker.facts import DeviceDeleted, Router
+from broker.facts import DeviceDeleted, FactPhase, Router
 from broker.limits.meters import Meters
 from broker.limits.quotas import Quotas
+from broker.loops import Wakeup, repeat
 from broker.messages.ingest import Ingest
 from broker.secrets import Vault
 from storage.database import Database
-from storage.sql import StoreError
 
 _CLEAN_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
@@ -94,8 +94,8 @@ class Connectors:
             database, clock, router, devices, self.catalog, links, self._calls, self._intake, self._action_lanes, quotas
         )
         self._provider_auth = ProviderAuth(database, vault, clock, router, devices, self.catalog, links, self._calls)
-        self._orphaned = trio.Event()
-        router.subscribe(DeviceDeleted, self._device_deleted)
+        self._orphaned = Wakeup()
+        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
 
     async def holder(self, device: Device) -> Device:
         """The device whose authorization counts for this one. See `ProviderAuth.holder`."""
@@ -133,14 +133,13 @@ class Connectors:
             task_status.started()
 
     async def _clean_forever(self) -> None:
-        while True:
-            self._orphaned = trio.Event()
-            try:
-                await self.clean_up()
-            except StoreError as error:
-                _log.warning("connector_links_not_cleaned", reason=str(error))
-            with trio.move_on_after(_CLEAN_SECONDS):
-                await self._orphaned.wait()
+        await repeat(
+            self.clean_up,
+            every=_CLEAN_SECONDS,
+            wakeup=self._orphaned,
+            at_once=True,
+            failure="connector_links_not_cleaned",
+        )
 
     async def clean_up(self) -> None:
         """End the links of deleted devices. Raises StoreError."""

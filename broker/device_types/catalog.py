@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
 
+from broker.changes import Changes
 from broker.device_types.manifest import NO_MANIFEST, Manifest
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
@@ -81,7 +82,7 @@ class DeviceTypes:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._live: WeakValueDictionary[int, DeviceType] = WeakValueDictionary()
-        self._reloads = 0
+        self._changes = Changes()
 
     async def get(self, key: int) -> DeviceType:
         if (known := self._live.get(key)) is not None:
@@ -93,11 +94,7 @@ class DeviceTypes:
         return await self._load(lambda tx: tx.device_types.by_id_or_name(id_or_name))
 
     async def _load(self, choose: _Choice) -> DeviceType:
-        while True:
-            reloads = self._reloads
-            found = await self._database.read(lambda tx: _with_manifests(tx, choose))
-            if reloads == self._reloads:  # otherwise the record may be older than the change
-                break
+        found = await self._changes.settled(lambda: self._database.read(lambda tx: _with_manifests(tx, choose)))
         if found is None:
             raise DeviceTypeNotFound
         record, manifests = found
@@ -110,7 +107,7 @@ class DeviceTypes:
 
     async def reload(self) -> None:
         """Read all types in use again, after many may have changed."""
-        self._reloads += 1
+        self._changes.note()
         for key in list(self._live):
             await self._load(partial(_by_key, key))
 

@@ -25,7 +25,7 @@ from broker.facts import (
 from broker.ids import new_id
 from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
-from storage.records import DeviceRecord, DeviceTypeRecord
+from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord
 
 Policy = Literal["LATEST", "DEVICE"]
 CloudAuthorization = Literal["NO_AUTHORIZATION", "AUTHORIZED", "UNAUTHORIZED"]
@@ -121,7 +121,7 @@ class Inventory:
             known = _known(tx, device)
             wanted = _changed(known, changes, latest=type_.latest.version)
             if wanted != known:
-                _put(tx, wanted)
+                tx.devices.put_device(wanted)
             return known, wanted
 
         def tell(done: tuple[DeviceRecord, DeviceRecord]) -> None:
@@ -240,14 +240,18 @@ def _known(tx: Transaction, device: Device) -> DeviceRecord:
 def _add(tx: Transaction, new: NewDevice, now_ms: int) -> DeviceRecord:
     type_ = new.type.record
     key = tx.devices.put_device(
-        new_id(),
-        owner=new.owner,
-        device_type=type_.key,
-        name=type_.id if new.name is None else new.name,
-        manifest_version=new.manifest_version or new.type.latest.version,
-        manifest_version_policy=new.manifest_version_policy,
-        enabled=True,
-        now_ms=now_ms,
+        DeviceRecord(
+            key=NEW_KEY,
+            id=new_id(),
+            owner=new.owner,
+            owner_id="",  # read back with the record
+            device_type=type_.key,
+            name=type_.id if new.name is None else new.name,
+            manifest_version=new.manifest_version or new.type.latest.version,
+            manifest_version_policy=new.manifest_version_policy,
+            enabled=True,
+            created_on=now_ms,
+        )
     )
     unauthorized = "UNAUTHORIZED" if type_.has_cloud_connector else "NO_AUTHORIZATION"
     added = tx.devices.device(key)
@@ -275,17 +279,4 @@ def _changed(known: DeviceRecord, changes: DeviceChanges, *, latest: int) -> Dev
         manifest_version=stays if changes.manifest_version is None else changes.manifest_version,
         manifest_version_policy=policy,
         enabled=known.enabled if changes.enabled is None else changes.enabled,
-    )
-
-
-def _put(tx: Transaction, record: DeviceRecord) -> None:
-    tx.devices.put_device(
-        record.id,
-        owner=record.owner,
-        device_type=record.device_type,
-        name=record.name,
-        manifest_version=record.manifest_version,
-        manifest_version_policy=record.manifest_version_policy,
-        enabled=record.enabled,
-        now_ms=record.created_on,
     )

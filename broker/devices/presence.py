@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import structlog
 import trio
 
 from broker.clock import Clock
@@ -19,16 +18,16 @@ from broker.facts import (
     DeviceDeleted,
     DeviceWentOffline,
     DeviceWentOnline,
+    FactPhase,
     MessagesStored,
     Router,
 )
+from broker.loops import repeat
 from storage.database import Database
 from storage.records import PresenceRecord
-from storage.sql import StoreError
 
 _FLUSH_SECONDS = 1.0
 V = TypeVar("V")
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,11 @@ class Presence:
         self._decided: dict[int, _Decided] = {}
         self._seen: dict[int, int] = {}
         self._flushing = trio.Lock()
-        router.subscribe(DeviceWentOnline, self._went_online)
-        router.subscribe(DeviceConnectedAgain, self._connected_again)
-        router.subscribe(DeviceWentOffline, self._went_offline)
-        router.subscribe(DeviceDeleted, self._deleted)
-        router.subscribe(MessagesStored, self._messages_stored)
+        router.subscribe(DeviceWentOnline, self._went_online, FactPhase.STATE)
+        router.subscribe(DeviceConnectedAgain, self._connected_again, FactPhase.STATE)
+        router.subscribe(DeviceWentOffline, self._went_offline, FactPhase.STATE)
+        router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
+        router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
 
     async def resume(self) -> None:
         """Read what the last run left. At the start no device is connected, so online periods end."""
@@ -159,12 +158,7 @@ class Presence:
 
     async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            await trio.sleep(_FLUSH_SECONDS)
-            try:
-                await self.flush()
-            except StoreError as error:  # the changes stay in memory until the next attempt
-                _log.warning("presence_not_saved", reason=str(error))
+        await repeat(self.flush, every=_FLUSH_SECONDS, failure="presence_not_saved")
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(len(self._online), len(self._seen))

@@ -8,6 +8,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from broker.accounts.tokens import Caller, TokenKind, Tokens
+from broker.changes import Changes
 from broker.device_types.catalog import DeviceType, DeviceTypes, ManifestVersion
 from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled, Unauthorized
 from broker.facts import DeviceChanged, Router
@@ -89,7 +90,7 @@ class Devices:
         self._live: WeakValueDictionary[int, Device] = WeakValueDictionary()
         self._keys: dict[str, int] = {}
         self._recent: OrderedDict[int, Device] = OrderedDict()
-        self._reloads = 0
+        self._changes = Changes()
 
     async def find(self, device_id: str) -> Device:
         """By id. Raises DeviceNotFound."""
@@ -178,7 +179,7 @@ class Devices:
 
     async def reload(self) -> None:
         """Read all devices in use again, after many may have changed. Publishes DeviceChanged for those that did."""
-        self._reloads += 1
+        self._changes.note()
         for key, device in list(self._live.items()):
             found = await self._read(partial(_by_key, key))
             if found is not None and found[0] != device.record:
@@ -190,14 +191,14 @@ class Devices:
 
         Called in `announce` of `Database.write`, so that the order is that of the commits.
         """
-        self._reloads += 1
+        self._changes.note()
         if (device := self._live.get(record.key)) is not None:
             device.refresh(record, device.type)
         self._router.publish(DeviceChanged(record.key))
 
     def note_deleted(self, record: DeviceRecord) -> None:
         """Forget a device that was deleted in the store. Its shared object is disabled for those that still hold it."""
-        self._reloads += 1
+        self._changes.note()
         self._keys.pop(record.id, None)
         self._recent.pop(record.key, None)
         if (device := self._live.pop(record.key, None)) is not None:
@@ -206,12 +207,12 @@ class Devices:
 
     async def _read(self, choose: "partial[DeviceRecord | None]") -> tuple[DeviceRecord, DeviceType] | None:
         """The current record of a device, and its type; None when there is no such device."""
-        while True:
-            reloads = self._reloads
+
+        async def read() -> tuple[DeviceRecord, DeviceType] | None:
             record = await self._database.read(choose)
-            type_ = None if record is None else await self._types.get(record.device_type)
-            if reloads == self._reloads:  # otherwise the record may be older than the change
-                return None if record is None or type_ is None else (record, type_)
+            return None if record is None else (record, await self._types.get(record.device_type))
+
+        return await self._changes.settled(read)
 
     async def _load(self, choose: "partial[DeviceRecord | None]", device_id: str) -> Device:
         found = await self._read(choose)

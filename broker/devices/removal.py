@@ -11,9 +11,9 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.loops import repeat
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database, Transaction
-from storage.sql import StoreError
 
 REMOVAL_SWEEP_SECONDS: Final = 3600.0
 _KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
@@ -37,12 +37,7 @@ class Removal:
 
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            try:
-                await self.sweep()
-            except StoreError as error:  # the next sweep continues
-                _log.warning("deleted_devices_not_removed", reason=str(error))
-            await trio.sleep(REMOVAL_SWEEP_SECONDS)
+        await repeat(self.sweep, every=REMOVAL_SWEEP_SECONDS, at_once=True, failure="deleted_devices_not_removed")
 
     async def sweep(self) -> None:
         """Remove every device that was deleted more than 30 days ago, with its messages and other data."""

@@ -1,7 +1,7 @@
-"""A `.tgz` that grows entry by entry, and goes on where it stood after a restart.
+"""A `.tgz` that is written entry by entry and can be continued after a restart.
 
-Each entry is a gzip member of its own; readers take members that follow each other as one stream. So what is on the
-disk up to a checkpoint is a valid beginning, and everything behind it can be cut off.
+Each entry is a gzip member of its own; readers take consecutive members as one stream. So the file up to a checkpoint
+is a valid beginning, and everything after it can be cut off.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ import tarfile
 import zlib
 from pathlib import Path
 
-_LEVEL = 4  # messages shrink to a tenth at any level; this one keeps pace with the reading
+_LEVEL = 4  # any level compresses messages to a tenth; this one is as fast as reading them
 _GZIP = 31  # zlib's name for the gzip format with its largest window
 _BLOCK = 512
 _READ_BYTES = 1024 * 1024
 
 
 class Archive:
-    """The file at `path`, of which `size` bytes are good."""
+    """The file at `path`, of which the first `size` bytes are valid."""
 
     def __init__(self, path: Path, *, size: int = 0) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,14 +34,14 @@ class Archive:
         return self._md5.hexdigest()
 
     def add(self, name: str, content: bytes, *, now_ms: int) -> None:
-        """Add an entry; it is on the disk when this returns. Raises OSError."""
+        """Add an entry, synced to the disk on return. Raises OSError."""
         info = tarfile.TarInfo(name)
         info.size, info.mtime = len(content), now_ms // 1000
         head = info.tobuf(tarfile.USTAR_FORMAT)
         self._append(head + content + bytes(-len(content) % _BLOCK))
 
     def finish(self) -> None:
-        """Add the end of the archive."""
+        """Write the end of the archive. Raises OSError."""
         self._append(bytes(2 * _BLOCK))
 
     def _append(self, content: bytes) -> None:

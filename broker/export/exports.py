@@ -1,7 +1,7 @@
 """Exports from their creation to their expiry, and the one worker that writes them (reference 10).
 
-The worker takes one export at a time, the oldest first. A step is one archive entry: read, format, compress and sync it
-in one go in a worker thread, then save how far it has got. A restart goes on behind the last step that was saved.
+The worker takes one export at a time, the oldest first. A step is one archive entry: a worker thread reads, formats,
+compresses and syncs it, then the progress is saved. After a restart the worker goes on after the last saved step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,11 @@ from broker.accounts.tokens import Caller
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
 from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, ValidationFailed
-from broker.export.requests import ExportRequest, Plan, Planner, check_caller
+from broker.export.requests import ExportPlan, ExportRequest, Planner, check_caller
 from broker.export.status import TO_DO, WITH_RESULT, ExportStatus, may_follow
 from broker.export.writer import ArchiveWriter
 from broker.ids import new_id
+from broker.loops import Wakeup, repeat
 from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
 from config.limits import EXPORT_KEPT_HOURS
@@ -29,7 +30,7 @@ from storage.database import Database, Transaction
 from storage.records import ExportRecord
 from storage.sql import StoreError
 
-_LOOK_SECONDS = 60.0  # for what has expired
+_LOOK_SECONDS = 60.0  # between two looks for expired exports
 _STORE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
 _KEPT_MS = EXPORT_KEPT_HOURS * 3_600_000
@@ -47,7 +48,7 @@ class Export:
 
     @property
     def progress(self) -> int | None:
-        """Per cent of the messages there are; None before they are counted."""
+        """Exported messages in per cent of the expected ones; None before they are counted."""
         expected = self.record.expected_messages
         if self.status is not ExportStatus.IN_PROGRESS or expected is None:
             return None
@@ -56,7 +57,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class ExportStatistics:
-    """Since the start."""
+    """Counts since the start."""
 
     finished: int
     failed: int
@@ -81,15 +82,15 @@ class Exports:
         self._clock = clock
         self._planner = planner
         self._folder = folder
-        self._wanted = trio.Event()
+        self._wakeup = Wakeup()
         self._finished = self._failed = self._messages = 0
 
-    # What callers ask
+    # Calls
 
     async def create(self, caller: Caller, request: ExportRequest) -> str:
         """Accept an export; return its id.
 
-        Raises ValidationFailed, NotFound of what a list names, PermissionDenied.
+        Raises ValidationFailed, NotFound for an unknown id in a list, PermissionDenied.
         """
         now_ms = self._clock.now_ms()
         request.check(now_ms)
@@ -107,16 +108,16 @@ class Exports:
         )
 
         def add(tx: Transaction) -> None:
-            # What is acknowledged by now is exported; what comes later is not.
+            # Messages that are acknowledged by now are exported; later ones are not.
             tx.exports.put(replace(record, head=tx.messages.head()))
 
         await self._database.write(add)
-        self._wanted.set()
+        self._wakeup.set()
         _log.info("export_received", export_id=record.id)
         return record.id
 
     async def find(self, caller: Caller, export_id: str) -> Export:
-        """Raises NotFound, PermissionDenied."""
+        """An export of the caller. Raises NotFound, PermissionDenied."""
         record = await self._database.read(lambda tx: tx.exports.by_id(export_id))
         if record is None:
             raise NotFound
@@ -124,7 +125,7 @@ class Exports:
         return self._view(record)
 
     async def history(self, caller: Caller, *, trial: str | None, offset: int, count: int) -> tuple[list[Export], int]:
-        """The caller's exports, newest first, and how many there are in all."""
+        """A page of the caller's exports, newest first, and the number of all."""
         records, total = await self._database.read(
             lambda tx: tx.exports.page(
                 user=caller.user, application=caller.application, trial=trial, offset=offset, limit=count
@@ -133,7 +134,7 @@ class Exports:
         return [self._view(record) for record in records], total
 
     async def result(self, caller: Caller, export_id: str) -> tuple[Export, Path]:
-        """Where the archive lies. Raises NotFound, PermissionDenied, Conflict while there is none, Gone."""
+        """The export and the path of its archive. Raises NotFound, PermissionDenied, Conflict, Gone."""
         export = await self.find(caller, export_id)
         if export.status is ExportStatus.EXPIRED:
             raise Gone
@@ -144,13 +145,13 @@ class Exports:
         return export, self._path(export.record)
 
     async def served(self, export_id: str) -> None:
-        """The archive was downloaded to its end."""
+        """Note that the archive was downloaded completely."""
         await self._database.write(partial(_move, export_id, ExportStatus.SERVED, None))
 
     def _view(self, record: ExportRecord) -> Export:
         status = ExportStatus(record.status)
         if status in WITH_RESULT and (record.expires_on or 0) <= self._clock.now_ms():
-            status = ExportStatus.EXPIRED  # the worker has not come to it yet
+            status = ExportStatus.EXPIRED  # the worker has not expired it yet
         return Export(record, status, msgspec.json.decode(record.request, type=ExportRequest))
 
     def _path(self, record: ExportRecord) -> Path:
@@ -160,23 +161,25 @@ class Exports:
 
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            self._wanted = trio.Event()
-            try:
-                await self.expire()
-                record = await self._database.read(_next)
-                if record is not None:
-                    await self._export(record)
-                    continue
-            except StoreError as error:  # nothing is lost: it goes on behind the last step that was saved
-                _log.warning("export_not_saved", reason=str(error))
-                await trio.sleep(_STORE_SECONDS)
-                continue
-            with trio.move_on_after(_LOOK_SECONDS):
-                await self._wanted.wait()
+        # After a failure the export goes on after the last saved step.
+        await repeat(
+            self._work,
+            every=_LOOK_SECONDS,
+            wakeup=self._wakeup,
+            at_once=True,
+            failure="export_not_saved",
+            retry_seconds=_STORE_SECONDS,
+        )
+
+    async def _work(self) -> bool:
+        await self.expire()
+        record = await self._database.read(_next)
+        if record is not None:
+            await self._export(record)
+        return record is not None
 
     async def expire(self) -> None:
-        """End what is older than 24 hours, and delete its file."""
+        """Expire exports that are older than 24 hours, and delete their files."""
         now_ms = self._clock.now_ms()
         for status in WITH_RESULT:
             for record in await self._database.read(partial(_expired, status, now_ms)):
@@ -198,7 +201,7 @@ class Exports:
         except OSError as error:
             _log.error("export_failed", export_id=record.id, reason=str(error))
             await self._fail(record, str(error))
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not hold up the other exports
+        except Exception as error:  # noqa: BLE001 - a bug must not hold up the other exports
             _log.exception("export_failed", export_id=record.id)
             await self._fail(record, type(error).__name__)
 
@@ -209,7 +212,7 @@ class Exports:
 
     async def _write(self, record: ExportRecord) -> None:
         request = msgspec.json.decode(record.request, type=ExportRequest)
-        plan = msgspec.json.decode(record.plan, type=Plan)
+        plan = msgspec.json.decode(record.plan, type=ExportPlan)
         devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
         if record.expected_messages is None:
@@ -235,7 +238,7 @@ class Exports:
         await self._succeed(writer.record, request, plan.recipients)
 
     async def _still_there(self, keys: Iterable[int]) -> dict[int, Device]:
-        """What was deleted since the export was asked for is left out."""
+        """The devices with these keys, without those deleted meanwhile."""
         devices: dict[int, Device] = {}
         for key in keys:
             with suppress(DeviceNotFound):
@@ -290,7 +293,7 @@ def _put(record: ExportRecord, tx: Transaction) -> None:
 
 
 def _move(export_id: str, status: ExportStatus, reason: str | None, tx: Transaction) -> None:
-    """To another state, if that may follow the one it is in."""
+    """Change the status of an export, if the new one may follow its present one."""
     record = tx.exports.by_id(export_id)
     if record is not None and may_follow(status, record.status):
         tx.exports.put(replace(record, status=status, last_error=reason))

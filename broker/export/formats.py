@@ -1,6 +1,6 @@
-"""What stands in an archive entry: JSON as searches answer it, or CSV (RFC 4180).
+"""The contents of an archive entry: JSON as in the answers of searches, or CSV (RFC 4180).
 
-Written straight from the rows, because there are millions of them; stored `data` is compact JSON already.
+The text is built from the rows without objects, because there are millions of rows; stored `data` is compact JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ Mid = Callable[[int], str]
 
 def json_entry(rows: Sequence[MessageRow], devices: Mapping[int, Device], mid: Mid) -> bytes:
     """`{"size":n,"data":[message,…]}`."""
-    # What is the same in every message of a device.
+    # The part that is the same in every message of a device.
     before = {key: f',"sdtid":"{device.type.id}","cts":' for key, device in devices.items()}
     uid = {key: f',"uid":"{device.owner_id}","mv":' for key, device in devices.items()}
     after = {key: f',"sdid":"{device.id}"}}' for key, device in devices.items()}

@@ -1,39 +1,40 @@
-"""The messages of many devices in one order, read piece by piece, a transaction for each piece.
+"""Merges the messages of many devices into one order, read piece by piece, with a transaction for each piece.
 
-From every device a run of rows is held, in order. Whatever is not behind the end of any run that may go on is next, and
-is put in order at once: sorting runs costs a fraction of what a heap costs row by row.
+A sorted run of rows of every device is held. Rows up to the earliest end of the runs that may continue are complete:
+they are sorted at once, because sorting runs costs a fraction of a heap's cost row by row.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from storage.database import Transaction
-from storage.messages import Range
+from storage.messages import Range, SortKey, sort_key
 from storage.records import MessageRow
 
 _HELD_ROWS = 20_000  # of all devices together
 _LEAST_ROWS = 20  # of one device at a time
 
-Place = tuple[int, int]  # (ts, position)
-_Key = Callable[[MessageRow], Place]
+_Key = Callable[[MessageRow], SortKey]
 
 
 class MergedRows:
-    """Rows with `start_ms <= ts <= end_ms` up to the position `head`, from behind `place` on."""
+    """Rows with `start_ms <= ts <= end_ms` up to the position `head`, after `place`."""
 
     def __init__(
-        self, devices: Sequence[int], *, start_ms: int, end_ms: int, head: int, descending: bool, place: Place | None
+        self, devices: Sequence[int], *, start_ms: int, end_ms: int, head: int, descending: bool, place: SortKey | None
     ) -> None:
         self._start_ms, self._end_ms, self._head = start_ms, end_ms, head
         self._descending = descending
-        self._key: _Key = _falling if descending else _rising
+        self._key: _Key = _falling if descending else sort_key
         self._rows_at_once = max(_LEAST_ROWS, _HELD_ROWS // max(1, len(devices)))
-        self._places: dict[int, Place | None] = dict.fromkeys(devices, place)  # of devices with more; None: all of it
+        self._places: dict[int, SortKey | None] = dict.fromkeys(
+            devices, place
+        )  # of devices with more rows; None: from the beginning
         self._runs: dict[int, list[MessageRow]] = {}
         self._ready: list[MessageRow] = []  # in order, the next one first
 
     def take(self, tx: Transaction, count: int) -> list[MessageRow]:
-        """The next rows, fewer than `count` only at the end."""
+        """The next rows; fewer than `count` only at the end."""
         while len(self._ready) < count and (self._places or self._runs):
             self._ready += self._next(tx)
         taken, self._ready = self._ready[:count], self._ready[count:]
@@ -41,7 +42,7 @@ class MergedRows:
 
     def _next(self, tx: Transaction) -> list[MessageRow]:
         for device in list(self._places):
-            # Runs that are nearly over are lengthened with those that are over, so that the next step is a long one.
+            # Lengthen short runs together with empty ones, so that the next step is a long one.
             if len(self._runs.get(device, ())) < self._rows_at_once // 2:
                 self._read(tx, device)
         ends = [self._key(self._runs[device][-1]) for device in self._places]
@@ -53,7 +54,7 @@ class MergedRows:
         rows.sort(key=self._key)
         return rows
 
-    def _upto(self, end: Place) -> list[MessageRow]:
+    def _upto(self, end: SortKey) -> list[MessageRow]:
         rows: list[MessageRow] = []
         for device, run in list(self._runs.items()):
             index = bisect_right(run, end, key=self._key)
@@ -86,9 +87,5 @@ class MergedRows:
             self._runs[device] = self._runs.get(device, []) + rows
 
 
-def _rising(row: MessageRow) -> Place:
-    return row.ts, row.position
-
-
-def _falling(row: MessageRow) -> Place:
+def _falling(row: MessageRow) -> SortKey:
     return -row.ts, -row.position

@@ -1,4 +1,4 @@
-"""What an export is asked for, checked, and worked out into whose messages go under which name."""
+"""Export requests: their checks, and the plan of which devices' messages go under which name."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -15,12 +15,12 @@ from broker.messages.intervals import DAY_MS, MINUTE_MS
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
 from storage.records import UserRecord
 
-#: A caller works out "30 days ago" before we do.
+#: A caller computes "30 days ago" a moment before the check.
 _PAST_GRACE_MS = MINUTE_MS
 
 
 class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As it was asked for. Lists are comma-separated texts; None is what was not given."""
+    """The request as it was made. Lists are comma-separated texts; None: not given."""
 
     start_ms: int
     end_ms: int
@@ -34,14 +34,14 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str | None = None
 
     def check(self, now_ms: int) -> None:
-        """Raises ValidationFailed with everything that is wrong."""
+        """Raise ValidationFailed with every finding."""
         findings = [*self._misses(), *self._is_too_much(now_ms)]
         if findings:
             raise ValidationFailed(tuple(findings))
 
     def _misses(self) -> Iterable[Finding]:
         uids, sdids, sdtids = (bool(items(text)) for text in (self.uids, self.sdids, self.sdtids))
-        # By types only together with users; and by nothing at all is no export.
+        # `sdtids` needs `uids`, and a request needs at least one of the lists or a trial.
         if not uids and (sdtids or not (sdids or self.trial_id)):
             yield Finding("uids", ("Required parameter",))
 
@@ -57,11 +57,11 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
             yield Finding("url", (f"Maximum length {EXPORT_URL_CHARACTERS}",))
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """`groups` are ids that archive entries are named by, each with the keys of its devices."""
+class ExportPlan(msgspec.Struct, frozen=True):
+    """`groups` are ids that name archive entries, each with the keys of its devices."""
 
     groups: list[tuple[str, list[int]]]
-    recipients: list[int]  # the keys of the users who get the mail
+    recipients: list[int]  # the keys of the users who get a mail
 
 
 def items(text: str | None) -> list[str]:
@@ -69,7 +69,7 @@ def items(text: str | None) -> list[str]:
 
 
 class Planner:
-    """Finds the devices of a request; the caller's rights are checked here."""
+    """Finds the devices of a request and checks the caller's permissions."""
 
     def __init__(self, users: Users, devices: Devices, device_types: DeviceTypes, permissions: Permissions) -> None:
         self._users = users
@@ -77,8 +77,8 @@ class Planner:
         self._types = device_types
         self._permissions = permissions
 
-    async def plan(self, caller: Caller, request: ExportRequest) -> Plan:
-        """Raises NotFound of what a list names, PermissionDenied."""
+    async def plan(self, caller: Caller, request: ExportRequest) -> ExportPlan:
+        """Raises NotFound for an unknown id in a list, PermissionDenied."""
         if request.trial_id is not None:
             raise NotFound  # this version has no Trials, so no trial has this id
         users = [await self._user(caller, uid) for uid in items(request.uids)]
@@ -91,7 +91,7 @@ class Planner:
         else:
             groups = [(user.id, await self._owned(caller, user, types)) for user in users]
         recipients = [caller.user] if caller.user is not None else [user.key for user in users]
-        return Plan(groups, recipients or list(dict.fromkeys(one.owner for one in listed)))
+        return ExportPlan(groups, recipients or list(dict.fromkeys(one.owner for one in listed)))
 
     async def _user(self, caller: Caller, uid: str) -> UserRecord:
         user = await self._users.find(uid, caller)
@@ -114,7 +114,7 @@ def _is_of(device: Device, types: set[int]) -> bool:
 
 
 def check_caller(caller: Caller, user: int | None, application: int | None) -> None:
-    """Whoever asked for an export sees it: the user, or the application itself. Raises PermissionDenied."""
+    """Raise PermissionDenied unless the caller made the export: the user, or the application itself."""
     owns = caller.user == user if user is not None else caller.user is None and caller.application == application
     if not owns:
         raise PermissionDenied("access to this export")

@@ -1,4 +1,4 @@
-"""The states of an export, and which follows which (reference 10)."""
+"""The states of an export and their order (reference 10)."""
 
 from enum import StrEnum
 
@@ -21,9 +21,9 @@ _NEXT = {
     ExportStatus.EXPIRED: set(),
 }
 
-#: There is a file to download.
+#: States with a file to download.
 WITH_RESULT = (ExportStatus.SUCCESS, ExportStatus.SERVED)
-#: The worker is, or will be, at it. What is under way comes first: after a restart it goes on.
+#: States with work left for the worker, in their order: an export under way continues first after a restart.
 TO_DO = (ExportStatus.IN_PROGRESS, ExportStatus.RECEIVED)
 
 

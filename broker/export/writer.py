@@ -1,4 +1,4 @@
-"""One archive, written an entry for each step; what is saved after a step is where the next one goes on."""
+"""Writes one archive, an entry for each step. The progress that is saved after a step is where the next one begins."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,35 +10,36 @@ from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.export.archive import Archive
 from broker.export.formats import csv_entry, json_entry
-from broker.export.merging import MergedRows, Place
-from broker.export.requests import ExportRequest, Plan
+from broker.export.merging import MergedRows
+from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
 from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
+from storage.messages import SortKey
 from storage.records import ExportRecord, MessageRow
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What is on the disk: the archive's size, and the place in the plan behind it."""
+    """The progress: the size of the archive on the disk, and the place in the plan that it has reached."""
 
     size: int = 0
     group: int = 0
-    place: Place | None = None
+    place: SortKey | None = None
     last_name: str = ""
     repeated: int = 0
 
 
 class ArchiveWriter:
-    """Writes one archive, an entry for each step. `record` says how far it has got."""
+    """Writes one archive, an entry for each step. `record` has the progress."""
 
     def __init__(
         self,
         path: Path,
         record: ExportRecord,
         request: ExportRequest,
-        plan: Plan,
+        plan: ExportPlan,
         devices: dict[int, Device],
         mids: Mids,
         clock: Clock,
@@ -56,7 +57,7 @@ class ArchiveWriter:
         self._rows: MergedRows | None = None
 
     def step(self, tx: Transaction) -> None:
-        """Add the next entry, or the end. Runs in a thread; raises OSError."""
+        """Add the next entry or the end of the archive. Runs in a thread. Raises OSError."""
         archive = self._opened()
         written = self._written
         while written.group < len(self._plan.groups):
@@ -75,7 +76,7 @@ class ArchiveWriter:
         self.is_done = True
 
     def _opened(self) -> Archive:
-        """The archive as far as it is good; without its beginning it begins again."""
+        """The archive up to the saved progress; when the file is shorter than that, a new one."""
         if self._archive is None:
             self._archive = Archive(self._path, size=self._written.size)
             if self._archive.size != self._written.size:
@@ -85,7 +86,7 @@ class ArchiveWriter:
         return self._archive
 
     def _taken(self, tx: Transaction, rows: MergedRows) -> list[MessageRow]:
-        """The next rows. Those of a device that is deleted meanwhile leave the export as they leave every query."""
+        """The next rows, without those of devices deleted meanwhile, because no query returns them (reference 6.1)."""
         while taken := rows.take(tx, EXPORT_ENTRY_MESSAGES):
             sources = {row.device for row in taken} & self._devices.keys()
             there = {key for key in sources if tx.devices.device(key) is not None}
@@ -93,7 +94,7 @@ class ArchiveWriter:
                 return found
         return []
 
-    def _merged(self, devices: Sequence[int], place: Place | None) -> MergedRows:
+    def _merged(self, devices: Sequence[int], place: SortKey | None) -> MergedRows:
         return MergedRows(
             devices,
             start_ms=self._request.start_ms,
@@ -106,7 +107,7 @@ class ArchiveWriter:
     def _add(self, archive: Archive, id_: str, rows: Sequence[MessageRow]) -> None:
         written = self._written
         name = f"{id_}-{rows[0].ts if rows else 0}"
-        # More than a whole entry of one moment: the next entry must not hide the one before.
+        # One moment fills more than an entry: the next entry must not have the name of this one.
         repeated = written.repeated + 1 if name == written.last_name else 0
         json = self._request.format == "json"
         file_name = f"{name}{f'-{repeated}' if repeated else ''}.{'json' if json else 'csv'}"

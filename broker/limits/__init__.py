@@ -1,1 +1,1 @@
-"""Who may do how much: rate limits per caller, quotas per organization and device (reference 21)."""
+"""Limits: rate limits of each caller, quotas of organizations and devices (reference 21)."""

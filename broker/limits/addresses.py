@@ -1,4 +1,4 @@
-"""Requests that no token is counted for, by address: so many a minute, in memory (reference 21.1)."""
+"""The rate limit of requests without a counted token: so many a minute from each address (reference 21.1)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ class AddressStatistics:
 
 
 class AddressLimit:
-    """Who has been silent for longest is forgotten first."""
+    """Counts requests by address. The address without a request for the longest time is forgotten first."""
 
     def __init__(self, limit: int | None, clock: Clock) -> None:
-        """`limit` is in requests a minute; None lets everyone in."""
+        """`limit` is in requests a minute; None is no limit."""
         self._limit = limit
         self._clock = clock
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._refused = 0
 
     def count(self, address: str) -> None:
-        """Raises TooManyRequests, and then the request is not counted."""
+        """Count a request. Raises TooManyRequests; a refused request is not counted."""
         if self._limit is None:
             return
         now_ms, key = self._clock.steady_ms(), address_key(address)

@@ -11,7 +11,7 @@ UNLIMITED: Final = -1  # reference 21.2
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much of `limit` (-1: as much as one likes) was used between two times, in ms since the epoch."""
+    """How much of `limit` (-1: unlimited) was used since `since_ms`; counting restarts at `until_ms`."""
 
     used: int
     limit: int
@@ -20,7 +20,7 @@ class Usage:
 
 
 class Allowance:
-    """A limit, and what was used of it. Changes of the limit keep what was used."""
+    """A limit and its use in the current period. A change of the limit keeps the use."""
 
     __slots__ = ("_is_noted", "_ledger", "_tally", "limit")
 
@@ -31,14 +31,14 @@ class Allowance:
         self._is_noted = False
 
     def take(self, units: int, now_ms: int) -> bool:
-        """Use so much, if there is room for it."""
+        """Use `units` if the limit allows it; return whether it did."""
         if not self.has_room(units, now_ms):
             return False
         self.use(units)
         return True
 
     def has_room(self, units: int, now_ms: int) -> bool:
-        """Ask before every `use`."""
+        """Whether the limit allows `units` more. Call `has_room` before every `use`: it begins a new period."""
         tally = self._tally
         if not tally.since_ms <= now_ms < tally.until_ms:
             tally.turn(now_ms)
@@ -50,12 +50,12 @@ class Allowance:
             self._is_noted = True
             self._ledger.note(self)
 
-    def rest(self) -> None:
-        """Let another of the same name go on from here."""
+    def retire(self) -> None:
+        """Save the count, so that a later allowance of this name goes on from it."""
         self._ledger.remember(self._tally.record())
 
     def wait_seconds(self, now_ms: int) -> int:
-        """Until it begins anew."""
+        """The seconds until the next period begins, rounded up."""
         return -(-(self._tally.until_ms - now_ms) // 1000)
 
     def usage(self, now_ms: int) -> Usage:

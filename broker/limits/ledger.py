@@ -1,42 +1,40 @@
-"""Where counters are kept, so that they survive a restart: what changed is written every second, in one batch.
+"""The ledger saves counters over restarts: every second, the counters that changed are written in one batch.
 
-A tally is written as it stands, so writing it twice does no harm. The calls of the last minute are written as so many
-before one moment: after a restart they count as if they had all been made at that moment, up to a second later than
-they were. A batch that could not be written is written again with what came since.
+A tally is written as a total, so writing it twice does no harm. Calls of the last minute are written as a number of
+calls up to one moment: after a restart they count as made at that moment, which is at most a second too late. A batch
+that could not be written is written later, together with newer changes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import structlog
 import trio
 
 from broker.clock import Clock
 from broker.limits.periods import utc_day
 from broker.limits.window import WINDOW_MS
+from broker.loops import repeat
 from storage.database import Database, Transaction
 from storage.records import CallsRecord, TallyRecord
-from storage.sql import StoreError
 
-FLUSH_SECONDS: Final = 1.0
-_log = structlog.get_logger(__name__)
+_FLUSH_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
 class Batch:
-    """What is written next."""
+    """The counters to be written next."""
 
     tallies: dict[str, TallyRecord] = field(default_factory=dict)
     calls: list[CallsRecord] = field(default_factory=list)
-    at_ms: int = 0  # the moment that `calls` are written for
+    at_ms: int = 0  # the moment at which `calls` count as made
 
 
-class Entry(Protocol):
+class _Counter(Protocol):
     """A counter that changed."""
 
     def save_into(self, batch: Batch) -> None:
-        """Put everything that must survive into the batch. Later changes are noted anew."""
+        """Put the count into the batch. The counter notes its next change with `Ledger.note` again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,10 @@ class LedgerStatistics:
 
 
 class Ledger:
-    """Knows how every counter of the current periods stood when it was last written.
+    """Holds every counter of the current periods as it was last written.
 
-    There are at most as many as there are organizations, devices and users of applications; those of past periods go at
-    midnight.
+    There is at most one for each organization, device and user of an application; counters of past periods are deleted
+    at midnight.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -57,14 +55,14 @@ class Ledger:
         self._clock = clock
         self._kept: dict[str, TallyRecord] = {}
         self._recent: dict[str, list[tuple[int, int]]] = {}
-        self._noted: list[Entry] = []
+        self._noted: list[_Counter] = []
         self._batch = Batch()
         self._flushing = trio.Lock()
         self._next_day_ms = 0
         self._recent_until_ms = 0
 
     async def resume(self) -> None:
-        """Read how everything stood when the last run ended."""
+        """Read the counters that the last run saved. Raises StoreError."""
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
         tallies, calls = await self._database.read(
             lambda tx: (tx.limits.tallies(now_ms=now_ms), tx.limits.calls(after_ms=now_ms - WINDOW_MS))
@@ -72,7 +70,7 @@ class Ledger:
         self._kept = {record.name: record for record in tallies}
         self._recent_until_ms = steady_ms + WINDOW_MS
         for record in calls:
-            # A clock that was set back makes calls of the future, which count as made now.
+            # After the clock was set back, calls may be in the future: they count as made now.
             age_ms = max(now_ms - record.at_ms, 0)
             self._recent.setdefault(record.name, []).append((steady_ms - age_ms, record.calls))
             self._batch.at_ms = max(self._batch.at_ms, record.at_ms)
@@ -81,24 +79,24 @@ class Ledger:
         return self._kept.get(name)
 
     def remember(self, record: TallyRecord) -> None:
-        """It stands so now, even if that is not written yet."""
+        """Replace the counter by a newer one that is not written yet."""
         self._kept[record.name] = record
 
     def take_recent(self, name: str) -> Sequence[tuple[int, int]]:
-        """The last run's calls that may still be in the minute, once: moments of the steady clock, and how many."""
+        """Remove and return the last run's calls that may still count: steady times, each with a number of calls."""
         return self._recent.pop(name, ())
 
-    def note(self, entry: Entry) -> None:
-        """It changed. It is held until it is written."""
+    def note(self, entry: _Counter) -> None:
+        """Write the counter with the next batch."""
         self._noted.append(entry)
 
     async def flush(self) -> None:
-        """Write what changed since the last time. Raises StoreError; then it is in the next attempt."""
+        """Write the counters that changed. Raises StoreError; the next call writes them then."""
         async with self._flushing:
             now_ms, batch = self._clock.now_ms(), self._batch
             if self._recent and self._clock.steady_ms() >= self._recent_until_ms:
-                self._recent = {}  # whoever comes back now has an empty minute
-            # Each batch has a moment of its own, whatever the clock says: a row is never written over.
+                self._recent = {}  # by now these calls are older than a minute
+            # Each batch has its own moment, even when the clock stands still: a row is never overwritten.
             batch.at_ms = max(now_ms, batch.at_ms + 1)
             noted, self._noted = self._noted, []
             for entry in noted:
@@ -110,7 +108,8 @@ class Ledger:
 
             def save(tx: Transaction) -> None:
                 tx.limits.put_tallies(list(batch.tallies.values()))
-                tx.limits.put_calls(batch.calls, forget_before_ms=batch.at_ms - WINDOW_MS)
+                # Measured from now, not from `at_ms`, which may be ahead of the clock: calls count for a full minute.
+                tx.limits.put_calls(batch.calls, forget_before_ms=now_ms - WINDOW_MS)
                 if ended is not None:
                     tx.limits.forget_tallies(ended_by_ms=ended)
 
@@ -125,12 +124,7 @@ class Ledger:
 
     async def save_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            await trio.sleep(FLUSH_SECONDS)
-            try:
-                await self.flush()
-            except StoreError as error:
-                _log.warning("counters_not_saved", reason=str(error))
+        await repeat(self.flush, every=_FLUSH_SECONDS, failure="counters_not_saved")
 
     def statistics(self) -> LedgerStatistics:
         return LedgerStatistics(len(self._kept), len(self._noted) + len(self._batch.tallies))

@@ -1,10 +1,11 @@
 """Rate limits: so many calls in any 60 seconds and on a UTC day (reference 21.1).
 
-A meter counts for one caller on one channel. Front ends take it once, for a connection or a call, and tell it of every
-call; that is synchronous and costs about a microsecond. The minute is measured by the steady clock, which nobody can
-set; the day is the calendar's.
+A meter counts the calls of one caller on one channel. A front end gets the meter once for a connection or a call and
+calls `count` for every call; that is synchronous and costs about a microsecond. The minute is measured by the steady
+clock, which cannot be set; the day is a calendar day.
 
-A meter lives while somebody holds it or while its minute is not empty; of one that rests, the ledger knows the day.
+A meter is in memory while a front end holds it or while there was a call in the last minute; of an idle one, the ledger
+keeps the count of the day.
 """
 
 from collections import OrderedDict
@@ -24,11 +25,11 @@ from config.rates import Rate
 from config.settings import Limits
 from storage.records import CallsRecord
 
-_RESTED_AT_ONCE = 2
+_DROPPED_AT_ONCE = 2
 
 
 class Channel(Enum):
-    """A row of the table of rate limits (reference 21.1). They do not share counters."""
+    """A row of the table of rate limits (reference 21.1). Each channel has counters of its own."""
 
     REST = "rest"
     MESSAGES = "messages"  # POST /messages and /actions
@@ -41,7 +42,7 @@ Rates = Mapping[tuple[Channel, TokenKind], Rate]
 
 
 def rates_of(limits: Limits) -> Rates:
-    """The table as the settings have it. MQTT and CoAP know devices only."""
+    """The table of rate limits from the settings. On MQTT and CoAP all callers are devices."""
     rows = {
         Channel.REST: (limits.rest_user, limits.rest_device, limits.rest_application),
         Channel.MESSAGES: (limits.messages_user, limits.messages_device, limits.messages_application),
@@ -78,8 +79,8 @@ class Meter:
         return self._day.name
 
     def count(self) -> None:
-        """A call is made, be it valid or not. Raises RateLimitExceeded, and then it is not counted."""
-        # All of it stands here, because it is on the way of every message; `_require_room` says it at leisure.
+        """Count a call, valid or not. Raises RateLimitExceeded; a refused call is not counted."""
+        # Inlined, because every message calls this; `_require_room` checks the same and raises.
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
         day, window, rate = self._day, self._window, self._rate
         if (
@@ -96,14 +97,14 @@ class Meter:
             self._host.note(self)
 
     def check(self) -> None:
-        """Raises RateLimitExceeded when the next call would be refused. Nothing is counted."""
+        """Raise RateLimitExceeded if the next call would be refused. Nothing is counted."""
         self._require_room(self._now_ms(), self._steady_ms())
 
     def _require_room(self, now_ms: int, steady_ms: int) -> None:
         day, rate = self._day, self._rate
         if not day.since_ms <= now_ms < day.until_ms:
             day.turn(now_ms)
-        if day.used >= rate.day:  # first, because then a minute's wait does not help
+        if day.used >= rate.day:  # first: when the day is used up, waiting a minute does not help
             raise self._refusal("DAILY", day.until_ms - now_ms)
         if not self._window.has_room(rate.minute, steady_ms):
             oldest_ms = self._window.oldest(steady_ms) or 0
@@ -114,7 +115,7 @@ class Meter:
         return RateLimitExceeded(_seconds(wait_ms), window, self.standing())
 
     def standing(self) -> Standing:
-        """Where the caller stands now."""
+        """The caller's limits, remaining calls and reset times now."""
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
         day, rate = self._day, self._rate
         if not day.since_ms <= now_ms < day.until_ms:
@@ -134,19 +135,19 @@ class Meter:
         self._unsaved = 0
         self._is_noted = False
 
-    def is_resting(self, steady_ms: int) -> bool:
-        """Everything about it is written, and its minute is empty."""
+    def is_idle(self, steady_ms: int) -> bool:
+        """Whether the count is written and the last minute is empty."""
         return not self._is_noted and not self._window.calls(steady_ms)
 
 
 def _seconds(milliseconds: int) -> int:
-    """Rounded up: whoever waits as long is not too early."""
+    """Rounded up, so that a caller who waits so long is not too early."""
     return -(-milliseconds // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class MeterStatistics:
-    """`busy` made a call within the last minute; `counted` is what was saved since the start."""
+    """`busy` meters had a call in the last minute; `counted` is the number of calls saved since the start."""
 
     busy: int
     counted: int
@@ -157,12 +158,12 @@ class Meters:
     """One meter for each caller and channel."""
 
     def __init__(self, rates: Rates | None, ledger: Ledger, clock: Clock) -> None:
-        """`rates`: None counts nobody."""
+        """Without `rates`, nothing is counted."""
         self._rates = rates
         self._ledger = ledger
         self._clock = clock
         self._live: WeakValueDictionary[str, Meter] = WeakValueDictionary()
-        self._busy: OrderedDict[str, Meter] = OrderedDict()  # by when they last had something to write
+        self._busy: OrderedDict[str, Meter] = OrderedDict()  # in the order of their last change
         self.counted = self.refused = 0
 
     @property
@@ -170,9 +171,9 @@ class Meters:
         return self._rates is not None
 
     def of(self, channel: Channel, caller: Caller) -> Meter | None:
-        """The caller's meter: of the device, of the application, or of the user in the application.
+        """The caller's meter: that of the device, of the application, or of the user in the application.
 
-        None when nothing is counted.
+        None when rate limits are off.
         """
         if self._rates is None:
             return None
@@ -186,7 +187,7 @@ class Meters:
         return self.named(f"{channel.value} {actor}", self._rates[channel, caller.kind])
 
     def named(self, name: str, rate: Rate) -> Meter:
-        """The one meter of this name."""
+        """The meter of this name: one object for all who ask."""
         meter = self._live.get(name)
         if meter is None:
             day = Tally(name, utc_day, self._ledger.kept(name), self._clock.now_ms())
@@ -199,15 +200,15 @@ class Meters:
         return meter
 
     def note(self, meter: Meter) -> None:
-        """It has something to write."""
+        """The meter has changed: write it, and drop idle meters."""
         self._ledger.note(meter)
         self._busy[meter.name] = meter
         self._busy.move_to_end(meter.name)
-        # More go than come, so nobody has to look through all of them.
+        # Each call drops up to two idle meters, so no scan over all of them is needed.
         steady_ms = self._clock.steady_ms()
-        for _ in range(_RESTED_AT_ONCE):
+        for _ in range(_DROPPED_AT_ONCE):
             first = next(iter(self._busy.values()))
-            if not first.is_resting(steady_ms):
+            if not first.is_idle(steady_ms):
                 break
             del self._busy[first.name]
 

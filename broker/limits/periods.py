@@ -1,8 +1,8 @@
-"""What was used up in the current day or month of the UTC calendar.
+"""Counters of the current day or month of the UTC calendar.
 
-The machine's clock may be wrong and be set. One that is set back keeps the count, so that nobody can use a day twice;
-one that is set forward into another period begins anew, and the next period does so anyway. Nobody is locked out for
-longer than the period that the clock shows.
+The machine's clock may be wrong and may be set. When the clock is set back, the count stays, so that a day cannot be
+used twice; when the clock is set forward into another period, the count restarts, as it does in every new period. A
+caller is locked out at most until the end of the period that the clock shows.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from storage.records import TallyRecord
 
 _DAY_MS: Final = 86_400_000
 
-#: From a time to the beginning of its period and to the beginning of the next one; all in ms since the epoch.
+#: Maps a time to the beginnings of its period and of the next one; all in ms since the epoch.
 Period = Callable[[int], tuple[int, int]]
 
 
@@ -30,22 +30,22 @@ def utc_month(now_ms: int) -> tuple[int, int]:
 
 
 class Tally:
-    """How much was used since `since_ms`. Whoever reads or adds to `used` calls `turn` first when the period is over.
+    """How much was used since `since_ms`. Before `used` is read or changed after the period's end, call `turn`.
 
-    `since_ms <= now_ms < until_ms` is asked where it is needed: this is on the way of every message.
+    Callers compare `since_ms <= now_ms < until_ms` themselves, because a call for each message would cost too much.
     """
 
     __slots__ = ("_period", "name", "since_ms", "until_ms", "used")
 
     def __init__(self, name: str, period: Period, kept: TallyRecord | None, now_ms: int) -> None:
-        """`kept` is how it stood when it was last saved."""
+        """`kept` is the count as it was last saved."""
         self.name = name
         self._period = period
         self.since_ms, self.until_ms = period(now_ms)
         self.used = kept.used if kept is not None and now_ms < kept.until_ms else 0
 
     def turn(self, now_ms: int) -> None:
-        """Be of the period that it is now."""
+        """Go over to the current period."""
         if now_ms >= self.until_ms:
             self.used = 0
         self.since_ms, self.until_ms = self._period(now_ms)

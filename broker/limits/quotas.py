@@ -1,12 +1,12 @@
 """Message quotas: units by month for organizations, messages by day for devices on a plan (reference 21.2).
 
 A unit is every started 1,024 bytes of `data`. What devices and applications send is charged to the organization of the
-source's type, what is delivered to a device on its own channel to that of the destination's. Only what enters the
-pipeline is charged, so `Ingest` asks last of all. An Action needs room for its delivery, too, when its destination is
-connected; a delivery for which there is no room any more is dropped.
+source's type; what is delivered to a device on its own channel, to the organization of the destination's type. Only
+what is accepted is charged, so `Ingest` checks the quota last. An Action to a connected device needs quota for its
+delivery, too; a delivery without quota is dropped.
 
-Monetization says which devices are on a plan: `set_device_limit`. For those of cloud connectors, what is asked of the
-external cloud counts instead of messages and deliveries: `charge_connector_request`.
+Monetization puts devices on plans: `set_device_limit`. For devices of cloud connectors, requests to the external cloud
+count instead of messages and deliveries: `charge_connector_request`.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from broker.limits.allowance import UNLIMITED, Allowance, Usage
 from broker.limits.ledger import Ledger
 from broker.limits.periods import utc_day, utc_month
 from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet
+from broker.loops import Wakeup, repeat
 from broker.mail import DeviceQuotaUsedUp, Mails
 from storage.database import Database
-from storage.sql import StoreError
 
 UNIT_BYTES: Final = 1024
 _RETRY_SECONDS: Final = 5
@@ -34,13 +34,13 @@ _log = structlog.get_logger(__name__)
 
 
 def units_of(size: int) -> int:
-    """Of a message or an Action; an empty one is one, too."""
+    """The units of a message or an Action of `size` bytes; an empty one is one unit."""
     return -(-size // UNIT_BYTES) or 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """Where quotas stand. `device` is None unless it is on a plan."""
+    """The use of the quotas of an organization and a device. `device` is None for a device on no plan."""
 
     organization: Usage
     device: Usage | None
@@ -48,7 +48,7 @@ class QuotaStanding:
 
 @dataclass(frozen=True, slots=True)
 class QuotaStatistics:
-    """`owners_told` counts the devices whose owner was told today; the three last ones count since the start."""
+    """`owners_told` counts devices whose owner was told today; the last three members count since the start."""
 
     organizations: int
     devices_on_a_plan: int
@@ -59,12 +59,12 @@ class QuotaStatistics:
 
 
 class Quotas:
-    """Charges what is sent and what is delivered. Nothing waits: what is counted is in memory, and in the ledger."""
+    """Charges messages, Actions and deliveries without waiting: counts are in memory, and the ledger saves them."""
 
     def __init__(
         self, database: Database, clock: Clock, ledger: Ledger, mails: Mails, is_online: Callable[[int], bool]
     ) -> None:
-        """`is_online` tells of a device, by its key, whether Actions can be delivered to it now."""
+        """`is_online`: whether Actions can be delivered now to the device with this key."""
         self._database = database
         self._clock = clock
         self._ledger = ledger
@@ -72,17 +72,17 @@ class Quotas:
         self._is_online = is_online
         self._organizations: dict[int, Allowance] = {}
         self._devices: dict[int, Allowance] = {}
-        self._has_unknown = False  # organizations that came after the last reload; they are counted, not yet limited
-        self._used_up: dict[int, Device] = {}  # whose owners are to be told
-        self._told: set[int] = set()  # devices whose owners were told on the day that ends then
+        self._has_unknown = False  # organizations added after the last reload are counted, but not limited yet
+        self._used_up: dict[int, Device] = {}  # devices whose owners are to be told
+        self._told: set[int] = set()  # devices whose owners were told on the day that ends at `_told_until_ms`
         self._told_until_ms = 0
-        self._wanted = trio.Event()
+        self._wakeup = Wakeup()
         self._units = self._refused = self._dropped = 0
 
     # --- Limits ---
 
     async def reload(self) -> None:
-        """Read the limit of every organization: some may be new, others have changed. Raises StoreError."""
+        """Read the limit of every organization again. Raises StoreError."""
         limits = await self._database.read(lambda tx: tx.limits.monthly())
         now_ms = self._clock.now_ms()
         for organization, limit in limits.items():
@@ -90,16 +90,16 @@ class Quotas:
         self._has_unknown = False
 
     def set_device_limit(self, device: int, limit: int | None) -> None:
-        """Put a device on a plan, or take it off. Its count of the day stays, whatever becomes of its plan.
+        """Put a device on a plan or take it off. The device's count of the day stays.
 
         Args:
-            device: its key.
+            device: the device's key.
             limit: messages a day; -1 is unlimited, None is no plan.
         """
         known = self._devices.get(device)
         if limit is None:
             if known is not None:
-                known.rest()
+                known.retire()
                 del self._devices[device]
         elif known is not None:
             known.limit = limit
@@ -114,18 +114,18 @@ class Quotas:
                 f"quota organization {key}", utc_month, UNLIMITED, self._ledger, now_ms
             )
             self._has_unknown = True
-            self._wanted.set()
+            self._wakeup.set()
         return found
 
     def _messages_of(self, device: Device) -> Allowance | None:
-        """What its messages and deliveries are charged to by day."""
+        """The daily allowance for the device's messages and deliveries; None without one."""
         found = self._devices.get(device.record.key)
         return None if found is None or device.type.record.has_cloud_connector else found
 
     # --- Charging ---
 
     def charge_message(self, device: Device, size: int, now_ms: int) -> None:
-        """A data message enters the pipeline. `size` is in bytes.
+        """Charge a data message of `size` bytes.
 
         Raises DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet; then nothing is charged.
         """
@@ -134,7 +134,7 @@ class Quotas:
             self._require_day(device, daily, now_ms)
         payer = device.type.record.organization
         organization = self._organizations.get(payer) or self._organization(payer, now_ms)
-        units = -(-size // UNIT_BYTES) or 1  # units_of, without a call for each message
+        units = -(-size // UNIT_BYTES) or 1  # as `units_of`, but without a call for each message
         if not organization.take(units, now_ms):
             raise self._refusal(device, organization, now_ms)
         self._units += units
@@ -142,7 +142,7 @@ class Quotas:
             self._use_day(device, daily, now_ms)
 
     def charge_action(self, source: Device, destination: Device, size: int, now_ms: int) -> None:
-        """An Action enters the pipeline. As for `charge_message`."""
+        """Charge an Action to its source; check the quota for its delivery. Raises as `charge_message`."""
         daily = self._messages_of(destination)
         if daily is not None:
             self._require_day(destination, daily, now_ms)
@@ -158,7 +158,7 @@ class Quotas:
         self._units += units
 
     def admits(self, device: Device, action: Action) -> bool:
-        """Whether there is room to deliver this Action now."""
+        """Whether the quotas allow the delivery of this Action now."""
         now_ms = self._clock.now_ms()
         daily = self._messages_of(device)
         has_room = self._organization(device.type_organization, now_ms).has_room(
@@ -169,7 +169,7 @@ class Quotas:
         return has_room
 
     def delivered(self, device: Device, action: Action) -> None:
-        """It was handed to the device, after it was admitted."""
+        """Charge the delivery of an Action that `admits` allowed."""
         now_ms, units = self._clock.now_ms(), units_of(len(action.data))
         self._organization(device.type_organization, now_ms).use(units)
         self._units += units
@@ -177,7 +177,7 @@ class Quotas:
             self._use_day(device, daily, now_ms)
 
     def charge_connector_request(self, device: Device) -> None:
-        """Something is asked of the external cloud for this device. Raises DailyQuotaExceeded."""
+        """Charge a request to the external cloud for this device. Raises DailyQuotaExceeded."""
         daily, now_ms = self._devices.get(device.key), self._clock.now_ms()
         if daily is not None:
             self._require_day(device, daily, now_ms)
@@ -202,7 +202,7 @@ class Quotas:
             self._tell_owner(device, now_ms)
 
     def standing(self, device: Device, by_day: Device | None = None) -> QuotaStanding:
-        """Of the organization that `device` is charged to, and of the plan that `by_day`, or it itself, is on."""
+        """The quotas of the organization that `device` is charged to and of the plan of `by_day` or else `device`."""
         now_ms = self._clock.now_ms()
         daily = self._devices.get((by_day or device).key)
         return QuotaStanding(
@@ -210,17 +210,17 @@ class Quotas:
             None if daily is None else daily.usage(now_ms),
         )
 
-    # --- Telling owners ---
+    # --- Mails to owners ---
 
     def _tell_owner(self, device: Device, now_ms: int) -> None:
         told = self._told_on_day(now_ms)
         if device.key not in told:
             told.add(device.key)
             self._used_up[device.key] = device
-            self._wanted.set()
+            self._wakeup.set()
 
     def _told_on_day(self, now_ms: int) -> set[int]:
-        """The devices whose owners were told today. Those of another day are forgotten, all at once."""
+        """The devices whose owners were told today. The first call of a day forgets the day before."""
         _since_ms, until_ms = utc_day(now_ms)
         if until_ms != self._told_until_ms:
             self._told_until_ms = until_ms
@@ -228,28 +228,23 @@ class Quotas:
         return self._told
 
     async def attend_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Do what needs the store: look up organizations that nobody knew, and tell owners."""
+        """Do what needs the store: read the limits of new organizations, and queue mails to owners."""
         task_status.started()
-        while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
-            try:
-                if self._has_unknown:
-                    await self.reload()
-                while self._used_up:
-                    key, device = next(iter(self._used_up.items()))
-                    await self._send_mail(device)
-                    del self._used_up[key]
-            except StoreError as error:
-                _log.warning("quotas_not_attended", reason=str(error))
-                await trio.sleep(_RETRY_SECONDS)
-                self._wanted.set()
+        await repeat(self._attend, wakeup=self._wakeup, failure="quotas_not_attended", retry_seconds=_RETRY_SECONDS)
+
+    async def _attend(self) -> None:
+        if self._has_unknown:
+            await self.reload()
+        while self._used_up:
+            key, device = next(iter(self._used_up.items()))
+            await self._send_mail(device)
+            del self._used_up[key]
 
     async def _send_mail(self, device: Device) -> None:
-        """Once a day for each device: the mail's own rate sees to it, over restarts, too."""
+        """Queue the mail. The rate of this kind of mail allows one a day for each device, over restarts, too."""
         daily = self.standing(device).device
         owner = await self._database.read(lambda tx: tx.accounts.user(device.owner))
-        if daily is None or owner is None:  # it is on no plan any more, or gone
+        if daily is None or owner is None:  # the device is on no plan any more, or its owner is gone
             return
         mail = DeviceQuotaUsedUp(
             device=device.record.name, device_id=device.id, limit=daily.limit, reset_on=daily.until_ms

@@ -1,4 +1,4 @@
-"""What is said to those who have used up what they may."""
+"""The refusals of rate limits and quotas."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from config.rates import Rate
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a caller stands with its rate limits, each for the minute and for the day.
+    """A caller's limits and remaining calls, each for the minute and for the day.
 
     `reset_seconds` is in epoch seconds: when the oldest call leaves the minute, and the next 00:00 UTC
     (reference 21.1).
@@ -22,7 +22,7 @@ class Standing:
 
 @dataclass(eq=False)
 class RateLimitExceeded(TryLater):
-    """One call too many in a minute or on a day. It was not counted."""
+    """One call too many in a minute or on a day. The call is not counted."""
 
     template = "{window} rate limit exceeded"
     window: Literal["MINUTE", "DAILY"]
@@ -31,7 +31,7 @@ class RateLimitExceeded(TryLater):
 
 @dataclass(eq=False)
 class TooManyRequests(TryLater):
-    """Too many requests from one address, on paths that no token is counted for."""
+    """Too many requests from one address, on paths where no token is counted."""
 
     template = "MINUTE rate limit exceeded"
 
@@ -50,7 +50,7 @@ class DailyQuotaExceeded(TryLater):
 
 @dataclass(eq=False)
 class PlanLimitsNotSet(DomainError):
-    """The organization's plan is none that anybody knows the limits of."""
+    """The limits of the organization's plan are unknown."""
 
     status = 400
     template = "Quota validation error for organization {organization_id}. Reason: Plan limits have not been set"

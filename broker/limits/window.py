@@ -1,6 +1,6 @@
-"""The sliding minute: when each of the last calls was made, so that no 60 seconds ever hold one too many.
+"""The sliding minute: the time of every call of the last minute, so that no 60 seconds hold more calls than allowed.
 
-Times are those of the steady clock, which nobody can set.
+Times are those of the steady clock, which cannot be set.
 """
 
 from array import array
@@ -11,16 +11,16 @@ WINDOW_MS: Final = 60_000
 
 
 class Window:
-    """Every call of the last minute, oldest first. What is over is let go when somebody asks for room.
+    """The times of the calls of the last minute, oldest first. Older times are removed when room is asked for.
 
-    `times` and `first` are for `Meter`, which has no time for calls.
+    `Meter` reads `times` and `first` itself, to save a call for each message.
     """
 
     __slots__ = ("first", "times")
 
     def __init__(self) -> None:
         self.times = array("q")
-        self.first = 0  # what stands before it is over
+        self.first = 0  # the times before this index are older than a minute
 
     def has_room(self, limit: int, now_ms: int) -> bool:
         """Whether one more call fits: fewer than `limit` were made after `now_ms` - 60 s."""
@@ -29,19 +29,19 @@ class Window:
         return self.calls(now_ms) < limit
 
     def add(self, now_ms: int, calls: int = 1) -> None:
-        """In the order of their times."""
+        """Add calls made now; times must not decrease."""
         self.times.extend([now_ms] * calls)
 
     def calls(self, now_ms: int) -> int:
-        """How many there were in the last minute."""
+        """The number of calls in the last minute."""
         times = self.times
         self.first = first = bisect_right(times, now_ms - WINDOW_MS, self.first)
-        # Removing costs as much as what stays, so it waits until half is over: constant time for each call.
+        # Removing costs time for each remaining entry, so it waits until half are old: constant time for each call.
         if first * 2 >= len(times):
             del times[:first]
             self.first = 0
         return len(times) - self.first
 
     def oldest(self, now_ms: int) -> int | None:
-        """The first call of the last minute."""
+        """The time of the first call of the last minute; None without calls."""
         return self.times[self.first] if self.calls(now_ms) else None

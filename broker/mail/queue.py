@@ -11,6 +11,7 @@ the end of the queue. Such failures do not count as attempts of a mail; only ans
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,6 +19,7 @@ import trio
 
 from broker.clock import Clock
 from broker.errors import DomainError
+from broker.loops import Wakeup, repeat
 from broker.mail.kinds import LinkOrigins, Mail
 from broker.mail.letters import Letter, Letters
 from broker.mail.transport import MailDeferred, MailRejected, MailServerUnavailable, MailTransport
@@ -71,7 +73,7 @@ class Mails:
         self._letters = Letters(vault, clock, sender, links)
         self._grace_seconds = settings.grace_seconds
         self._token: trio.lowlevel.TrioToken | None = None
-        self._woken = trio.Event()
+        self._wakeup = Wakeup()
         self._outage = 0  # attempts in a row that did not reach the server
         self._paused_until = 0.0
         self._waiting = self._queued = self._refused = self._sent = self._deferred = self._given_up = 0
@@ -110,7 +112,7 @@ class Mails:
         return True
 
     def _wake(self) -> None:
-        self._woken.set()
+        self._wakeup.set()
 
     async def deliver_forever(
         self,
@@ -121,21 +123,19 @@ class Mails:
         """The worker. When it is cancelled, a mail that is being sent has `grace_seconds` to finish."""
         self._token = trio.lowlevel.current_trio_token()
         task_status.started()
-        while True:
-            await trio.sleep_until(self._paused_until)
-            self._woken = trio.Event()
-            try:
-                mail = await self._database.write(self._look)
-            except StoreError as error:
-                _log.warning("mails_not_read", reason=str(error))
-                await trio.sleep(_STORE_SECONDS)
-                continue
-            due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
-            if mail is not None and due_ms <= 0:
-                await self._attempt_shielded(transport, mail)
-                continue
-            with trio.move_on_after(min(due_ms / 1000, _LOOK_SECONDS)):
-                await self._woken.wait()
+        await repeat(
+            partial(self._deliver_next, transport), at_once=True, failure="mails_not_read", retry_seconds=_STORE_SECONDS
+        )
+
+    async def _deliver_next(self, transport: MailTransport) -> bool:
+        await trio.sleep_until(self._paused_until)
+        mail = await self._database.write(self._look)
+        due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
+        if mail is not None and due_ms <= 0:
+            await self._attempt_shielded(transport, mail)
+        else:
+            await self._wakeup.wait(min(due_ms / 1000, _LOOK_SECONDS))
+        return True
 
     def _look(self, tx: Transaction) -> MailRecord | None:
         tx.mails.forget_done(self._clock.now_ms() - 2 * _DAY_MS)

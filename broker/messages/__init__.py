@@ -1,1 +1,1 @@
-"""Messages and Actions: the one path in, and the ways to read them back."""
+"""Messages and Actions: accepting, storing, projecting and reading them."""

@@ -1,8 +1,8 @@
 """Count, extremes, sum, mean and variance of numbers that arrive in any order and are merged in any order.
 
-The mean is kept in two doubles, high and low part, because the variance of merged groups hangs on the differences of
-their means: with an offset of 1e9 and a spread of 1e-3 a single double would leave nothing of them. Groups are merged
-by the formula of Chan, Golub and LeVeque.
+The mean is kept in two doubles, a high and a low part, because the variance of merged groups depends on the
+differences of their means: with an offset of 1e9 and a spread of 1e-3, a single double would lose these differences.
+Groups are merged by the formula of Chan, Golub and LeVeque.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ _SCALE = 2.0**-80  # exact, and room for 2**80 numbers
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Of at least one number. `m2` is the sum of squared deviations from the mean.
+    """Summary of at least one number. `m2` is the sum of squared deviations from the mean.
 
-    What a double cannot hold any more stays at the largest double: JSON has no infinity.
+    A result beyond the range of a double becomes the largest double, because JSON has no infinity.
     """
 
     count: int
@@ -71,12 +71,12 @@ class Aggregate:
 
     @property
     def variance(self) -> Number:
-        """Of the population (reference 9.5)."""
+        """The variance of the population (reference 9.5)."""
         return plain(self.m2 / self.count)
 
 
 def merge_all(parts: Iterable[Aggregate | None]) -> Aggregate | None:
-    """All of them as one; None of none."""
+    """All parts merged into one; None without a part."""
     merged: Aggregate | None = None
     for part in parts:
         if part is not None:
@@ -85,22 +85,22 @@ def merge_all(parts: Iterable[Aggregate | None]) -> Aggregate | None:
 
 
 def plain(number: Number) -> Number:
-    """A whole number without its fraction, as JSON writes it shortest."""
+    """A whole number as int, so that JSON has no `.0`."""
     return int(number) if isinstance(number, float) and abs(number) < _EXACT and number == int(number) else number
 
 
 def _sum_of_two(a: float, b: float) -> tuple[float, float]:
-    """Knuth's TwoSum: the rounded sum and, exactly, what rounding took away."""
+    """Knuth's TwoSum: the rounded sum and its exact rounding error."""
     high = a + b
     bigger = high - a
     return high, (a - (high - bigger)) + (b - bigger)
 
 
-_Moments = tuple[Number, float, float, float]  # sum, mean, what the mean lacks to be exact, m2
+_Moments = tuple[Number, float, float, float]  # sum, mean, the rounding error of the mean, m2
 
 
 def _exact(values: Sequence[Number]) -> _Moments:
-    """Of whole numbers, whose differences a double would lose from 2**53 on."""
+    """Moments of whole numbers in integer arithmetic, because a double loses differences from 2**53 on."""
     count, total = len(values), sum(values)
     mean = total / count
     numerator, denominator = mean.as_integer_ratio()
@@ -113,7 +113,7 @@ def _rounded(values: Sequence[Number]) -> _Moments:
     try:
         total = fsum(values)
         mean = total / count
-    except OverflowError:  # on the way or at the end
+    except OverflowError:  # of a partial sum or of the sum
         scaled = fsum(value * _SCALE for value in values)
         total, mean = scaled / _SCALE, scaled / count / _SCALE
     deviations = [value - mean for value in values]
@@ -126,7 +126,7 @@ def _rounded(values: Sequence[Number]) -> _Moments:
 
 
 def _storable(number: Number) -> Number:
-    """Engines keep integers in 64 bits; a larger sum goes on as a double."""
+    """A number that the store can keep: integers have 64 bits there, so a larger sum becomes a double."""
     if isinstance(number, int):
         return float(number) if abs(number) > _LARGEST else number
     return max(-_DOUBLE, min(number, _DOUBLE))

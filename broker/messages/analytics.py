@@ -1,8 +1,8 @@
 """Aggregates, histogram and presence of intervals (reference 9.5).
 
-Answers are exact whatever the folds have got to: rollups cover what is folded, the rest is read from the log in the
-same transaction. Only messages whose `ts` is at least a minute old count, so the minute that this limit cuts through is
-read from the log, too.
+Answers are exact at any position of the projections: rollups cover the projected messages, the others are read from the
+log in the same transaction. Only messages whose `ts` is at least a minute old count, so the minute in which this limit
+falls is read from the log, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,6 @@ from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
 from broker.errors import ValidationFailed
 from broker.messages.aggregates import Aggregate, merge_all
-from broker.messages.consumers import Decoded, decoded, unfolded
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
     HISTOGRAM_RANGE_MS,
@@ -25,6 +24,7 @@ from broker.messages.intervals import (
     Span,
     spans,
 )
+from broker.messages.projections import Decoded, decoded, unprojected
 from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
 from storage.database import Database, Transaction
 from storage.messages import Match, Range
@@ -46,18 +46,18 @@ class AggregatesAnswer:
 class HistogramAnswer:
     start_ms: int
     end_ms: int
-    buckets: tuple[tuple[int, Aggregate], ...]  # where it starts (ms), what is in it; empty ones are left out
+    buckets: tuple[tuple[int, Aggregate], ...]  # start (ms) and summary of each bucket that is not empty
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceAnswer:
     start_ms: int
     end_ms: int
-    buckets: tuple[int, ...]  # where each interval with a message starts (ms)
+    buckets: tuple[int, ...]  # the start (ms) of each interval with a message
 
 
 class Analytics:
-    """Rights are the caller's business: pass only readable devices."""
+    """Callers check permissions: pass only devices that the caller may read."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -87,7 +87,7 @@ class Analytics:
     async def presence(
         self, devices: Sequence[Device], interval: Interval, *, field: str | None, start_ms: int, end_ms: int
     ) -> PresenceAnswer:
-        """Which intervals hold a message of any of the devices, or one with the field.
+        """The intervals with a message of any of the devices, or with a message that has the field.
 
         Raises ValidationFailed naming `fieldPresence`, `startDate` or `endDate`.
         """
@@ -109,9 +109,9 @@ class Analytics:
 
 @dataclass(frozen=True, slots=True)
 class _LookedAt:
-    """A time as it is read: whole buckets, and behind them the minute that the limit cuts through.
+    """How a time range is read: whole buckets from rollups, then the minute in which the limit falls from the log.
 
-    The rollup of that minute has messages that do not count yet.
+    The rollup of that minute contains messages that do not count yet.
     """
 
     spans: tuple[Span, ...]
@@ -124,11 +124,11 @@ class _LookedAt:
         return cls(tuple(spans(start_ms, cut, coarsest)), minute)
 
 
-_Bucket = tuple[int, Aggregate]  # where it starts (ms), the numbers in it
+_Bucket = tuple[int, Aggregate]  # start (ms), summary
 
 
 def _buckets(tx: Transaction, device: int, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
-    """Every bucket with numbers, what is not folded yet on top of them, and the part of a minute behind them."""
+    """Every bucket with numbers, then the messages that are not projected yet, then the part of a minute at the end."""
     covered = looked_at.spans
     if (key := tx.rollups.field_key(field)) is not None:
         for span in covered:
@@ -136,7 +136,7 @@ def _buckets(tx: Transaction, device: int, field: str, looked_at: _LookedAt) -> 
                 if (aggregate := aggregate_of(row)) is not None:
                     yield row.bucket, aggregate
     if covered:
-        yield from _collected(unfolded(tx, [device], start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
+        yield from _collected(unprojected(tx, [device], start_ms=covered[0].start_ms, end_ms=covered[-1].end_ms), field)
     if looked_at.minute is not None:
         yield from _collected(decoded(tx.messages.page([device], looked_at.minute)), field)
 
@@ -148,9 +148,9 @@ def _collected(rows: Decoded, field: str) -> Iterator[_Bucket]:
 
 
 class _Presence:
-    """Which intervals have a message of any device. An interval that is known to have one is not looked into again.
+    """The intervals with a message of any device. An interval that is known to have one is not searched again.
 
-    So a fleet costs little more than its busiest device, and a silent one a look at each span.
+    So many devices cost little more than the busiest of them; silent devices cost one search of each span.
     """
 
     def __init__(self, tx: Transaction, devices: Sequence[int], field: str | None, interval: Interval) -> None:
@@ -169,7 +169,7 @@ class _Presence:
                     break
                 self._look(device, key, replace(span, start_ms=start))
         if looked_at.spans:
-            self._look_at_unfolded(looked_at.spans[0].start_ms, looked_at.spans[-1].end_ms)
+            self._look_at_unprojected(looked_at.spans[0].start_ms, looked_at.spans[-1].end_ms)
         if looked_at.minute is not None:
             self._look_at_minute(looked_at.minute)
         return self._found
@@ -184,15 +184,15 @@ class _Presence:
             start = self._unknown_from(found)
 
     def _unknown_from(self, ts: int) -> int:
-        """The first time from `ts` on of which nothing is known."""
+        """The start of the first interval, from `ts` on, that is not known to have a message."""
         while self._interval.start_of(ts) in self._found:
             ts = self._interval.end_of(ts)
         return ts
 
-    def _look_at_unfolded(self, start_ms: int, end_ms: int) -> None:
+    def _look_at_unprojected(self, start_ms: int, end_ms: int) -> None:
         start_ms = self._unknown_from(start_ms)
         if start_ms < end_ms:
-            for row, fields in unfolded(self._tx, self._devices, start_ms=start_ms, end_ms=end_ms):
+            for row, fields in unprojected(self._tx, self._devices, start_ms=start_ms, end_ms=end_ms):
                 if self._field is None or any(_is_at(self._field, path) for path in fields):
                     self._found.add(self._interval.start_of(row.ts))
 
@@ -204,7 +204,7 @@ class _Presence:
 
 
 def _is_at(path: str, leaf: str) -> bool:
-    """The leaf is the field, or is in the group, at the path."""
+    """Whether the leaf is the field at the path, or is in the group at the path."""
     return leaf == path or leaf.startswith(f"{path}.")
 
 

@@ -1,4 +1,4 @@
-"""Reading back: by id, by device and time, and what came last (reference 9.3)."""
+"""Reading stored messages: by id, by device and time, and the last ones (reference 9.3)."""
 
 import hmac
 import struct
@@ -16,39 +16,38 @@ from broker.errors import DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
-from storage.messages import EVERYTHING, Match, MessageStore, Range
+from storage.messages import EVERYTHING, Match, MessageStore, Range, SortKey, sort_key
 from storage.records import ActionRow, MessageRow
 
-Order = Literal["asc", "desc"]
-Row = TypeVar("Row", MessageRow, ActionRow)
-Entry = TypeVar("Entry", Message, Action)
+SortOrder = Literal["asc", "desc"]
+_Row = TypeVar("_Row", MessageRow, ActionRow)
+_Entry = TypeVar("_Entry", Message, Action)
 _DEVICES_PER_STATEMENT = 100
-_Bound = tuple[int, int]  # (ts, position): the order of every search
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Entry]):
-    """One page of a search. A cursor is None where there is nothing more on that side."""
+class Page(Generic[_Entry]):
+    """One page of a search. A cursor is None when there are no more messages on its side."""
 
-    messages: tuple[Entry, ...]
+    messages: tuple[_Entry, ...]
     next: str | None
     prev: str | None
 
 
 class Cursors:
-    """Opaque texts that name a place between two messages. A keyed tag keeps strangers' texts out."""
+    """Opaque texts for a place between two messages. A keyed tag prevents forged cursors."""
 
     _FORM = struct.Struct(">?qq")
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def text(self, *, backwards: bool, bound: _Bound) -> str:
+    def text(self, *, backwards: bool, bound: SortKey) -> str:
         packed = self._FORM.pack(backwards, *bound)
         return urlsafe_b64encode(packed + self._tag(packed)).rstrip(b"=").decode()
 
-    def read(self, text: str) -> tuple[bool, _Bound]:
-        """Raises ValidationFailed naming `offset`."""
+    def read(self, text: str) -> tuple[bool, SortKey]:
+        """The direction and place of a cursor. Raises ValidationFailed naming `offset`."""
         try:
             raw = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if len(text) <= CURSOR_MAX_CHARACTERS else b""
             backwards, ts, position = self._FORM.unpack(raw[: self._FORM.size])
@@ -65,7 +64,7 @@ class Cursors:
 
 
 class History:
-    """What was stored, as the outside sees it. Rights are the caller's business: pass only readable devices."""
+    """Stored messages as clients see them. Callers check permissions: pass only devices that the caller may read."""
 
     def __init__(self, database: Database, devices: Devices, mids: Mids, cursors: Cursors) -> None:
         self._database = database
@@ -74,21 +73,21 @@ class History:
         self._cursors = cursors
 
     async def by_mid(self, mid: str) -> tuple[Message, Device] | None:
-        """A message and its device, or None when there is none (any more)."""
+        """A message and its device; None when the message does not exist or was deleted."""
         position = self._mids.position(mid)
         row = None if position is None else await self._database.read(lambda tx: tx.messages.message(position))
         device = None if row is None else await self._shown(row.device)
         return None if row is None or device is None else (self.view(row, device), device)
 
     async def action_by_mid(self, mid: str) -> tuple[Action, Device] | None:
-        """An Action and its destination, or None when there is none (any more)."""
+        """An Action and its destination; None when the Action does not exist or was deleted."""
         position = self._mids.position(mid)
         row = None if position is None else await self._database.read(lambda tx: tx.messages.action(position))
         destination = None if row is None else await self._shown(row.device)
         return None if row is None or destination is None else (await self._action(row, destination), destination)
 
     async def _shown(self, key: int) -> Device | None:
-        """The messages of a deleted device leave every query with it (reference 6.1)."""
+        """The device; None when it was deleted, because no query returns its messages then (reference 6.1)."""
         try:
             return await self._devices.get(key)
         except DeviceNotFound:
@@ -100,16 +99,16 @@ class History:
         *,
         start_ms: int,
         end_ms: int,
-        order: Order = "asc",
+        order: SortOrder = "asc",
         count: int = 100,
         cursor: str = "",
         match: Match = EVERYTHING,
     ) -> Page[Message]:
         """Messages with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
 
-        Raises ValidationFailed naming `offset` for a cursor that is not ours.
+        Raises ValidationFailed naming `offset` for a cursor that is not valid.
         """
-        by_key = {device.key: device for device in devices}  # each once, however often it was asked for
+        by_key = {device.key: device for device in devices}  # a device that is given twice counts once
         search = _Search(MessageStore.page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match)
         rows, after, before = await self._page(search, count, cursor)
         return Page(tuple(self.view(row, by_key[row.device]) for row in rows), after, before)
@@ -120,12 +119,12 @@ class History:
         *,
         start_ms: int,
         end_ms: int,
-        order: Order = "asc",
+        order: SortOrder = "asc",
         count: int = 100,
         cursor: str = "",
         match: Match = EVERYTHING,
     ) -> Page[Action]:
-        """As `search`, of the Actions sent to these devices."""
+        """As `search`, for the Actions sent to these devices."""
         by_key = {device.key: device for device in destinations}
         search = _Search(
             MessageStore.action_page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match
@@ -133,16 +132,18 @@ class History:
         rows, after, before = await self._page(search, count, cursor)
         return Page(tuple([await self._action(row, by_key[row.device]) for row in rows]), after, before)
 
-    async def _page(self, search: "_Search[Row]", count: int, cursor: str) -> tuple[list[Row], str | None, str | None]:
-        """The rows of a page, and the cursors behind and before it."""
+    async def _page(
+        self, search: "_Search[_Row]", count: int, cursor: str
+    ) -> tuple[list[_Row], str | None, str | None]:
+        """The rows of a page, the cursor after it and the cursor before it."""
         backwards, bound = self._cursors.read(cursor) if cursor not in {"", "0"} else (False, None)
         rows, has_before, has_after = await self._database.read(
             partial(_page, search, count=count, bound=bound, backwards=backwards)
         )
         return (
             rows,
-            self._cursors.text(backwards=False, bound=_place(rows[-1])) if has_after else None,
-            self._cursors.text(backwards=True, bound=_place(rows[0])) if has_before else None,
+            self._cursors.text(backwards=False, bound=sort_key(rows[-1])) if has_after else None,
+            self._cursors.text(backwards=True, bound=sort_key(rows[0])) if has_before else None,
         )
 
     async def latest(self, devices: Sequence[Device], *, count: int, field: str | None = None) -> tuple[Message, ...]:
@@ -166,7 +167,7 @@ class History:
         )
 
     async def _action(self, row: ActionRow, destination: Device) -> Action:
-        # When nothing is left of the source, it is as if the destination had been sent it without one.
+        # When the source was removed for good, the Action is shown as one without a source device.
         source_id = None if row.source == row.device else await self._devices.id_of(row.source)
         return Action(
             position=row.position,
@@ -184,16 +185,16 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search(Generic[Row]):
-    find: Callable[[MessageStore, Sequence[int], Range], list[Row]]
+class _Search(Generic[_Row]):
+    find: Callable[[MessageStore, Sequence[int], Range], list[_Row]]
     devices: tuple[int, ...]
     start_ms: int
     end_ms: int
     descending: bool
     match: Match
 
-    def rows(self, tx: Transaction, *, limit: int, beyond: _Bound | None, backwards: bool = False) -> list[Row]:
-        """At most `limit` rows beyond a place, nearest first; `backwards` looks against the order of the search."""
+    def rows(self, tx: Transaction, *, limit: int, beyond: SortKey | None, backwards: bool = False) -> list[_Row]:
+        """At most `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search."""
         descending = self.descending is not backwards
         search = Range(
             self.start_ms,
@@ -204,17 +205,17 @@ class _Search(Generic[Row]):
             before=beyond if descending else None,
             descending=descending,
         )
-        found: list[Row] = []
+        found: list[_Row] = []
         for index in range(0, len(self.devices), _DEVICES_PER_STATEMENT):
             found += self.find(tx.messages, self.devices[index : index + _DEVICES_PER_STATEMENT], search)
         if len(self.devices) > _DEVICES_PER_STATEMENT:
-            found.sort(key=_place, reverse=descending)
+            found.sort(key=sort_key, reverse=descending)
         return found[:limit]
 
 
 def _page(
-    search: _Search[Row], tx: Transaction, *, count: int, bound: _Bound | None, backwards: bool
-) -> tuple[list[Row], bool, bool]:
+    search: _Search[_Row], tx: Transaction, *, count: int, bound: SortKey | None, backwards: bool
+) -> tuple[list[_Row], bool, bool]:
     """The rows of a page in the order of the search, and whether there are more before and after it."""
     rows = search.rows(tx, limit=count + 1, beyond=bound, backwards=backwards)
     more, rows = len(rows) > count, rows[:count]
@@ -222,17 +223,13 @@ def _page(
         rows.reverse()
     if not rows:
         return rows, False, False
-    # Messages may have been deleted since the cursor was given out, so the side it came from is looked at again.
+    # Messages may have been deleted since the cursor was made, so the side it came from is searched again.
     behind = bound is not None and bool(
-        search.rows(tx, limit=1, beyond=_place(rows[-1] if backwards else rows[0]), backwards=not backwards)
+        search.rows(tx, limit=1, beyond=sort_key(rows[-1] if backwards else rows[0]), backwards=not backwards)
     )
     return (rows, more, behind) if backwards else (rows, behind, more)
 
 
 def _stored(ms: int) -> int:
-    """A time that engines can compare with: they count in 64 bits, and no message is as early or as late as these."""
+    """The time, limited to what 64 bits can hold; no message has a `ts` outside of these bounds."""
     return min(max(ms, -1), 2**62)
-
-
-def _place(row: MessageRow | ActionRow) -> _Bound:
-    return row.ts, row.position

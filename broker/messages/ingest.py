@@ -1,7 +1,7 @@
-"""The one path in, for every protocol: limits, size, time, normalisation, then a log position.
+"""Ingest accepts the messages of every protocol: checks limits, size and time, normalises, and assigns a log position.
 
-`submit` is synchronous and awaits nothing, so that a front end can hand over everything it has read in one go. The
-sender is told only after the commit: put what to do then into `after_commit`, or wait for `wait_committed`.
+`submit` is synchronous, so that a front end can submit everything it has read without a task switch. The sender is
+answered after the commit: pass the answer to `after_commit`, or await `wait_committed`.
 """
 
 import math
@@ -48,7 +48,7 @@ class IngestStatistics:
 
 
 class Ingest:
-    """Checks, normalises and appends; tells the router what became durable."""
+    """Checks, normalises and appends messages, and publishes them when they are durable."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Ingest:
         quotas: Quotas | None = None,
         last_cts: int = 0,
     ) -> None:
-        """Every commit of the journal is announced through the router from now on.
+        """From now on every commit of the journal is published through the router.
 
         Args:
-            quotas: charges what enters the pipeline; None charges nobody.
-            last_cts: the `cts` of the newest stored row. `cts` never runs backwards, not even when the clock does.
+            quotas: charges what is accepted; None charges nothing.
+            last_cts: the `cts` of the newest stored row. `cts` never decreases, even when the clock is set back.
         """
         self._journal = journal
         self._mids = mids
@@ -75,23 +75,23 @@ class Ingest:
         self._quotas = quotas
         self._last_cts = last_cts
         self._messages = self._failed = self._actions = 0
-        # Whoever has rows in the open or the committing group is held here, so that their devices are at hand when the
-        # rows are durable. What was appended before one commit is durable with the next one at the latest.
+        # Senders of rows in the open or the committing group: their devices are needed when the rows are durable. Rows
+        # appended before one commit are durable with the next one at the latest.
         self._senders: dict[int, Device] = {}
         self._earlier_senders: dict[int, Device] = {}
         journal.on_commit(self._committed)
 
     def sender(self, device: int) -> Device | None:
-        """The device of a row that was stored just now."""
+        """The device of a row that was just stored."""
         return self._senders.get(device) or self._earlier_senders.get(device)
 
     def submit(self, device: Device, payload: bytes, ts: object = None) -> int:
         """Accept one data message; return its log position.
 
         Args:
-            device: the authenticated source, with the right to write already checked.
-            payload: the JSON text of `data`; whatever the device sends, if its Manifest `takes_any_payload`.
-            ts: the sender's time in ms as it came; None is now.
+            device: the authenticated source; the caller has checked the permission to write.
+            payload: the JSON text of `data`; any bytes if the Manifest `takes_any_payload`.
+            ts: the sender's time in ms, not checked yet; None is now.
 
         Raises:
             SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,
@@ -103,7 +103,7 @@ class Ingest:
         if size > MAX_DATA_BYTES:
             size = self._checked_compact_size(device, payload)
         cts = self._now_ms()
-        # A row of the same moment may have been stamped later than a clock that was set back.
+        # After the clock was set back, an earlier row may have a later `cts`.
         cts = max(cts, self._last_cts)
         self._last_cts = cts
         source_ts = cts if ts is None else self._checked_ts(ts, cts)
@@ -127,16 +127,16 @@ class Ingest:
         self._failed += 1
         try:
             text = payload.decode()
-        except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are no text
+        except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are not text
             text = f"hex:{payload.hex()}"
         return self._journal.append_failed(device, cts, reason, text)
 
     def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> int:
-        """Accept one Action message; return its log position. It is routed as soon as it is durable.
+        """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
 
         Args:
-            source: the sending device; the destination itself when the sender is no device.
-            destination: where the Action goes, with the right to write already checked.
+            source: the sending device; the destination itself when the sender is not a device.
+            destination: the receiving device; the caller has checked the permission to write.
             data: the JSON text of `data`: `{"actions":[{"name":…,"parameters":{…}}]}`.
             ts: as for `submit`.
 
@@ -177,7 +177,7 @@ class Ingest:
         return position
 
     def _action_committed(self, fact: ActionStored, source: Device) -> None:
-        # The commit that brought it may have been the second one since, after which senders are let go.
+        # If another commit came before that of this Action, the sender is no longer held: hold it again.
         self._earlier_senders[source.key] = source
         self._router.publish(fact)
 
@@ -185,7 +185,7 @@ class Ingest:
         return self._mids.mid(position)
 
     def after_commit(self, callback: Callable[[StorageUnavailable | None], None]) -> None:
-        """Call back on the loop when everything submitted since the last `await` is durable, or could not be stored."""
+        """Call back on the loop when everything submitted since the last `await` is durable or has failed."""
         self._journal.after_commit(lambda error: callback(None if error is None else StorageUnavailable(str(error))))
 
     async def wait_committed(self) -> None:
@@ -200,11 +200,11 @@ class Ingest:
         return self._journal.has_room
 
     async def wait_room(self) -> None:
-        """Front ends stop reading while this waits; so the pressure reaches the device."""
+        """Return when messages may be submitted again. Waiting front ends stop reading: back-pressure on TCP."""
         await self._journal.wait_room()
 
     def _committed(self, group: Group) -> None:
-        """The store has made the group durable."""
+        """Publish the rows of a group that is durable now."""
         try:
             if group.messages:
                 self._router.publish(MessagesStored(group.messages))
@@ -224,7 +224,7 @@ class Ingest:
     def _checked_compact_size(self, device: Device, payload: bytes) -> int:
         if device.manifest.takes_any_payload:
             raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
-        # What counts is `data` as compact JSON, so blanks and escapes of the sender's are not held against it.
+        # The limit applies to `data` as compact JSON: the sender's blanks and escapes do not count.
         try:
             check_nesting(payload)
             compact = _encode(_decode(payload))
@@ -239,7 +239,7 @@ class Ingest:
 
 
 class _ActionCall(msgspec.Struct, omit_defaults=True):
-    """One entry of `data.actions`: routed unchanged, so parameters are not looked into."""
+    """One entry of `data.actions`. Actions are routed unchanged, so parameters are not checked."""
 
     name: str
     parameters: dict[str, msgspec.Raw] | None = None
@@ -253,9 +253,9 @@ _decode_actions = msgspec.json.Decoder(_ActionData).decode
 
 
 def _checked_actions(data: bytes) -> str:
-    """Actions as stored: known members only, compact. Names are not checked against the Manifest (reference 9.1)."""
+    """The Actions as stored: known members only, compact. The Manifest does not limit the names (reference 9.1)."""
     try:
-        data.decode()  # msgspec does not look inside texts it skips
+        data.decode()  # msgspec does not check the encoding of texts that it skips
         check_nesting(data)
         parsed = _decode_actions(data)
     except msgspec.ValidationError as error:
@@ -270,7 +270,7 @@ def _checked_actions(data: bytes) -> str:
 
 
 def _finding(problem: str) -> Finding:
-    """msgspec's words (`… - at `$.actions[0]``) as a finding of ours."""
+    """A Finding from the text of msgspec's error (`… - at `$.actions[0]``)."""
     text, _, where = problem.partition(" - at `$")
     path = "data" + where.rstrip("`").replace("[", ".").replace("]", "")
     if (missing := _MISSING.search(text)) is not None:

@@ -1,4 +1,4 @@
-"""Buckets of time from the minute to the year, in UTC, and how long a range each allows (reference 9.5)."""
+"""Time buckets from the minute to the year, in UTC, and the longest range of a search for each (reference 9.5)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 366 * DAY_MS
-#: The end of the year 9999, where calendars end.
+#: The end of the year 9999, the last year of `datetime`.
 LAST_MS = 253_402_300_799_999
 
 
@@ -22,14 +22,14 @@ class Interval(StrEnum):
     YEAR = "year"
 
     def start_of(self, ts: int) -> int:
-        """The beginning of the bucket that `ts` (ms) falls into."""
+        """The start of the bucket that contains `ts` (ms)."""
         if (width := _FIXED.get(self)) is not None:
             return ts - ts % width
         moment = datetime.fromtimestamp(ts // 1000, UTC)
         return _month_ms(moment.year, moment.month if self is Interval.MONTH else 1)
 
     def end_of(self, ts: int) -> int:
-        """Where the bucket ends that `ts` (ms) falls into, and the next one begins."""
+        """The end of the bucket that contains `ts` (ms): the start of the next one."""
         if (width := _FIXED.get(self)) is not None:
             return ts - ts % width + width
         moment = datetime.fromtimestamp(ts // 1000, UTC)
@@ -60,7 +60,7 @@ AGGREGATES_RANGE_MS = 31 * DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of whole buckets of one rollup level: `start_ms` and up to, not including, `end_ms`."""
+    """A run of whole buckets of one rollup level: from `start_ms` up to, not including, `end_ms`."""
 
     level: Interval
     start_ms: int
@@ -70,7 +70,7 @@ class Span:
 def spans(start_ms: int, end_ms: int, coarsest: Interval = Interval.DAY) -> Iterator[Span]:
     """Cover whole minutes with as few rollup rows as possible: days in the middle, hours and minutes at the edges.
 
-    No row is wider than `coarsest`, a month or a year being made of days.
+    No row is coarser than `coarsest`; a month or a year consists of days.
     """
     levels = [level for level, width in _FIXED.items() if width <= _FIXED.get(coarsest, DAY_MS)]
     for level, wider in pairwise(levels):

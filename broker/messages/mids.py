@@ -1,6 +1,6 @@
 """Public message ids: the log position and a keyed tag over it, 16 bytes in hex.
 
-A lookup by mid is a lookup by rowid, mids grow with the log, and nobody can guess or walk other people's mids.
+A lookup by mid is a lookup by rowid, mids grow with the log, and a client can neither guess nor enumerate mids.
 """
 
 import hmac
@@ -15,12 +15,12 @@ class Mids:
 
     def mid(self, position: int) -> str:
         packed = position.to_bytes(8, "big")
-        tag = self._keyed.copy()  # in 0.6 of the time that a new one takes
+        tag = self._keyed.copy()  # takes 0.6 of the time of a new one
         tag.update(packed)
         return packed.hex() + tag.hexdigest()
 
     def position(self, mid: str) -> int | None:
-        """The position behind a mid, or None when this daemon never gave it out."""
+        """The position in a mid; None when this store never issued the mid."""
         if not is_id(mid):
             return None
         position = int(mid[:16], 16)

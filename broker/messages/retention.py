@@ -1,9 +1,9 @@
-"""How long messages are kept: globally, and per device type where it has a number of days of its own.
+"""Retention: how long messages are kept, globally and for device types with a number of days of their own.
 
-Messages, Actions and messages that failed are deleted by ranges of positions, a small step at a time, so that everyone
-else's writes come in between. Device types with the same number of days are swept together along the log, from a
-cursor to where their days end; when the classes change, the new ones start at the beginning again. What a consumer of
-the log has not folded yet stays. Rollups are kept longer, finer ones shorter than coarser ones.
+Messages, Actions and failed messages are deleted by ranges of positions in small steps, so that other writes come in
+between. Device types with the same number of days form a class, which is deleted along the log from a cursor to the end
+of its days; when the classes change, a new class starts at the beginning of the log. Rows that a consumer of the log
+has not read yet stay. Rollups are kept longer, finer ones shorter than coarser ones.
 """
 
 from collections.abc import Collection
@@ -14,27 +14,26 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.errors import ValidationFailed
+from broker.loops import repeat
 from broker.messages.intervals import DAY_MS, Interval
 from storage.database import Database, Transaction
 from storage.retention import LogTable
-from storage.sql import StoreError
 
-SWEEP_SECONDS = 600.0
+RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
-#: At least; and never shorter than twice the messages. Ten years is the longest range of a presence search.
+#: The least, and at least twice the days of messages. Ten years is the longest range of a presence search.
 ROLLUP_DAYS = {Interval.MINUTE: 400, Interval.HOUR: 3_700, Interval.DAY: 3_700}
 LONGEST_DAYS = 36_500
 _STEP_POSITIONS = 1_000
 _PAUSE_SECONDS = 0.01
 _DEVICES_AT_ONCE = 100
-_ROW_BYTES = 58  # what a message takes beside its data: columns and its places in two indexes
+_ROW_BYTES = 58  # the size of a message beside its data: columns and entries in two indexes
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionStatistics:
-    """Deleted rows count since the start; sizes are of the last sweep, and those of messages and rollups estimates."""
+    """Deleted rows count since the start. Sizes are those of the last sweep; for messages and rollups, estimates."""
 
     days: int  # 0 keeps everything
     types_with_own_days: int = 0
@@ -45,12 +44,12 @@ class RetentionStatistics:
     store_bytes: int = 0
     free_bytes: int = 0
     message_bytes: int = 0
-    rollup_bytes: int = 0  # and whatever else is in the store
+    rollup_bytes: int = 0  # rollups and all other tables
 
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """Device types that are kept equally long: these, or all but these."""
+    """Device types with the same retention: these, or with `others` all but these."""
 
     days: int
     types: tuple[int, ...]
@@ -69,34 +68,14 @@ class Retention:
         self._clock = clock
         self._days = days
         self._statistics = RetentionStatistics(days)
-        self._rollups_swept_on = -1  # days since the epoch
-
-    async def set_for_type(self, device_type: int, days: int | None) -> None:
-        """Keep the messages of a device type for so many days; 0 is for ever, None as long as everyone else's.
-
-        Raises ValidationFailed naming `retentionDays`.
-        """
-        if days is not None and not 0 <= days <= LONGEST_DAYS:
-            text = "Minimum value 0" if days < 0 else f"Maximum value {LONGEST_DAYS}"
-            raise ValidationFailed.of("retentionDays", text)
-        await self._database.write(lambda tx: tx.retention.set_days(device_type, days))
-
-    async def of_type(self, device_type: int) -> int:
-        """For how many days its messages are kept; 0 is for ever."""
-        own = await self._database.read(lambda tx: tx.retention.days_of_types())
-        return own.get(device_type, self._days)
+        self._rollups_swept_on = -1  # in days since the epoch
 
     async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            try:
-                await self.sweep()
-            except StoreError as error:  # it goes on where it stood
-                _log.warning("retention_not_swept", reason=str(error))
-            await trio.sleep(SWEEP_SECONDS)
+        await repeat(self.sweep, every=RETENTION_SWEEP_SECONDS, at_once=True, failure="retention_not_swept")
 
     async def sweep(self) -> None:
-        """Delete everything whose time is over."""
+        """Delete everything that is older than its retention. Raises StoreError."""
         before = self._statistics
         own = await self._database.read(lambda tx: tx.retention.days_of_types())
         classes = self._classes(own)
@@ -107,7 +86,7 @@ class Retention:
                 await self._sweep_log(table, one.cursor(table), one.days, one.types, others=one.others)
         await self._sweep_log("failed_message", "failed_message", FAILED_DAYS, None)
         today = self._clock.now_ms() // DAY_MS
-        if classes and today != self._rollups_swept_on:  # that looks at each device, and only another day has more
+        if classes and today != self._rollups_swept_on:  # this reads every device, and has work only once a day
             await self._sweep_rollups(own)
             self._rollups_swept_on = today
         self._statistics = await self._database.read(
@@ -133,7 +112,7 @@ class Retention:
             step = partial(_delete_step, table, cursor, upto, types, others)
             deleted, is_done = await self._database.write(step)
             self._count(**{f"deleted_{table}s": deleted})
-            await trio.sleep(_PAUSE_SECONDS)  # others' writes come first
+            await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
 
     async def _sweep_rollups(self, own: dict[int, int]) -> None:
         key = 0
@@ -147,7 +126,7 @@ class Retention:
         for level, least in ROLLUP_DAYS.items():
             before_ms = self._clock.now_ms() - max(least, 2 * days) * DAY_MS
             while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
-                # A day of minutes of each field, or more where there are fewer.
+                # One day of buckets of each field in a step.
                 upto = min(before_ms, min(bucket for _, bucket in old) + DAY_MS)
                 fields = [field for field, bucket in old if bucket < upto]
                 deleted = await self._database.write(partial(_delete_rollups, device, fields, level, upto))
@@ -182,7 +161,7 @@ def _delete_step(
     others: bool,
     tx: Transaction,
 ) -> tuple[int, bool]:
-    """How many rows were deleted, and whether that was the last step."""
+    """Delete one range; return the number of deleted rows and whether that was the last step."""
     behind = tx.retention.cursor(cursor)
     first = tx.retention.first_behind(table, behind)
     if first is None or first > upto:

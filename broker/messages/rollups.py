@@ -1,4 +1,4 @@
-"""Rollups: what analytics read instead of messages. Per device, field and minute, and above them per hour and day."""
+"""Rollups: summaries per device and field of each minute, hour and day, which analytics read instead of messages."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -7,16 +7,16 @@ from dataclasses import field as dataclass_field
 from functools import partial
 
 from broker.messages.aggregates import Aggregate, Number, merge_all
-from broker.messages.consumers import Decoded, Save
 from broker.messages.intervals import MINUTE_MS, Interval
+from broker.messages.projections import Decoded, SaveProjection
 from storage.database import Transaction
 from storage.records import RollupRow
 
 LEVELS = (Interval.MINUTE, Interval.HOUR, Interval.DAY)
-#: The field that every message has: it counts messages.
+#: The field that stands for the message itself: its count is the number of messages.
 EVERY_MESSAGE = ""
 
-_NEW = 0  # the key of a field that has none yet
+_NEW = 0  # stands for the key of a field without a key
 _REMEMBERED_BUCKETS = 200_000
 
 _Place = tuple[int, str, int]  # device, field path, minute
@@ -25,9 +25,9 @@ _Bucket = tuple[int, str, Interval, int]  # device, field path, level, start
 
 @dataclass(slots=True)
 class Cell:
-    """What some messages say about one field in one minute."""
+    """The values of one field in one minute of some messages."""
 
-    count: int = 0  # messages that have the field
+    count: int = 0  # of messages that have the field
     values: list[Number] = dataclass_field(default_factory=list)
 
     def add(self, value: object) -> None:
@@ -37,16 +37,16 @@ class Cell:
 
 
 class Rollups:
-    """A fold: it adds each message to the buckets its `ts` falls into, in whatever order messages come.
+    """A projection that adds each message to the buckets of its `ts`; messages may come in any order.
 
-    Nobody else writes rollups, so the buckets in use are remembered instead of read again for every step.
+    Only this class writes rollups, so buckets in use are remembered instead of read again for every step.
     """
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
         self._buckets: dict[_Bucket, RollupRow] = {}
 
-    def fold(self, tx: Transaction, rows: Decoded) -> Save:
+    def project(self, tx: Transaction, rows: Decoded) -> SaveProjection:
         cells = collect(rows)
         fields = self._keys(tx, {path for _, path, _ in cells})
         changed: dict[_Bucket, RollupRow] = {}
@@ -62,7 +62,7 @@ class Rollups:
         return partial(self._save, changed)
 
     def forget(self) -> None:
-        """What was folded last may not have been kept: trust the store alone."""
+        """Drop what is remembered: the last step may not have been saved."""
         self._fields.clear()
         self._buckets.clear()
 
@@ -103,7 +103,7 @@ def collect(rows: Decoded) -> dict[_Place, Cell]:
 
 
 def aggregate_of(row: RollupRow) -> Aggregate | None:
-    """The numbers of a bucket; None when there are none."""
+    """The summary of a bucket; None for a bucket without numbers."""
     if row.min is None or row.max is None or row.sum is None or row.mean_high is None or row.m2 is None:
         return None
     return Aggregate(row.numbers, row.min, row.max, row.sum, row.mean_high, row.mean_low or 0.0, row.m2)

@@ -6,10 +6,10 @@ from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.analytics import Analytics
-from broker.messages.consumers import Folder
 from broker.messages.history import Cursors, History
 from broker.messages.ingest import Ingest
 from broker.messages.mids import Mids
+from broker.messages.projections import Projector
 from broker.messages.retention import Retention
 from broker.messages.rollups import Rollups
 from broker.messages.snapshots import Snapshots
@@ -22,7 +22,7 @@ class MessagesRoom:
     ingest: Ingest
     mids: Mids
     history: History
-    folder: Folder
+    folder: Projector
     snapshots: Snapshots
     analytics: Analytics
     statuses: Statuses
@@ -46,9 +46,9 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     )
     life.observe("ingest", ingest.statistics)
     snapshots = Snapshots(database)
-    folder = Folder(database, router, (snapshots, Rollups()))
+    folder = Projector(database, router, (snapshots, Rollups()))
     await folder.resume()
-    life.worker("folds", folder.fold_forever, save=folder.flush, statistics=folder.statistics)
+    life.worker("folds", folder.project_forever, save=folder.flush, statistics=folder.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     return MessagesRoom(

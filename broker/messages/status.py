@@ -1,4 +1,4 @@
-"""The status of a device: what it sent and got last, and whether it is there (reference 6.4)."""
+"""The status of a device: its last message and Action, its availability and its snapshot (reference 6.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from storage.database import Database
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """None is what never happened; `snapshot` is None when it was not asked for."""
+    """A time is None when there was none; `snapshot` is None when the caller did not ask for it."""
 
     last_message_ts: int | None
     last_action_ts: int | None
@@ -21,7 +21,7 @@ class DeviceStatus:
 
 
 class Statuses:
-    """Rights are the caller's business."""
+    """Callers check permissions."""
 
     def __init__(self, database: Database, presence: Presence, snapshots: Snapshots) -> None:
         self._database = database

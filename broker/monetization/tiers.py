@@ -7,15 +7,16 @@ from functools import partial
 import structlog
 import trio
 
+from broker.changes import Changes
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, PermissionDenied, ValidationFailed
-from broker.facts import DeviceCreated, DeviceDeleted, PlanApproved, Router
+from broker.facts import DeviceCreated, DeviceDeleted, FactPhase, PlanApproved, Router
 from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
+from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
 from storage.records import TierRecord
-from storage.sql import StoreError
 
 _RETRY_SECONDS = 5
 _log = structlog.get_logger(__name__)
@@ -36,36 +37,32 @@ class Tiers:
         self._quotas = quotas
         self._types_to_read: set[int] = set()
         self._devices_to_read: set[int] = set()
-        self._wanted = trio.Event()
-        self._changes = 0
-        router.subscribe(PlanApproved, self._plan_approved)
-        router.subscribe(DeviceCreated, self._device_created)
-        router.subscribe(DeviceDeleted, self._device_deleted)
+        self._wakeup = Wakeup()
+        self._changes = Changes()
+        router.subscribe(PlanApproved, self._plan_approved, FactPhase.STATE)
+        router.subscribe(DeviceCreated, self._device_created, FactPhase.STATE)
+        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.STATE)
 
     async def resume(self) -> None:
         """Set the daily quota of every device that is on a plan."""
         await self._apply(partial(_limits, None))
 
     async def _apply(self, work: Callable[[Transaction], Mapping[int, int]]) -> None:
-        while True:
-            changes = self._changes
-            limits = await self._database.read(work)
-            if changes == self._changes:  # otherwise the limits may be older than the change
-                break
+        limits = await self._changes.settled(lambda: self._database.read(work))
         for device, limit in limits.items():
             self._quotas.set_device_limit(device, limit)
 
     def _change(self, device: int, limit: int | None) -> None:
-        self._changes += 1
+        self._changes.note()
         self._quotas.set_device_limit(device, limit)
 
     def _plan_approved(self, fact: PlanApproved) -> None:
         self._types_to_read.add(fact.device_type)
-        self._wanted.set()
+        self._wakeup.set()
 
     def _device_created(self, fact: DeviceCreated) -> None:
         self._devices_to_read.add(fact.device)
-        self._wanted.set()
+        self._wakeup.set()
 
     def _device_deleted(self, fact: DeviceDeleted) -> None:
         self._change(fact.device, None)
@@ -73,15 +70,7 @@ class Tiers:
     async def follow_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The worker: sets the limits of devices that are new, or whose type has a plan now."""
         task_status.started()
-        while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
-            try:
-                await self._follow()
-            except StoreError as error:
-                _log.warning("tiers_not_followed", reason=str(error))
-                await trio.sleep(_RETRY_SECONDS)
-                self._wanted.set()
+        await repeat(self._follow, wakeup=self._wakeup, failure="tiers_not_followed", retry_seconds=_RETRY_SECONDS)
 
     async def _follow(self) -> None:
         while self._types_to_read:

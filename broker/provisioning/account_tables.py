@@ -22,7 +22,7 @@ from broker.provisioning.run import EntryLocation, Run, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
-from storage.records import ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
+from storage.records import NEW_KEY, ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class AccountTables:
             homonyms = accounts.applications_named(entry.name)
             known = self._run.only(at, [one for one in homonyms if one.organization == organization.key])
         base = known or ApplicationRecord(
-            key=0,
+            key=NEW_KEY,
             id=entry.id or self._run.generate(at, entry.name, "id", new_id()),
             organization=organization.key,
             name=entry.name,
@@ -172,15 +172,7 @@ class AccountTables:
             wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
         key = base.key
         if wanted != known:
-            key = accounts.put_application(
-                wanted.id,
-                organization=wanted.organization,
-                name=wanted.name,
-                secret=wanted.secret,
-                methods=wanted.methods,
-                redirect_uris=wanted.redirect_uris,
-                permissions=wanted.permissions,
-            ).key
+            key = accounts.put_application(wanted).key
         if known is None:
             return self._run.created(at, key)
         return self._run.found(at, key, changed=wanted != known)

@@ -14,7 +14,7 @@ from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntr
 from broker.provisioning.run import EntryLocation, Run, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
-from storage.records import DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
+from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
 
 
 class DeviceTables:
@@ -28,7 +28,7 @@ class DeviceTables:
             at, entry.id, types.by_id, "unique_name", entry.unique_name, types.by_unique_name(entry.unique_name)
         )
         base = known or DeviceTypeRecord(
-            key=0,
+            key=NEW_KEY,
             id=entry.id or self._run.generate(at, entry.unique_name, "id", new_device_type_id()),
             unique_name=entry.unique_name,
             name=entry.unique_name,
@@ -53,21 +53,7 @@ class DeviceTables:
             wanted = replace(wanted, owner=owner.key, owner_id=owner.id)
         key = base.key
         if wanted != known:
-            key = types.put_device_type(
-                wanted.id,
-                unique_name=wanted.unique_name,
-                name=wanted.name,
-                organization=wanted.organization,
-                published=wanted.published,
-                protected=wanted.protected,
-                rsp=wanted.rsp,
-                description=wanted.description,
-                tags=wanted.tags,
-                now_ms=self._run.now_ms,
-                owner=wanted.owner,
-                vid=wanted.vid,
-                in_store=wanted.in_store,
-            )
+            key = types.put_device_type(wanted)
         versioned = entry.manifest is not None and self._manifest(at, key, entry.manifest)
         retained = entry.retention_days is not None and self._retention(at, key, entry.retention_days)
         secured = self._authorities(at, key, entry.ca, rsp=wanted.rsp)
@@ -121,34 +107,27 @@ class DeviceTables:
         if known is not None and known.device_type != type_.key:
             raise at.refusal("type", f"the device {known.id} has another type, and keeps it")
         if known is None:
-            key = devices.put_device(
-                entry.id or self._run.generate(at, name, "id", new_id()),
+            versions = (manifest.version for manifest in self._run.tx.device_types.manifests(type_.key))
+            added = DeviceRecord(
+                key=NEW_KEY,
+                id=entry.id or self._run.generate(at, name, "id", new_id()),
                 owner=owner.key,
+                owner_id=owner.id,
                 device_type=type_.key,
                 name=name,
-                manifest_version=max(
-                    (known.version for known in self._run.tx.device_types.manifests(type_.key)), default=0
-                ),
+                manifest_version=max(versions, default=0),
                 manifest_version_policy="LATEST",
                 enabled=True,
-                now_ms=self._run.now_ms,
+                created_on=self._run.now_ms,
             )
+            key = devices.put_device(added)
             self._device_token(at, key, entry.token or self._run.generate(at, name, "token", new_id()))
             self._tell(key, DeviceCreated, DeviceEnabled)
             return self._run.created(at, key)
         restored = self._restore(at, entry, known)
         renamed = entry.name is not None and entry.name != known.name
         if renamed:
-            devices.put_device(
-                known.id,
-                owner=known.owner,
-                device_type=known.device_type,
-                name=name,
-                manifest_version=known.manifest_version,
-                manifest_version_policy=known.manifest_version_policy,
-                enabled=known.enabled,
-                now_ms=self._run.now_ms,
-            )
+            devices.put_device(replace(known, name=name))
         exchanged = entry.token is not None and self._device_token(at, known.key, entry.token)
         if restored:
             self._tell(known.key, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)

@@ -14,10 +14,10 @@ import structlog
 import trio
 
 from broker.clock import Clock
+from broker.loops import Wakeup, repeat
 from config.limits import APPROVED_ROWS_MAX
 from storage.database import Database, Transaction
 from storage.records import ApprovedUploadRecord
-from storage.sql import StoreError
 
 _ROWS_AT_ONCE: Final = 500
 _STORE_SECONDS: Final = 5.0
@@ -64,26 +64,28 @@ class Uploads:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._wanted = trio.Event()
+        self._wakeup = Wakeup()
         self._files = self._refused = self._taken = self._rejected = 0
 
     def wake(self) -> None:
-        self._wanted.set()
+        self._wakeup.set()
 
     async def work_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            self._wanted = trio.Event()
-            try:
-                upload = await self._database.read(lambda tx: tx.approved_lists.next_upload())
-                if upload is not None:
-                    await self._process(upload)
-                    continue
-            except StoreError as error:  # the next attempt continues after the last saved rows
-                _log.warning("approved_list_not_saved", reason=str(error))
-                await trio.sleep(_STORE_SECONDS)
-                continue
-            await self._wanted.wait()
+        # After a failure an upload goes on behind the last rows that were saved.
+        await repeat(
+            self._process_next,
+            wakeup=self._wakeup,
+            at_once=True,
+            failure="approved_list_not_saved",
+            retry_seconds=_STORE_SECONDS,
+        )
+
+    async def _process_next(self) -> bool:
+        upload = await self._database.read(lambda tx: tx.approved_lists.next_upload())
+        if upload is not None:
+            await self._process(upload)
+        return upload is not None
 
     async def _process(self, upload: ApprovedUploadRecord) -> None:
         try:

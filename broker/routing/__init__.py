@@ -1,1 +1,1 @@
-"""Who is connected and who listens: device links, the firehose and the event feed."""
+"""Routing: connected devices, the firehose and the event feed."""

@@ -1,9 +1,9 @@
-"""Who is connected: one persistent connection per device token, decided here for every protocol.
+"""Connected devices: one persistent connection per device token, enforced here for every protocol.
 
 A device token has at most one persistent connection over the device channel, MQTT and CoAP observe together
-(reference 16.1). A newcomer comes here only after it was authenticated; it takes the place of the incumbent,
-which is closed with a reason. The incumbent's late cleanup cannot harm the newcomer, because it only ever removes
-itself. A hand-over does not flap: the device has a link at every moment of it.
+(reference 16.1). A new connection is registered after its authentication; it replaces the old connection, which is
+closed with a reason. The late cleanup of the old connection cannot harm the new one, because a connection removes only
+itself. A take-over does not take the device offline: the device has a link at every moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +23,7 @@ from broker.facts import (
     DeviceConnectedAgain,
     DeviceWentOffline,
     DeviceWentOnline,
+    FactPhase,
     GrantsChanged,
     Router,
     SharesChanged,
@@ -42,8 +43,8 @@ class CloseReason(Enum):
     SHUTDOWN = "server shuts down"
 
 
-class Link:
-    """One device on one connection. The connection's queue behind `deliver` is bounded, and its own business."""
+class DeviceLink:
+    """One device on one connection. The connection bounds its own queue behind `deliver`."""
 
     __slots__ = ("_close", "_deliver", "device", "dropped", "is_allowed", "protocol", "token")
 
@@ -65,7 +66,7 @@ class Link:
         self._close = close
 
     def offer(self, action: Action) -> bool:
-        """Hand over an Action. A device too slow to take it loses its own Actions; it never slows the router."""
+        """Hand an Action to the connection. A slow device loses its own Actions and never slows the router."""
         try:
             taken = self._deliver(action)
         except Exception:  # noqa: BLE001 - the boundary between the router and one connection
@@ -78,18 +79,18 @@ class Link:
     def close(self, reason: CloseReason) -> None:
         try:
             self._close(reason)
-        except Exception:  # noqa: BLE001 - one that cannot be closed must not keep the others open
+        except Exception:  # noqa: BLE001 - a link that cannot be closed must not keep the others open
             _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
 
 
-class Toll(Protocol):
-    """Whoever counts what is delivered to devices."""
+class DeliveryQuota(Protocol):
+    """Counts deliveries to devices, and may refuse them."""
 
     def admits(self, device: Device, action: Action) -> bool:
-        """Whether this may be delivered now."""
+        """Whether this Action may be delivered now."""
 
     def delivered(self, device: Device, action: Action) -> None:
-        """It was, after it was admitted."""
+        """Count the delivery of an Action that `admits` allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +105,19 @@ class ConnectionStatistics:
 class Connections:
     """The links of every connected device."""
 
-    def __init__(self, router: Router, clock: Clock, toll: Toll | None = None) -> None:
-        """`toll` is asked about every delivery; None admits all."""
+    def __init__(self, router: Router, clock: Clock, quota: DeliveryQuota | None = None) -> None:
+        """`quota` is asked about every delivery; without one, every delivery is allowed."""
         self._router = router
         self._clock = clock
-        self._links: dict[int, list[Link]] = {}
-        self._exclusive: dict[int, Link] = {}
+        self._links: dict[int, list[DeviceLink]] = {}
+        self._exclusive: dict[int, DeviceLink] = {}
         self._takeovers = self._delivered = self._dropped = 0
-        self._toll = toll
-        router.subscribe(ActionStored, self._deliver)
-        router.subscribe(TokenRevoked, self._end_revoked)
-        router.subscribe(DeviceChanged, self._end_disabled)
-        router.subscribe(SharesChanged, lambda fact: self._end_forbidden(self._links.get(fact.device, ())))
-        router.subscribe(GrantsChanged, lambda _fact: self._end_forbidden(self._every_link()))
+        self._quota = quota
+        router.subscribe(ActionStored, self._deliver, FactPhase.EFFECT)
+        router.subscribe(TokenRevoked, self._end_revoked, FactPhase.EFFECT)
+        router.subscribe(DeviceChanged, self._end_disabled, FactPhase.EFFECT)
+        router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
+        router.subscribe(GrantsChanged, self._grants_changed, FactPhase.EFFECT)
 
     @contextmanager
     def connect(
@@ -129,19 +130,19 @@ class Connections:
         deliver: Callable[[Action], bool],
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool] = lambda: True,
-    ) -> Iterator[Link]:
+    ) -> Iterator[DeviceLink]:
         """Register an authenticated connection for as long as the block lasts.
 
         Args:
-            device: whom the connection speaks for.
+            device: the device that the connection belongs to.
             protocol: `WEBSOCKET`, `MQTT`, `COAP` or `LWM2M`.
-            token: SHA-256 of the token it came with; when that is revoked, the link is closed.
-            exclusive: it came with the device's own token and counts for the one-connection rule.
-            deliver: called on the loop with each Action; takes it or answers False at once.
+            token: SHA-256 of the connection's token; when the token is revoked, the link is closed.
+            exclusive: the token is the device's own, so the one-connection rule applies.
+            deliver: called on the loop with each Action; takes the Action or returns False, without waiting.
             close: called on the loop when the broker ends the link; must return at once.
-            is_allowed: asked without waiting when shares or grants have changed; a device's own token always is.
+            is_allowed: asked, without waiting, when shares or grants have changed; always true for a device token.
         """
-        link = Link(device, protocol, token, deliver, close, is_allowed)
+        link = DeviceLink(device, protocol, token, deliver, close, is_allowed)
         incumbent = self._exclusive.get(device.key) if exclusive else None
         was_online = self.is_online(device.key)
         self._links.setdefault(device.key, []).append(link)
@@ -150,7 +151,7 @@ class Connections:
         try:
             if incumbent is not None:
                 self._takeovers += 1
-                # However long it takes to leave: from now on it gets no Actions and does not count as a connection.
+                # The old connection may take long to close; from now on it gets no Actions and does not count.
                 self._remove(incumbent)
                 incumbent.close(CloseReason.REPLACED)
             connected = DeviceConnectedAgain if was_online else DeviceWentOnline
@@ -159,12 +160,12 @@ class Connections:
         finally:
             self._remove(link)
 
-    def _remove(self, link: Link) -> None:
+    def _remove(self, link: DeviceLink) -> None:
         key = link.device.key
-        if self._exclusive.get(key) is link:  # a newer connection may own the place by now
+        if self._exclusive.get(key) is link:  # a newer connection may have replaced this one
             del self._exclusive[key]
         links = self._links.get(key, [])
-        if link not in links:  # it was replaced, and leaves late
+        if link not in links:  # it was replaced and removed earlier
             return
         links.remove(link)
         self._dropped += link.dropped
@@ -176,14 +177,14 @@ class Connections:
         return device in self._links
 
     def _deliver(self, fact: ActionStored) -> None:
-        toll, action = self._toll, fact.action
+        quota, action = self._quota, fact.action
         for link in self._links.get(fact.destination, ()):
-            if toll is not None and not toll.admits(link.device, action):
+            if quota is not None and not quota.admits(link.device, action):
                 link.dropped += 1
             elif link.offer(action):
                 self._delivered += 1
-                if toll is not None:
-                    toll.delivered(link.device, action)
+                if quota is not None:
+                    quota.delivered(link.device, action)
 
     def _end_revoked(self, fact: TokenRevoked) -> None:
         for link in self._every_link():
@@ -195,16 +196,22 @@ class Connections:
             if not link.device.enabled:
                 link.close(CloseReason.DEVICE_DISABLED)
 
-    def _end_forbidden(self, links: Iterable[Link]) -> None:
+    def _shares_changed(self, fact: SharesChanged) -> None:
+        self._end_forbidden(self._links.get(fact.device, ()))
+
+    def _grants_changed(self, _fact: GrantsChanged) -> None:
+        self._end_forbidden(self._every_link())
+
+    def _end_forbidden(self, links: Iterable[DeviceLink]) -> None:
         for link in tuple(links):
             if not link.is_allowed():
                 link.close(CloseReason.PERMISSION_REMOVED)
 
-    def _every_link(self) -> list[Link]:
+    def _every_link(self) -> list[DeviceLink]:
         return [link for links in self._links.values() for link in links]
 
     def close_all(self) -> None:
-        """The daemon stops: tell every peer, so that it can say goodbye in its own protocol."""
+        """The daemon stops: close every link, each with its protocol's own farewell."""
         for link in self._every_link():
             link.close(CloseReason.SHUTDOWN)
 

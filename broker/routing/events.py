@@ -1,7 +1,7 @@
-"""The event feed: what happens to devices and profiles, told live to whom it concerns (reference 20).
+"""The event feed: changes of devices and profiles, sent live to the subscribers they concern (reference 20).
 
-Events are neither stored nor repeated. Their order is the order of the facts they are made of. Each is encoded once for
-each wire form.
+Events are neither stored nor repeated. Their order is the order of the facts. Each event is encoded once for each wire
+form.
 """
 
 import re
@@ -22,6 +22,7 @@ from broker.facts import (
     DeviceEnabled,
     DeviceFact,
     DeviceUpdated,
+    FactPhase,
     Router,
     TokenRevoked,
     UserProfileUpdated,
@@ -41,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The device of an event, as far as permissions ask for it; it may be gone by now."""
+    """The device of an event, with what permissions need; the device may be deleted by now."""
 
     key: int
     id: str
@@ -49,12 +50,12 @@ class Subject:
     type_key: int
     type_organization: int
     type_protected: bool
-    shared_with: frozenset[int] = frozenset()  # who hears whether it is online
+    shared_with: frozenset[int] = frozenset()  # users who are told whether the device is online
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One event. `user` is the key of the device's owner, or of the user whom it is about; then `device` is None."""
+class FeedEvent:
+    """One event. `user` is the key of the device's owner; of an event about a user, that user, without a `device`."""
 
     name: str
     ts: int
@@ -68,7 +69,7 @@ class Event:
 
 
 class EventNames:
-    """The names and patterns that were asked for: `*` stands for any run of characters, dots included."""
+    """Event names and patterns of a subscription: `*` stands for any characters, dots included."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         wanted = ("[^\n]*".join(map(re.escape, re.split(r"\*+", pattern))) for pattern in patterns)
@@ -80,16 +81,16 @@ class EventNames:
 
 @dataclass(frozen=True, eq=False)
 class EventSubscriber:
-    """Someone who listens.
+    """A subscriber of the event feed.
 
     `concerns` decides about an event without waiting; `offer` takes an encoded frame and returns at once. Subscribers
-    that name the same `encode` share the frame. When `token`, the SHA-256 of what the subscriber came with, is revoked,
-    `close` is called.
+    with the same `encode` share the frame. `close` is called when the subscriber's token is revoked; `token` is its
+    SHA-256.
     """
 
-    concerns: Callable[[Event], bool]
+    concerns: Callable[[FeedEvent], bool]
     offer: Callable[[bytes], object]
-    encode: Callable[[Event], bytes]
+    encode: Callable[[FeedEvent], bytes]
     token: bytes
     close: Callable[[CloseReason], object]
 
@@ -101,17 +102,17 @@ class EventStatistics:
 
 
 class Events:
-    """Makes events of facts and hands them to those they concern."""
+    """Turns facts into events and hands each event to the subscribers it concerns."""
 
     def __init__(self, router: Router, devices: Devices) -> None:
         self._devices = devices
         self._subscribers: list[EventSubscriber] = []
         self._events = 0
         for kind in _NAMES:
-            router.subscribe(kind, self._device_fact)
-        router.subscribe(AvailabilityChanged, self._availability_changed)
-        router.subscribe(UserProfileUpdated, self._profile_updated)
-        router.subscribe(TokenRevoked, self._token_revoked)
+            router.subscribe(kind, self._device_fact, FactPhase.EFFECT)
+        router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
+        router.subscribe(UserProfileUpdated, self._profile_updated, FactPhase.EFFECT)
+        router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
 
     @contextmanager
     def subscribe(self, subscriber: EventSubscriber) -> Iterator[None]:
@@ -128,28 +129,28 @@ class Events:
         subject = Subject(
             fact.device, fact.device_id, fact.owner, fact.device_type, fact.type_organization, fact.type_protected
         )
-        self._tell(Event(_NAMES[type(fact)], fact.at_ms, data, fact.owner, subject))
+        self._tell(FeedEvent(_NAMES[type(fact)], fact.at_ms, data, fact.owner, subject))
 
     def _availability_changed(self, fact: AvailabilityChanged) -> None:
         device = self._devices.get_nowait(fact.device)
         if device is None or fact.availability not in {"online", "offline"}:
             return
         data = {"uid": device.owner_id, "did": device.id}
-        self._tell(Event(f"device.status.{fact.availability}", fact.at_ms, data, device.owner, _subject(device)))
+        self._tell(FeedEvent(f"device.status.{fact.availability}", fact.at_ms, data, device.owner, _subject(device)))
 
     def _profile_updated(self, fact: UserProfileUpdated) -> None:
-        self._tell(Event("user.profile.updated", fact.at_ms, {"uid": fact.user_id}, fact.user, None))
+        self._tell(FeedEvent("user.profile.updated", fact.at_ms, {"uid": fact.user_id}, fact.user, None))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: FeedEvent) -> None:
         self._events += 1
-        frames: dict[Callable[[Event], bytes], bytes] = {}
-        for subscriber in tuple(self._subscribers):  # one that falls behind may leave while it is told
+        frames: dict[Callable[[FeedEvent], bytes], bytes] = {}
+        for subscriber in tuple(self._subscribers):  # a slow subscriber may be removed during the call
             try:
                 if subscriber.concerns(event):
                     if (frame := frames.get(subscriber.encode)) is None:
                         frame = frames[subscriber.encode] = subscriber.encode(event)
                     subscriber.offer(frame)
-            except Exception:  # noqa: BLE001 - one who cannot take it must not keep it from the others
+            except Exception:  # noqa: BLE001 - a failing subscriber must not harm the others
                 _log.exception("event_subscriber_failed", subscriber=repr(subscriber))
 
     def _token_revoked(self, fact: TokenRevoked) -> None:

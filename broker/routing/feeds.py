@@ -1,7 +1,8 @@
-"""The firehose: who watches which devices, and each message encoded once for all who watch it.
+"""The firehose: stored messages to the subscribers that watch their devices, each message encoded once.
 
-For every device the interested subscribers are worked out once and remembered until a subscriber comes or goes or the
-device changes. A batch of stored messages becomes one joined run of frames per group of subscribers that want the same.
+The subscribers of each device are computed once and remembered until a subscriber is added or removed, or the device or
+a grant changes. A batch of stored messages becomes one joined block of frames for each group of subscribers that watch
+the same devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from broker.envelope import Action
 from broker.facts import (
     ActionStored,
     DeviceChanged,
+    FactPhase,
     GrantsChanged,
     MessagesStored,
     Router,
@@ -27,8 +29,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Encoding:
-    """One wire form; subscribers that name the same object share the encoded frames."""
+class FeedEncoding:
+    """One wire form; subscribers with the same object share the encoded frames."""
 
     message: Callable[[MessageRow, Device], bytes]
     action: Callable[[Action], bytes]
@@ -36,15 +38,15 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class Subscriber:
-    """Someone who watches.
+    """A subscriber of the firehose.
 
     `watches` decides about a device without waiting; `offer` takes joined frames and their number and returns at once.
-    `token` is the SHA-256 of the token the subscriber came with; when that is revoked, `close` is called.
+    `close` is called when the subscriber's token is revoked; `token` is its SHA-256.
     """
 
     watches: Callable[[Device], bool]
     offer: Callable[[bytes, int], None]
-    encoding: Encoding
+    encoding: FeedEncoding
     token: bytes
     close: Callable[[CloseReason], object]
 
@@ -56,18 +58,18 @@ class FeedStatistics:
 
 
 class Feeds:
-    """`sender` gives the device of a message that was stored just now (messages/ingest.py holds it)."""
+    """`sender` gives the device of a message that was just stored (messages/ingest.py holds the device)."""
 
     def __init__(self, router: Router, sender: Callable[[int], Device | None]) -> None:
         self._sender = sender
         self._subscribers: list[Subscriber] = []
         self._interested: dict[int, tuple[Subscriber, ...]] = {}
         self._offered = 0
-        router.subscribe(MessagesStored, self._messages_stored)
-        router.subscribe(ActionStored, self._action_stored)
-        router.subscribe(DeviceChanged, self._device_changed)
-        router.subscribe(GrantsChanged, self._grants_changed)
-        router.subscribe(TokenRevoked, self._token_revoked)
+        router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
+        router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)
+        router.subscribe(DeviceChanged, self._device_changed, FactPhase.STATE)
+        router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
+        router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
 
     @contextmanager
     def subscribe(self, subscriber: Subscriber) -> Iterator[None]:
@@ -91,7 +93,7 @@ class Feeds:
             if interested:
                 wanted.setdefault(interested, []).append((row, device))
         for subscribers, pairs in wanted.items():
-            frames: dict[Encoding, bytes] = {}
+            frames: dict[FeedEncoding, bytes] = {}
             for subscriber in subscribers:
                 encoding = subscriber.encoding
                 if (joined := frames.get(encoding)) is None:
@@ -101,10 +103,10 @@ class Feeds:
                 self._offered += len(pairs)
 
     def _action_stored(self, fact: ActionStored) -> None:
-        """Actions whose source is watched are shown, too (reference 19.2)."""
+        """Offer an Action to the subscribers that watch its source (reference 19.2)."""
         if not self._subscribers or (device := self._sender(fact.source)) is None:
             return
-        frames: dict[Encoding, bytes] = {}
+        frames: dict[FeedEncoding, bytes] = {}
         for subscriber in self._interested_in(device):
             encoding = subscriber.encoding
             if (frame := frames.get(encoding)) is None:
@@ -136,5 +138,5 @@ class Feeds:
 def _offer(subscriber: Subscriber, frames: bytes, count: int) -> None:
     try:
         subscriber.offer(frames, count)
-    except Exception:  # noqa: BLE001 - one who cannot take it must not keep it from the others
+    except Exception:  # noqa: BLE001 - a failing subscriber must not harm the others
         _log.exception("feed_subscriber_failed", subscriber=repr(subscriber))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from broker.core import Core
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.routing.connections import Connections, Toll
+from broker.routing.connections import Connections, DeliveryQuota
 from broker.routing.events import Events
 from broker.routing.feeds import Feeds
 
@@ -19,10 +19,10 @@ class RoutingRoom:
 
 
 async def open_routing(
-    core: Core, devices: DevicesRoom, *, sender: Callable[[int], Device | None], toll: Toll | None
+    core: Core, devices: DevicesRoom, *, sender: Callable[[int], Device | None], quota: DeliveryQuota | None
 ) -> RoutingRoom:
-    """`sender` gives the device of a row that was stored just now; without a `toll`, no delivery is charged."""
-    connections = Connections(core.router, core.clock, toll)
+    """`sender` gives the device of a row that was stored just now; without a `quota`, no delivery is charged."""
+    connections = Connections(core.router, core.clock, quota)
     core.life.observe("connections", connections.statistics)
     feeds = Feeds(core.router, sender)
     core.life.observe("feeds", feeds.statistics)

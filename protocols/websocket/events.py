@@ -10,7 +10,7 @@ import msgspec
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
-from broker.routing.events import Event, EventNames, EventSubscriber
+from broker.routing.events import EventNames, EventSubscriber, FeedEvent
 from broker.services import Services
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
@@ -23,15 +23,15 @@ _to_json = msgspec.json.Encoder().encode
 _to_message_pack = msgpack.Packer().pack
 
 
-def _object(event: Event) -> dict[str, object]:
+def _object(event: FeedEvent) -> dict[str, object]:
     return {"event": event.name, "ts": event.ts, "data": event.data}
 
 
-def _json(event: Event) -> bytes:
+def _json(event: FeedEvent) -> bytes:
     return encode_text_frame(_to_json(_object(event)))
 
 
-def _message_pack(event: Event) -> bytes:
+def _message_pack(event: FeedEvent) -> bytes:
     return encode_frame(_to_message_pack(_object(event)))
 
 
@@ -47,7 +47,7 @@ class EventSelection:
     devices: frozenset[int] | None = None
     user: int | None = None
 
-    def concerns(self, event: Event) -> bool:
+    def concerns(self, event: FeedEvent) -> bool:
         if event.name not in self.names:
             return False
         caller, device = self.reach.caller, event.device

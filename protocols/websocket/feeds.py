@@ -14,7 +14,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.messages.ingest import Ingest
-from broker.routing.feeds import Encoding, Subscriber
+from broker.routing.feeds import FeedEncoding, Subscriber
 from broker.services import Services
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_frame, message_object
@@ -28,7 +28,7 @@ _to_message_pack = msgpack.Packer().pack
 
 
 @lru_cache(maxsize=1)
-def encodings(ingest: Ingest) -> Mapping[FrameForm, Encoding]:
+def encodings(ingest: Ingest) -> Mapping[FrameForm, FeedEncoding]:
     """The encodings of messages and Actions, one object for each form, so that subscribers share frames."""
     mid = ingest.mid
 
@@ -45,8 +45,8 @@ def encodings(ingest: Ingest) -> Mapping[FrameForm, Encoding]:
         return encode_frame(_to_message_pack(action_object(action)))
 
     return {
-        FrameForm.JSON: Encoding(json_message, json_action),
-        FrameForm.MESSAGE_PACK: Encoding(packed_message, packed_action),
+        FrameForm.JSON: FeedEncoding(json_message, json_action),
+        FrameForm.MESSAGE_PACK: FeedEncoding(packed_message, packed_action),
     }
 
 

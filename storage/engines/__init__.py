@@ -1,1 +1,1 @@
-"""Database engines; what only one engine knows stays in here."""
+"""Database engines. Code that is special to one engine is in its module."""

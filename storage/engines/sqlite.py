@@ -1,11 +1,12 @@
-"""The embedded engine: SQLite in WAL mode. What only SQLite knows stays in this file.
+"""The embedded engine: SQLite in WAL mode. All SQL that only SQLite understands is in this file.
 
-Rows of the log are inserted through one JSON parameter and `json_each`. `executemany` gives the interpreter lock away
-and takes it back once per row; measured against a busy event loop that is 2.5 to 5 times slower, and it slows the loop.
+Rows of the log are inserted through one JSON parameter and `json_each`. `executemany` releases and takes the
+interpreter lock once per row; measured beside a busy event loop that is 2.5 to 5 times slower, and it slows the loop.
 """
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,10 +23,13 @@ _log = structlog.get_logger(__name__)
 _CACHE_KIB = 65536
 _BUSY_MS = 5000
 _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
+_READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
+# SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
+_WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY")
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-class SqliteRows:
+class SqliteResult:
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         self._cursor = cursor
 
@@ -50,19 +54,19 @@ class SqliteRows:
 
 
 class SqliteConnection:
-    """One connection in autocommit mode; transactions are begun by name."""
+    """One connection in autocommit mode; `begin` starts a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._inserts: dict[str, str] = {}
         self._encode = msgspec.json.Encoder().encode
 
-    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> SqliteRows:
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> SqliteResult:
         return self._run(sql, parameters or {})
 
-    def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteRows:
+    def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteResult:
         try:
-            return SqliteRows(self._connection.execute(sql, parameters))
+            return SqliteResult(self._connection.execute(sql, parameters))
         except sqlite3.Error as error:
             raise _store_error(error) from error
 
@@ -72,21 +76,21 @@ class SqliteConnection:
         if (sql := self._inserts.get(table)) is None:
             values = [f"json_extract(value, '$[{index}]')" for index in range(len(columns))]
             values += map(str, same.values())
-            # The names come from the stores, never from a request.
+            # Table and column names come from the stores, never from a request.
             names = ", ".join((*columns, *same))
             sql = f"INSERT INTO {table} ({names}) SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
             self._inserts[table] = sql
         self.execute(sql, {"rows": self._encode(rows).decode()})
 
     def put_many(self, table: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        # Bound values, because JSON text would cost a double its last bits in SQLite's own number parser.
+        # Bound values: SQLite's parser of numbers in JSON text would lose the last bits of a double.
         changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
         at_once = _BOUND_VALUES // len(columns)
         for index in range(0, len(rows), at_once):
             part = rows[index : index + at_once]
             values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(part))
             sql = (
-                f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}"  # noqa: S608 - the stores' names
+                f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values}"  # noqa: S608 - constants of the stores
                 f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
             )
             self._run(sql, [value for row in part for value in row])
@@ -96,7 +100,7 @@ class SqliteConnection:
 
     def json_matches(self, column: str, path: str, text: str, number: str) -> str:
         kind, value = f"json_type({column}, {_path(path)})", f"json_extract({column}, {_path(path)})"
-        # Both numbers are read by SQLite's own parser, which may be off by the last bit.
+        # SQLite's parser reads both numbers, and may be wrong in the last bit.
         return _guarded(
             path,
             f"(CASE {kind} WHEN 'text' THEN instr({value}, :{text}) > 0 WHEN 'true' THEN :{text} = 'true'"
@@ -106,7 +110,7 @@ class SqliteConnection:
 
     def json_any_named(self, column: str, member: str, parameter: str) -> str:
         return (
-            f"EXISTS (SELECT 1 FROM json_each({column}, '$.{member}') AS entry"  # noqa: S608 - the stores' names
+            f"EXISTS (SELECT 1 FROM json_each({column}, '$.{member}') AS entry"  # noqa: S608 - constants of the stores
             f" WHERE json_extract(entry.value, '$.name') = :{parameter})"
         )
 
@@ -133,7 +137,7 @@ class SqliteConnection:
 
 
 def _path(parameter: str) -> str:
-    # Every name is quoted, so that `a[0]` is the name of a field and not a path. No field has a quote in its name.
+    # Every name is quoted, so that `a[0]` is a field name and not a path. Field names contain no quotes.
     return f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
 
 
@@ -153,39 +157,34 @@ class SqliteEngine:
         self._synchronous = synchronous
 
     def migrate(self) -> None:
-        """Apply the schema steps that this file has not seen yet."""
+        """Apply the schema steps that this file has not seen yet. Raises StoreError."""
         try:
-            connection = self._connect(read_only=False)
-            try:
-                connection.execute("PRAGMA journal_mode=WAL")
+            with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
                 db = sqlite_utils.Database(connection)
                 if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
                     _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
                 migrations.apply(db)
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
 
     def open(self, *, read_only: bool) -> SqliteConnection:
+        """Open a connection; the caller closes it. Raises StoreError."""
         try:
-            connection = self._connect(read_only=read_only)
-            connection.row_factory = sqlite3.Row
-            if not read_only:
-                # A statement keeps the pages it changes until it has succeeded, and would from 64 KiB on open a file.
-                connection.execute("PRAGMA temp_store=MEMORY")
-            return SqliteConnection(connection)
+            connection = self._connect(*(_READER if read_only else _WRITER))
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
+        connection.row_factory = sqlite3.Row
+        return SqliteConnection(connection)
 
-    def _connect(self, *, read_only: bool) -> sqlite3.Connection:
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
         # One thread at a time uses a connection, but not always the same one.
         connection = sqlite3.connect(
             self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000, cached_statements=256
         )
-        connection.execute(f"PRAGMA synchronous={self._synchronous}")
-        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB if not read_only else _CACHE_KIB // 8}")
-        connection.execute("PRAGMA foreign_keys=ON")
-        if read_only:
-            connection.execute("PRAGMA query_only=ON")
+        try:
+            for pragma in (f"synchronous={self._synchronous}", "foreign_keys=ON", *pragmas):
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
         return connection

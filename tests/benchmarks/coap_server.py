@@ -29,7 +29,7 @@ from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
 from storage.records import DeviceTokenRecord
 from tests.daemon import device_id, device_token
-from tests.factories import build_world
+from tests.factories import build_world, new_device
 
 ACTION = b'{"actions":[{"name":"setOn"}]}'
 ROUNDS_UNDER_WAY = 4
@@ -84,14 +84,16 @@ async def _lines() -> AsyncIterator[str]:
 def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
     for number in range(devices):
         key = tx.devices.put_device(
-            device_id(number),
-            owner=1,
-            device_type=1,
-            name=f"Light {number}",
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=True,
-            now_ms=1,
+            new_device(
+                device_id(number),
+                owner=1,
+                device_type=1,
+                name=f"Light {number}",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
         )
         # libcoap's clients take a key as text, so one device may have a token that is text in hexadecimal.
         token = os.environ.get(f"COAP_SERVER_TOKEN_{number}") or device_token(number)

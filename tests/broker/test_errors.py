@@ -1,4 +1,4 @@
-"""Refusals carry facts; the text and the numbers that the outside sees follow from them."""
+"""Refusals carry data; the text and the numbers that clients see are derived from the data."""
 
 import pytest
 
@@ -32,7 +32,7 @@ from broker.errors import DomainError, Finding, ValidationFailed
         (errors.StorageUnavailable("disk full"), 503, 503, "Service Unavailable"),
     ],
 )
-def test_what_the_outside_sees_of_a_refusal(error: DomainError, status: int, code: int, text: str) -> None:
+def test_status_code_and_text_of_a_refusal(error: DomainError, status: int, code: int, text: str) -> None:
     assert (error.status, error.code, str(error)) == (status, code, text)
 
 

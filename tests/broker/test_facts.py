@@ -1,11 +1,17 @@
-"""The router: each fact to those who asked for its type, and one bad listener harms nobody."""
+"""The router: each fact reaches the handlers of its type, phase by phase; a failing handler harms no other."""
 
+import ast
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+import pytest
 from structlog.testing import capture_logs
 
-from broker.facts import DeviceChanged, Fact, Router, TokenRevoked
+from broker.facts import DeviceChanged, Fact, FactPhase, Router, TokenRevoked
 
 
-def test_a_fact_reaches_those_who_asked_for_its_type_in_the_order_in_which_they_asked() -> None:
+def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscriptions() -> None:
     router = Router()
     heard: list[str] = []
     router.subscribe(DeviceChanged, lambda fact: heard.append(f"first {fact.device}"))
@@ -15,11 +21,44 @@ def test_a_fact_reaches_those_who_asked_for_its_type_in_the_order_in_which_they_
     assert heard == ["first 7", "second 7"]
 
 
-def test_a_fact_that_nobody_asked_for_is_no_error() -> None:
+@pytest.mark.parametrize("order", list(permutations(["caches", "delivers", "counts", "closes"])))
+def test_state_is_up_to_date_before_any_effect_whatever_the_order_of_the_subscriptions(order: tuple[str, ...]) -> None:
+    router = Router()
+    heard: list[str] = []
+    phases = {
+        "caches": FactPhase.STATE,
+        "counts": FactPhase.STATE,
+        "delivers": FactPhase.EFFECT,
+        "closes": FactPhase.EFFECT,
+    }
+
+    def note(name: str, _fact: DeviceChanged) -> None:
+        heard.append(name)
+
+    for name in order:
+        router.subscribe(DeviceChanged, partial(note, name), phases[name])
+    router.publish(DeviceChanged(7))
+    assert heard == sorted(order, key=lambda name: (phases[name], order.index(name)))
+
+
+def test_every_subscription_of_the_product_states_its_phase() -> None:
+    calls = [
+        call
+        for folder in ("broker", "protocols")
+        for path in Path(folder).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("router.subscribe")
+    ]
+    assert len(calls) > 20
+    for call in calls:
+        assert ast.unparse(call.args[2]).startswith("FactPhase."), ast.unparse(call)
+
+
+def test_a_fact_without_subscriptions_is_no_error() -> None:
     Router().publish(DeviceChanged(1))
 
 
-def test_a_handler_that_raises_is_logged_and_harms_neither_the_sender_nor_the_others() -> None:
+def test_a_handler_that_raises_is_logged_and_harms_neither_the_publisher_nor_the_others() -> None:
     router = Router()
     heard: list[Fact] = []
 

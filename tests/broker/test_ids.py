@@ -16,7 +16,7 @@ def test_new_ids_have_their_form_and_do_not_repeat() -> None:
 @pytest.mark.parametrize(
     "text", ["", "0" * 31, "0" * 33, "A" * 32, "g" * 32, " " + "0" * 32, "0" * 32 + "\n", "٠" * 32, "0x" + "0" * 30]
 )
-def test_what_is_no_id(text: str) -> None:
+def test_texts_that_are_no_id(text: str) -> None:
     assert not is_id(text)
 
 

@@ -46,6 +46,7 @@ from storage.sql import StoreError
 from tests.config.test_mail import NO_ADDRESSES
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, run_inline
+from tests.mail_queue import mail_record, waiting_mails
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -120,10 +121,10 @@ class Office:
         return await self.mails.send(to, mail, cause=cause)
 
     async def waiting(self) -> list[MailRecord]:
-        return await self.database.read(lambda tx: tx.mails.waiting())
+        return await self.database.read(waiting_mails)
 
     async def record(self, message_id: str) -> MailRecord:
-        found = await self.database.read(lambda tx: tx.mails.mail(message_id))
+        found = await self.database.read(lambda tx: mail_record(tx, message_id))
         assert found is not None
         return found
 
@@ -411,7 +412,7 @@ async def test_the_content_of_a_finished_mail_is_erased_and_its_row_removed_afte
         await trio.sleep(47 * 3600)
         assert (await office.record(id_)).outcome == "sent"
         await trio.sleep(2 * 3600)
-        assert await office.database.read(lambda tx: tx.mails.mail(id_)) is None
+        assert await office.database.read(lambda tx: mail_record(tx, id_)) is None
 
 
 # Rates

@@ -1,4 +1,4 @@
-"""What must be readable again is sealed; what must not is hashed."""
+"""Secrets: sealed if they must be readable again, otherwise hashed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Structured logs on stderr, in the form and from the level that the settings name."""
+"""Structured logs on stderr, in the form and from the level of the settings."""
 
 import json
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ NO_ADDRESSES = [
 
 
 @pytest.mark.parametrize("text", NO_ADDRESSES)
-def test_what_is_no_address(text: str) -> None:
+def test_texts_that_are_no_address_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a mail address"):
         mail_address(text)
 
@@ -81,7 +81,7 @@ def test_sender(mail_from: str, public_url: str, name: str, address: str) -> Non
 @pytest.mark.parametrize(
     "text", ["gateway", "A\r\nB <a@example.org>", "A <a@example.org> B", "<a>", "jürgen@example.org", "a@b.c\nX: y"]
 )
-def test_what_is_no_sender(text: str) -> None:
+def test_texts_that_are_no_sender_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="mail address"):
         Sender.of(text, "")
 

@@ -33,7 +33,7 @@ def test_only_the_state_directory_is_required(file: Path) -> None:
     assert settings.storage.synchronous == "full"
 
 
-def test_the_file_of_the_interfaces_page_is_accepted(file: Path) -> None:
+def test_the_example_file_is_accepted(file: Path) -> None:
     file.write_text(_WHOLE_FILE)
     settings = load_settings(file, {})
     assert settings.http.bind == Address("127.0.0.1", 8080)
@@ -129,16 +129,16 @@ def test_the_table_of_variables_is_complete() -> None:
     assert keys == {key for _, _, key, _ in _VARIABLES}
 
 
-def test_a_variable_goes_over_the_file(file: Path) -> None:
+def test_a_variable_overrides_the_file(file: Path) -> None:
     file.write_text(STATE + '[mqtt]\nbind = "127.0.0.1:1"\naction_payload = "array"\n')
     settings = load_settings(file, {"TRUNKLINE_MQTT_BIND": "127.0.0.1:2"})
     assert settings.mqtt.bind == Address("127.0.0.1", 2)
     assert settings.mqtt.action_payload == "array"
 
 
-def test_other_variables_are_not_ours(file: Path) -> None:
+def test_other_variables_are_ignored(file: Path) -> None:
     file.write_text(STATE)
-    # The second one feeds the command line's clients.
+    # The command line's clients read the second one.
     load_settings(file, {"HOME": "/root", "TRUNKLINE_TOKEN": "x"})
 
 
@@ -258,7 +258,7 @@ def test_an_address_reads_and_writes_the_same(text: str, host: str, port: int) -
     "text",
     ["", ":80", "h", "h:", "h:x", "h:-1", "h:65536", "h:٣", "::1", "::1:80", "[]:80", "[::1]", "[::1:80", "a b:1"],
 )
-def test_what_is_no_address(text: str) -> None:
+def test_texts_that_are_no_listener_address_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         Address.parse(text)
 
@@ -310,7 +310,7 @@ PROVIDER = {"name": "example", "issuer": "https://id.example.org/realm", "client
 
 
 def providers(*entries: dict[str, object]) -> str:
-    """A file with these. What is None is left out."""
+    """A file with these keys; None leaves a key out."""
     lines = [STATE]
     for entry in entries:
         given = {key: value for key, value in {**PROVIDER, **entry}.items() if value is not None}

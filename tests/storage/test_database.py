@@ -1,4 +1,4 @@
-"""One writer with group commit: what commits together, what fails alone, and who hears of it."""
+"""One writer with group commit: what commits together, what fails alone, and what callers are told."""
 
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from storage import journal as journal_module
 from storage.database import Database, Group, Transaction
-from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
 from storage.records import MessageRow
 from storage.sql import StoreError
@@ -46,6 +46,26 @@ async def database(breakable: BreakableEngine, runner: HeldRunner) -> AsyncItera
 @pytest.fixture
 async def journal(database: Database) -> Journal:
     return Journal(database, head=0)
+
+
+class LimitedEngine:
+    """Opens at most `most` connections, and remembers them."""
+
+    def __init__(self, engine: SqliteEngine, most: int) -> None:
+        self._engine = engine
+        self._left = most
+        self.opened: list[SqliteConnection] = []
+
+    def migrate(self) -> None:
+        self._engine.migrate()
+
+    def open(self, *, read_only: bool) -> SqliteConnection:
+        if not self._left:
+            raise StoreError("too many open files")
+        self._left -= 1
+        connection = self._engine.open(read_only=read_only)
+        self.opened.append(connection)
+        return connection
 
 
 def put(name: str, value: int) -> Callable[[Transaction], int]:
@@ -100,7 +120,7 @@ async def test_writes_that_wait_at_the_same_time_commit_together(database: Datab
     assert await database.read(get("n19")) == 19
 
 
-async def test_rows_of_the_log_ride_in_the_same_commit(database: Database, journal: Journal) -> None:
+async def test_rows_of_the_log_are_in_the_same_commit_as_writes(database: Database, journal: Journal) -> None:
     append(journal)
     await database.write(put("a", 1))
     assert database.statistics().commits == 1
@@ -141,7 +161,7 @@ async def test_a_work_that_violates_the_schema_fails_alone(database: Database) -
     assert await database.write(put("a", 1)) == 1
 
 
-async def test_a_work_whose_caller_has_gone_is_still_done(database: Database, runner: HeldRunner) -> None:
+async def test_a_write_whose_caller_was_cancelled_is_still_committed(database: Database, runner: HeldRunner) -> None:
     runner.hold_commits()
     with trio.move_on_after(0):
         await database.write(put("a", 1))
@@ -154,7 +174,7 @@ async def test_a_work_whose_caller_has_gone_is_still_done(database: Database, ru
 
 
 @pytest.mark.parametrize("error", [StoreError("disk I/O error"), RuntimeError("a bug of ours")])
-async def test_a_commit_that_fails_fails_every_waiter_and_keeps_nothing(
+async def test_a_commit_that_fails_fails_every_caller_and_stores_nothing(
     database: Database, journal: Journal, breakable: BreakableEngine, runner: HeldRunner, error: Exception
 ) -> None:
     told: list[StoreError | None] = []
@@ -184,7 +204,7 @@ async def test_a_commit_that_fails_fails_every_waiter_and_keeps_nothing(
     assert database.statistics().commits == 0
 
     breakable.error = None
-    assert append(journal) == 4  # positions that were given out never come again
+    assert append(journal) == 4  # assigned positions are not used again
     await journal.wait_committed()
     assert await database.write(put("a", 2)) == 2
     assert await database.read(rows_in("message")) == 1
@@ -232,17 +252,17 @@ async def test_a_store_that_became_read_only_refuses_rows(database: Database, jo
 
 
 async def test_a_row_that_cannot_be_stored_does_not_end_the_writer(database: Database, journal: Journal) -> None:
-    append(journal, data="\ud800")  # half a character has no UTF-8
+    append(journal, data="\ud800")  # a lone surrogate has no UTF-8
     with pytest.raises(StoreError):
         await journal.wait_committed()
     append(journal)
     await journal.wait_committed()
 
 
-# Who hears of a commit, and when
+# Handlers and callbacks of a commit
 
 
-async def test_the_group_is_announced_before_anybody_is_told(database: Database, journal: Journal) -> None:
+async def test_handlers_hear_of_a_commit_before_its_callers(database: Database, journal: Journal) -> None:
     heard: list[str] = []
     database.on_commit(lambda group: heard.append(f"committed {len(group.messages)}"))
     append(journal)
@@ -252,7 +272,7 @@ async def test_the_group_is_announced_before_anybody_is_told(database: Database,
     assert heard == ["committed 1", "told None", "waiter"]
 
 
-async def test_the_group_is_on_disk_when_it_is_announced(
+async def test_a_group_is_on_disk_when_handlers_hear_of_it(
     database: Database, journal: Journal, engine: SqliteEngine
 ) -> None:
     seen: list[int] = []
@@ -270,7 +290,7 @@ async def test_the_group_is_on_disk_when_it_is_announced(
     assert seen == [1]
 
 
-async def test_callbacks_are_called_in_the_order_they_came(database: Database, journal: Journal) -> None:
+async def test_callbacks_are_called_in_the_order_of_their_registration(database: Database, journal: Journal) -> None:
     heard: list[int] = []
     for number in range(5):
         append(journal)
@@ -343,7 +363,7 @@ async def test_a_read_cannot_write(database: Database) -> None:
         await database.read(put("a", 1))
 
 
-async def test_a_read_that_raises_gives_its_reader_back(database: Database) -> None:
+async def test_a_read_that_raises_returns_its_connection_to_the_pool(database: Database) -> None:
     for _ in range(10):
         with pytest.raises(IndexError):
             await database.read(lambda tx: [1, 2][tx.messages.head() + 5])
@@ -353,7 +373,7 @@ async def test_a_read_that_raises_gives_its_reader_back(database: Database) -> N
 # Opening and closing
 
 
-async def test_a_store_that_is_not_open_says_so(engine: SqliteEngine) -> None:
+async def test_a_store_that_is_not_open_raises(engine: SqliteEngine) -> None:
     with pytest.raises(StoreError, match="not open"):
         await Database(engine, run_sync=run_inline).read(get("a"))
 
@@ -406,7 +426,7 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
 # The journal
 
 
-async def test_positions_count_up_over_all_kinds_of_rows(database: Database, journal: Journal) -> None:
+async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Database, journal: Journal) -> None:
     positions = [
         append(journal),
         journal.append_action(1, 2, 1, 1, 1, "{}"),
@@ -422,7 +442,7 @@ async def test_positions_count_up_over_all_kinds_of_rows(database: Database, jou
     assert await database.read(lambda tx: tx.messages.head()) == 4
 
 
-async def test_the_head_outlives_every_row_and_a_restart(engine: SqliteEngine) -> None:
+async def test_the_head_stays_when_rows_are_deleted_and_after_a_restart(engine: SqliteEngine) -> None:
     async with running(Database(engine, run_sync=run_inline)) as database:
         journal = Journal(database, head=0)
         for _ in range(3):
@@ -433,7 +453,7 @@ async def test_the_head_outlives_every_row_and_a_restart(engine: SqliteEngine) -
         assert await database.read(lambda tx: tx.messages.head()) == 3
 
 
-async def test_texts_come_back_as_they_were(database: Database, journal: Journal) -> None:
+async def test_texts_are_read_back_unchanged(database: Database, journal: Journal) -> None:
     texts = ['{"a":"äß€😀"}', '{"a":"\\u0000\\n\\""}', "'; DROP TABLE message; --", "[1,2.50,1e400]", ""]
     for text in texts:
         append(journal, data=text)
@@ -444,7 +464,7 @@ async def test_texts_come_back_as_they_were(database: Database, journal: Journal
 async def test_there_is_no_room_while_too_many_rows_wait(
     journal: Journal, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_WAITING_ROWS", 3)
+    monkeypatch.setattr(journal_module, "JOURNAL_MAX_ROWS", 3)
     runner.hold_commits()
     append(journal)
     await wait_all_tasks_blocked()  # the writer has taken the first one
@@ -469,7 +489,7 @@ async def test_there_is_no_room_while_too_many_rows_wait(
 
 
 async def test_there_is_no_room_while_too_many_bytes_wait(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(journal_module, "JOURNAL_MAX_BYTES", 100)
     append(journal, data="x" * 99)
     assert journal.has_room
     append(journal, data="x")
@@ -478,12 +498,22 @@ async def test_there_is_no_room_while_too_many_bytes_wait(journal: Journal, monk
     assert journal.has_room
 
 
-async def test_room_comes_back_after_a_failed_commit(
+async def test_there_is_room_again_after_a_failed_commit(
     journal: Journal, breakable: BreakableEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_WAITING_ROWS", 1)
+    monkeypatch.setattr(journal_module, "JOURNAL_MAX_ROWS", 1)
     breakable.error = StoreError("no")
     append(journal)
     assert not journal.has_room
     await journal.wait_room()
     assert journal.has_room
+
+
+async def test_a_store_of_which_a_reader_cannot_be_opened_leaves_no_connection_open(engine: SqliteEngine) -> None:
+    limited = LimitedEngine(engine, 3)
+    with pytest.raises(StoreError, match="too many open files"):
+        await Database(limited, run_sync=run_inline).open()
+    assert len(limited.opened) == 3
+    for connection in limited.opened:
+        with pytest.raises(StoreError, match="closed"):
+            connection.execute("SELECT 1")

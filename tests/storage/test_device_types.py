@@ -1,4 +1,7 @@
-"""Device types of a store of before their tags had a table of their own."""
+"""Device types of a store from before tags had a table of their own."""
+
+import sqlite3
+from contextlib import closing
 
 import sqlite_utils
 
@@ -8,7 +11,11 @@ _BEFORE = "0009_device_types"
 
 
 def test_types_of_an_older_store_keep_their_tags_names_and_times() -> None:
-    db = sqlite_utils.Database(memory=True)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        _migrate_and_compare(sqlite_utils.Database(connection))
+
+
+def _migrate_and_compare(db: sqlite_utils.Database) -> None:
     migrations.apply(db, stop_before=_BEFORE)
     db.table("organization").insert({"key": 1, "id": "o", "name": "Acme", "monthly_messages": 1})
     for key, tags in ((1, '["home","light","home"]'), (2, "[]")):

@@ -1,7 +1,6 @@
-"""Rows of the log get their entries in the indexes later: whoever searches finds them before and after."""
+"""Rows of the log get their index entries later: searches find them before and after."""
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,19 @@ from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
 
 DEVICES = (1, 2, 3)
-_FOLDER = tempfile.TemporaryDirectory(prefix="log-index-")
 
 
 @pytest.fixture(scope="module")
-def connection() -> SqliteConnection:
-    engine = SqliteEngine(Path(_FOLDER.name) / "store.sqlite")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteConnection]:
+    engine = SqliteEngine(tmp_path_factory.mktemp("log-index") / "store.sqlite")
     engine.migrate()
-    return engine.open(read_only=False)
+    opened = engine.open(read_only=False)
+    yield opened
+    opened.close()
 
 
 class Log:
-    """The log of one transaction that is rolled back, and beside it plain lists of what is in it."""
+    """The log in one transaction that is rolled back, and plain lists of its rows."""
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
@@ -43,7 +43,7 @@ class Log:
         self.connection.rollback()
 
     def append(self, table: Table, places: Sequence[tuple[int, int]]) -> None:
-        """One commit's worth: device and ts of each row."""
+        """Append the rows of one commit, given as device and ts."""
         places = [(device, ts) for device, ts in places]
         positions = range(self.head + 1, self.head + 1 + len(places))
         self.head += len(places)
@@ -61,7 +61,7 @@ class Log:
         return int(row["n"]) if row else -1
 
     def expected(self, table: Table, devices: Sequence[int], search: Range) -> list[int]:
-        """Positions, by the words of Range."""
+        """The positions that a search must find, by the definition of Range."""
         found = [(ts, position) for position, device, ts in self.rows[table] if device in devices]
         if search.start_ms is not None and search.end_ms is not None:
             found = [place for place in found if search.start_ms <= place[0] <= search.end_ms]
@@ -137,7 +137,7 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
                 assert own == sorted(own)
 
 
-def test_rows_get_their_entries_when_some_thousand_have_come(connection: SqliteConnection) -> None:
+def test_rows_get_index_entries_after_some_thousand_rows(connection: SqliteConnection) -> None:
     with Log(connection) as log:
         log.append("message", [(1, ts) for ts in range(1_000)])
         log.append("action", [(2, ts) for ts in range(999)])
@@ -166,7 +166,7 @@ def test_a_search_reads_the_index_and_not_the_log(connection: SqliteConnection, 
             assert not any(step.startswith("SCAN message") for step in plan)
 
 
-def test_rows_of_a_store_from_before_have_their_entries(tmp_path: Path) -> None:
+def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     db = sqlite_utils.Database(path)
     migrations.apply(db, stop_before="0017_indexes_behind_the_log")

@@ -1,7 +1,9 @@
-"""What only SQLite knows: opening files, errors in our own words, and looking into JSON."""
+"""The SQLite engine: opening files, errors as StoreError, and conditions on JSON."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,28 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         SqliteEngine(tmp_path / "none" / "store").migrate()
 
 
+def test_a_store_that_cannot_be_opened_leaves_no_connection_open(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(real_connect(*arguments, **options))
+        return opened[-1]
+
+    real_connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    engine.path.write_bytes(b"this is no database, but it is long enough to be looked at " * 20)
+    with pytest.raises(StoreError):
+        engine.migrate()
+    with pytest.raises(StoreError):
+        engine.open(read_only=True)
+    assert len(opened) == 2
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+
+
 def test_an_error_in_the_middle_of_the_rows_is_a_store_error(connection: SqliteConnection) -> None:
     sql = "SELECT json_extract(value, '$') AS x FROM (SELECT '1' AS value UNION ALL SELECT '{bad')"
     with pytest.raises(StoreError, match="malformed JSON"):
@@ -87,7 +111,7 @@ def test_rolling_back_without_a_transaction_does_nothing(connection: SqliteConne
         ("a.x", False),
         ("list", True),
         ("false", True),
-        # What would be a path to SQLite is only the name of a field.
+        # SQLite would read these as paths; here they are field names.
         ("list[0]", False),
         ("list[", False),
         ("", False),

@@ -1,4 +1,4 @@
-"""The stores of accounts, types and devices: what is put twice is one thing, and what is absent is None."""
+"""The stores of accounts, types and devices: what is put twice is stored once, and an absent object is None."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from broker.services import Services
 from storage.records import DeviceTokenRecord, ManifestRecord, PresenceRecord, TokenRecord
 from storage.sql import StoreError
-from tests.factories import ACME, ADA, DASHBOARD, KITCHEN, LIGHT_TYPE, World
+from tests.factories import ACME, ADA, DASHBOARD, KITCHEN, LIGHT_TYPE, World, new_application, new_device, new_user
 
 
 async def test_users_are_found_by_id_email_and_name(services: Services, world: World) -> None:
@@ -28,7 +28,7 @@ async def test_two_users_cannot_have_one_email_in_any_case(services: Services, w
     with pytest.raises(StoreError, match=r"UNIQUE.*email"):
         await services.core.database.write(
             lambda tx: tx.accounts.add_user(
-                "cc" * 16, email="Ada@EXAMPLE.org", name="c", full_name="C", password_hash=None, now_ms=1
+                new_user("cc" * 16, email="Ada@EXAMPLE.org", name="c", full_name="C", password_hash=None, now_ms=1)
             )
         )
 
@@ -49,13 +49,15 @@ async def test_an_application_that_is_put_again_keeps_its_key(services: Services
     assert before is not None
     after = await services.core.database.write(
         lambda tx: tx.accounts.put_application(
-            DASHBOARD,
-            organization=before.organization,
-            name="New name",
-            secret=b"sealed",
-            methods=("pkce", "implicit"),
-            redirect_uris=(),
-            permissions=({"device_type": "*", "permissions": ["READ"]},),
+            new_application(
+                DASHBOARD,
+                organization=before.organization,
+                name="New name",
+                secret=b"sealed",
+                methods=("pkce", "implicit"),
+                redirect_uris=(),
+                permissions=({"device_type": "*", "permissions": ["READ"]},),
+            )
         )
     )
     assert after.key == before.key
@@ -122,14 +124,16 @@ async def test_two_devices_cannot_have_one_token(services: Services, world: Worl
 async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services: Services, world: World) -> None:
     key = await services.core.database.write(
         lambda tx: tx.devices.put_device(
-            KITCHEN,
-            owner=world.bob,
-            device_type=world.light_type,
-            name="New",
-            manifest_version=2,
-            manifest_version_policy="DEVICE",
-            enabled=False,
-            now_ms=99,
+            new_device(
+                KITCHEN,
+                owner=world.bob,
+                device_type=world.light_type,
+                name="New",
+                manifest_version=2,
+                manifest_version_policy="DEVICE",
+                enabled=False,
+                now_ms=99,
+            )
         )
     )
     record = await services.core.database.read(lambda tx: tx.devices.by_id(KITCHEN))
@@ -144,7 +148,7 @@ async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services:
     assert (record.name, record.manifest_version, record.enabled) == ("New", 2, False)
 
 
-async def test_what_refers_to_nothing_is_refused(services: Services, world: World) -> None:
+async def test_a_row_that_refers_to_no_device_is_refused(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         await services.core.database.write(
             lambda tx: tx.devices.put_presences([PresenceRecord(999, "online", None, None, None)])

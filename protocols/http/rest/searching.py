@@ -8,11 +8,11 @@ from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import PermissionDenied
-from broker.messages.history import Order
+from broker.messages.history import SortOrder
 from broker.services import Services
 from protocols.http.body import Query
 
-ORDERS: Final[tuple[Order, ...]] = ("asc", "desc")
+ORDERS: Final[tuple[SortOrder, ...]] = ("asc", "desc")
 FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -22,7 +22,7 @@ class Times:
 
     start_ms: int
     end_ms: int
-    order: Order
+    order: SortOrder
     count: int
     cursor: str
 
@@ -33,7 +33,7 @@ class Times:
         end_ms = query.number("endDate", required=True)
         if start_ms is not None and end_ms is not None and start_ms > end_ms:
             query.refuse("startDate", "Invalid value")
-        order: Order = "desc" if query.choice("order", ORDERS, "asc") == "desc" else "asc"
+        order: SortOrder = "desc" if query.choice("order", ORDERS, "asc") == "desc" else "asc"
         return cls(start_ms or 0, end_ms or 0, order, query.count(), query.text("offset") or "")
 
 

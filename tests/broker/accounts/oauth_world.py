@@ -14,7 +14,7 @@ from broker.secrets import Vault
 from broker.services import Services
 from storage.database import Transaction
 from storage.records import UserRecord
-from tests.factories import ACME, ADA, BOB, change_application
+from tests.factories import ACME, ADA, BOB, change_application, new_application, new_device_type
 
 WEB, MOBILE, BOTH, PAGE, SERVER, TV = ("a1" * 16, "a2" * 16, "a3" * 16, "a4" * 16, "a5" * 16, "a6" * 16)
 SECRETS = {one: f"s3cret %2B+{one[:2]}:x" for one in (WEB, MOBILE, BOTH, PAGE, SERVER, TV)}
@@ -47,26 +47,30 @@ def add_applications(tx: Transaction, vault: Vault) -> None:
         (PROTECTED_TYPE, "Protected Lock", True),
     ):
         tx.device_types.put_device_type(
-            id_,
-            unique_name=f"others.{name.lower().replace(' ', '_')}",
-            name=name,
-            organization=others.key,
-            published=True,
-            protected=protected,
-            rsp=False,
-            description=None,
-            tags=(),
-            now_ms=1,
+            new_device_type(
+                id_,
+                unique_name=f"others.{name.lower().replace(' ', '_')}",
+                name=name,
+                organization=others.key,
+                published=True,
+                protected=protected,
+                rsp=False,
+                description=None,
+                tags=(),
+                now_ms=1,
+            )
         )
     for id_, (name, methods, uris) in _APPLICATIONS.items():
         tx.accounts.put_application(
-            id_,
-            organization=acme.key,
-            name=name,
-            secret=vault.seal(SECRETS[id_]),
-            methods=methods,
-            redirect_uris=uris,
-            permissions=(),
+            new_application(
+                id_,
+                organization=acme.key,
+                name=name,
+                secret=vault.seal(SECRETS[id_]),
+                methods=methods,
+                redirect_uris=uris,
+                permissions=(),
+            )
         )
 
 

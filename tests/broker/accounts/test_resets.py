@@ -13,6 +13,7 @@ from storage.database import Transaction
 from tests.broker.accounts.oauth_world import TV, WEB, OAuthWorld, basic, granted, refused
 from tests.factories import ADA_TOKEN, KITCHEN_TOKEN
 from tests.fakes import FakeClock
+from tests.mail_queue import waiting_mails
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 
 HERE, NEW = "192.0.2.1", "a whole new password"
@@ -21,7 +22,7 @@ _CODE = re.compile(r"/accounts/reset\?code=([0-9a-f]{32})\n")
 
 async def mails(services: Services) -> list[tuple[str, str]]:
     """Recipient and text of the queued mails, in order."""
-    waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
+    waiting = await services.core.database.read(waiting_mails)
     return [
         (mail.recipient, msgspec.json.decode(services.core.vault.open(mail.content or b""), type=tuple[str, str])[1])
         for mail in waiting

@@ -30,6 +30,7 @@ from tests.factories import (
     LIGHT_MANIFEST,
     World,
     build_world,
+    new_device,
 )
 from tests.fakes import HeldRunner
 
@@ -47,7 +48,7 @@ def change(world: World, **values: Any) -> Callable[[Transaction], None]:
     }
 
     def work(tx: Transaction) -> None:
-        tx.devices.put_device(KITCHEN, **{**kept, **values})
+        tx.devices.put_device(new_device(KITCHEN, **{**kept, **values}))
 
     return work
 

@@ -10,7 +10,7 @@ from broker.errors import PermissionDenied
 from broker.services import Services
 from storage.database import Transaction
 from storage.records import ShareRecord, UserRecord
-from tests.factories import BOBS, World
+from tests.factories import BOBS, World, new_user
 
 ADDRESS = "eve@example.org"
 EVERY = tuple(ShareStatus)
@@ -21,7 +21,15 @@ async def sign_up(services: Services) -> UserRecord:
 
     def work(tx: Transaction) -> UserRecord:
         return tx.accounts.add_user(
-            "e5" * 16, email=ADDRESS, name="eve", full_name="Eve", password_hash=None, now_ms=1, email_verified=False
+            new_user(
+                "e5" * 16,
+                email=ADDRESS,
+                name="eve",
+                full_name="Eve",
+                password_hash=None,
+                now_ms=1,
+                email_verified=False,
+            )
         )
 
     return await services.core.database.write(work)

@@ -39,6 +39,7 @@ from tests.factories import (
     build_world,
 )
 from tests.fakes import FakeClock
+from tests.mail_queue import waiting_mails
 
 START = NOW_MS - DAY_MS
 Entries = dict[str, bytes]
@@ -79,7 +80,7 @@ async def send(services: Services, *messages: tuple[Device, int, Mapping[str, ob
 
 
 async def finished(services: Services, caller: Caller, export_id: str) -> Export:
-    """When the worker is done with it. The caller's test runs on the mock clock."""
+    """The export when the worker has finished it. Needs the mock clock."""
     while True:
         export = await services.export.find(caller, export_id)
         if export.status not in {ExportStatus.RECEIVED, ExportStatus.IN_PROGRESS}:
@@ -130,7 +131,7 @@ async def test_an_entry_holds_what_a_search_answers(services: Services, ada: Cal
     assert found == {f"{KITCHEN}-{NOW_MS - 2}.json": b'{"size":2,"data":[' + expected + b"]}"}
 
 
-async def test_csv(services: Services, ada: Caller, kitchen: Device) -> None:
+async def test_csv_entries(services: Services, ada: Caller, kitchen: Device) -> None:
     await send(services, (kitchen, NOW_MS - 2, {"text": 'a "quoted", ü\n'}), (kitchen, NOW_MS - 1, {"state": True}))
     found = await exported(services, ada, asking(sdids=KITCHEN, format="csv1"))
     ((name, content),) = found.items()
@@ -159,7 +160,7 @@ async def test_csv(services: Services, ada: Caller, kitchen: Device) -> None:
         ({"uids": ADA, "sdids": HALL}, {HALL: [2]}),
     ],
 )
-async def test_combinations(
+async def test_combinations_of_users_devices_and_types(
     services: Services,
     ada: Caller,
     kitchen: Device,
@@ -204,7 +205,7 @@ async def test_a_new_entry_starts_after_10000_messages(services: Services, ada: 
     }
 
 
-async def test_actions_and_what_came_later_are_not_exported(services: Services, ada: Caller, kitchen: Device) -> None:
+async def test_actions_and_later_messages_are_not_exported(services: Services, ada: Caller, kitchen: Device) -> None:
     await send(services, (kitchen, START, {"state": True}))
     services.messages.ingest.submit_action(kitchen, kitchen, b'{"actions":[{"name":"setOn"}]}')
     export_id = await services.export.create(ada, asking(sdids=KITCHEN))
@@ -261,7 +262,9 @@ async def test_an_application_exports_what_it_was_granted(services: Services, ad
         (asking(uids=ADA, url="x" * 2001), ("url", "Maximum length 2000")),
     ],
 )
-async def test_refused(services: Services, ada: Caller, request_: ExportRequest, finding: tuple[str, str]) -> None:
+async def test_bad_requests_are_refused(
+    services: Services, ada: Caller, request_: ExportRequest, finding: tuple[str, str]
+) -> None:
     with pytest.raises(ValidationFailed) as error:
         await services.export.create(ada, request_)
     assert [(one.field, *one.messages) for one in error.value.findings] == [finding]
@@ -279,7 +282,9 @@ async def test_refused(services: Services, ada: Caller, request_: ExportRequest,
         ({"trial_id": "ff" * 16}, NotFound),
     ],
 )
-async def test_rights(services: Services, ada: Caller, lists: dict[str, Any], refusal: type[Exception]) -> None:
+async def test_permissions_are_checked(
+    services: Services, ada: Caller, lists: dict[str, Any], refusal: type[Exception]
+) -> None:
     with pytest.raises(refusal):
         await services.export.create(ada, asking(**lists))
 
@@ -323,7 +328,7 @@ async def test_from_success_to_served_to_expired(
     await services.export.expire()
     assert (await services.export.result(ada, export_id))[0].status is ExportStatus.SERVED
     fake_clock.advance(1)
-    for _ in range(2):  # before and after the worker has come to it
+    for _ in range(2):  # before and after the worker has expired it
         with pytest.raises(Gone):
             await services.export.result(ada, export_id)
         assert (await services.export.find(ada, export_id)).status is ExportStatus.EXPIRED
@@ -331,7 +336,7 @@ async def test_from_success_to_served_to_expired(
     assert not path.exists()
 
 
-async def test_a_disk_that_cannot_be_written_is_a_failure_and_does_not_stop_the_next(
+async def test_a_disk_error_fails_the_export_and_not_the_next_one(
     services: Services, ada: Caller, settings: object, tmp_path: Path
 ) -> None:
     (tmp_path / "exports").write_text("not a folder", encoding="utf-8")
@@ -357,7 +362,7 @@ async def test_a_mail_is_queued_with_success(services: Services, ada: Caller) ->
     for url in ("https://app.example.org/done", None):
         export_id = await services.export.create(ada, asking(uids=ADA, url=url))
         await finished(services, ada, export_id)
-    waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
+    waiting = await services.core.database.read(waiting_mails)
     assert [(mail.kind, mail.recipient) for mail in waiting] == [("export_finished", "ada@example.org")] * 2
 
 
@@ -414,7 +419,7 @@ async def test_an_export_whose_beginning_is_lost_begins_again(opener: ServicesOp
         assert stamps(entries(path.read_bytes())) == {f"{KITCHEN}-{START}.json": [START]}
 
 
-async def test_what_expires_while_the_daemon_runs_is_removed(
+async def test_exports_that_expire_while_the_daemon_runs_are_removed(
     services: Services, ada: Caller, fake_clock: FakeClock, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     export_id = await services.export.create(ada, asking(uids=ADA))

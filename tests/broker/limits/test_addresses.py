@@ -1,4 +1,4 @@
-"""Requests that no token is counted for, by address (reference 21.1)."""
+"""The rate limit of requests without a counted token, by address (reference 21.1)."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_six_hundred_a_minute_from_one_address(limit: AddressLimit, fake_clock: 
     assert limit.statistics().refused == 3
 
 
-def test_one_customers_network_is_one_address(limit: AddressLimit) -> None:
+def test_addresses_of_one_network_count_together(limit: AddressLimit) -> None:
     fill(limit, "2001:db8::1")
     with pytest.raises(TooManyRequests):
         limit.count("2001:db8::2")
@@ -47,7 +47,7 @@ def test_setting_the_clock_changes_nothing(limit: AddressLimit, fake_clock: Fake
         limit.count("192.0.2.1")
 
 
-def test_memory_is_bounded_and_the_most_silent_go_first(limit: AddressLimit) -> None:
+def test_memory_is_bounded_and_the_longest_silent_are_forgotten_first(limit: AddressLimit) -> None:
     for number in range(10_000):
         limit.count(f"10.0.{number >> 8}.{number & 255}")
     fill(limit, "192.0.2.1")
@@ -58,7 +58,7 @@ def test_memory_is_bounded_and_the_most_silent_go_first(limit: AddressLimit) -> 
         limit.count("192.0.2.1")
 
 
-def test_off_counts_nobody() -> None:
+def test_without_a_limit_nothing_is_counted() -> None:
     limit = AddressLimit(None, Clock())
     for _ in range(1_000):
         limit.count("192.0.2.1")

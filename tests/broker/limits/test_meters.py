@@ -1,4 +1,4 @@
-"""Rate limits: the sliding minute, the UTC day, and that nobody goes over either (reference 21.1)."""
+"""Rate limits: no caller exceeds the sliding minute or the UTC day (reference 21.1)."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.accounts.tokens import Caller, TokenKind
@@ -48,7 +48,7 @@ class Run:
 async def running(
     engine: SqliteEngine | BreakableEngine, clock: FakeClock, limits: Limits | None = None
 ) -> AsyncIterator[Run]:
-    """One run of the daemon on this store. Nothing is saved but what the test flushes."""
+    """One run of the daemon on this store. Only the test's own flushes save counters."""
     database = Database(engine, run_sync=run_inline)
     await database.open()
     async with trio.open_nursery() as nursery:
@@ -94,7 +94,7 @@ def calls_let_through(meter: Meter, tries: int) -> int:
         (Channel.COAP, DEVICE, 100, 10_000),
     ],
 )
-async def test_a_row_of_the_table_lets_its_numbers_through_and_no_more(
+async def test_each_row_of_the_table_allows_its_numbers_and_no_more(
     run: Run, fake_clock: FakeClock, channel: Channel, caller: Caller, minute: int, day: int
 ) -> None:
     fake_clock.advance(MIDNIGHT - fake_clock.now)
@@ -125,7 +125,7 @@ async def test_rows_and_callers_do_not_share_counters(run: Run) -> None:
     assert calls_let_through(run.meter(Channel.REST, APPLICATION), 501) == 500
 
 
-async def test_every_connection_of_a_caller_counts_on_one_meter(run: Run) -> None:
+async def test_all_connections_of_a_caller_share_one_meter(run: Run) -> None:
     first, second = run.meter(), run.meter()
     assert first is second
 
@@ -173,7 +173,7 @@ async def test_a_check_refuses_what_the_next_call_would_be_and_counts_nothing(ru
         meter.check()
 
 
-async def test_setting_the_clock_neither_opens_nor_locks_the_minute(run: Run, fake_clock: FakeClock) -> None:
+async def test_setting_the_clock_does_not_change_the_minute(run: Run, fake_clock: FakeClock) -> None:
     meter = run.meter(Channel.COAP)
     calls_let_through(meter, 100)
     fake_clock.now += 120_000
@@ -233,7 +233,7 @@ async def test_what_could_not_be_saved_is_saved_with_the_next_batch(
         assert run.meter().standing().remaining == Rate(4, 19)
 
 
-async def test_two_batches_of_one_moment_both_count(engine: SqliteEngine, fake_clock: FakeClock) -> None:
+async def test_two_batches_in_one_millisecond_both_count(engine: SqliteEngine, fake_clock: FakeClock) -> None:
     async with running(engine, fake_clock) as run:
         for _ in range(2):
             calls_let_through(run.meter(), 30)
@@ -242,21 +242,21 @@ async def test_two_batches_of_one_moment_both_count(engine: SqliteEngine, fake_c
         assert run.meter().standing().remaining.minute == 940
 
 
-async def test_a_meter_that_rests_is_let_go_and_its_day_is_not(run: Run, fake_clock: FakeClock) -> None:
+async def test_an_idle_meter_is_dropped_and_its_day_is_kept(run: Run, fake_clock: FakeClock) -> None:
     devices = [Caller(kind=TokenKind.DEVICE, token=b"d", expires_on=None, device=key) for key in range(50)]
     for device in devices:
         run.meter(caller=device).count()
     await run.ledger.flush()
     assert run.meters.statistics().busy == 50
     fake_clock.advance(60_000)
-    for _ in range(25):  # each that has something to write lets go of two
+    for _ in range(25):  # each call drops two idle meters
         run.meter(caller=DEVICE).count()
         await run.ledger.flush()
     assert run.meters.statistics().busy == 1
     assert run.meter(caller=devices[49]).standing().remaining.day == 99_999
 
 
-async def test_a_connection_keeps_its_meter_while_it_rests(run: Run, fake_clock: FakeClock) -> None:
+async def test_a_connection_keeps_its_meter_while_the_meter_is_idle(run: Run, fake_clock: FakeClock) -> None:
     held = run.meter(Channel.COAP)
     held.count()
     await run.ledger.flush()
@@ -280,12 +280,12 @@ async def test_counters_of_past_days_are_forgotten(engine: SqliteEngine, fake_cl
         assert run.ledger.statistics().counters == 1
 
 
-async def test_with_rate_limits_off_nobody_has_a_meter(run: Run) -> None:
+async def test_with_rate_limits_off_there_are_no_meters(run: Run) -> None:
     meters = Meters(None, run.ledger, Clock())
     assert meters.of(Channel.MQTT, DEVICE) is None
 
 
-# --- Whatever happens ---------------------------------------------------------------------------------------------
+# --- Any interleaving ---------------------------------------------------------------------------------------------
 
 _LIMITS = Limits(coap_device="5/12")
 _STEP = st.one_of(
@@ -297,9 +297,17 @@ _STEP = st.one_of(
 )
 
 
+# Found with other seeds: the second save in one millisecond deleted calls a millisecond before their minute ended.
+_TWO_RESTARTS_IN_ONE_MILLISECOND = [
+    *(("call", 5), ("save", 0), ("wait", 59_999), ("rest", 0)),
+    *(("restart", 0), ("restart", 0), ("call", 1)),
+]
+
+
 @given(st.lists(_STEP, max_size=40), st.integers(0, DAY_MS))
+@example(_TWO_RESTARTS_IN_ONE_MILLISECOND, 0)
 @settings(deadline=None, max_examples=150)
-def test_no_interleaving_lets_more_than_the_limit_through(steps: list[tuple[str, int]], start: int) -> None:
+def test_no_interleaving_allows_more_than_the_limit(steps: list[tuple[str, int]], start: int) -> None:
     """Calls, pauses and restarts in any order: never more than 5 in any 60 s, nor more than 12 on any UTC day."""
     clock, passed = FakeClock(NOW_MS + start), list[int]()
     with TemporaryDirectory() as folder:
@@ -330,7 +338,7 @@ async def _play_until_restart(
                 clock.advance(amount)
             case "save":
                 await run.ledger.flush()
-            case "rest":  # others make the meter be let go of
+            case "rest":  # calls of other meters drop this one when it is idle
                 run.meter(Channel.MQTT).count()
             case _:
                 return what, amount

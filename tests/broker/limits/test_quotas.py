@@ -1,4 +1,4 @@
-"""Message quotas: what counts, what does not, and whom it is charged to (reference 21.2)."""
+"""Message quotas: what counts, what does not, and which organization is charged (reference 21.2)."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,6 +28,7 @@ from storage.database import Transaction
 from tests.builders import ServicesOpener
 from tests.factories import ACME, KITCHEN, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock
+from tests.mail_queue import waiting_mails
 
 MESSAGE = b'{"state":true}'
 ACTION = b'{"actions":[{"name":"setOn"}]}'
@@ -53,7 +54,7 @@ async def hall(services: Services, world: World) -> Device:
 
 
 async def allow(services: Services, monthly: int) -> None:
-    """Acme's number of units a month, as an operator changes it."""
+    """Set Acme's units a month, as an operator does."""
 
     def change(tx: Transaction) -> None:
         acme = tx.accounts.organization_by_id(ACME)
@@ -69,7 +70,7 @@ def used(services: Services, device: Device) -> int:
 
 
 class Channel:
-    """A device that is connected, and what was delivered to it."""
+    """A connected device and the Actions delivered to it."""
 
     def __init__(self, services: Services, device: Device, *, takes: bool = True) -> None:
         self.actions: list[Action] = []
@@ -95,17 +96,17 @@ def test_a_unit_is_every_started_1024_bytes(size: int, units: int) -> None:
     assert units_of(size) == units
 
 
-async def test_what_enters_the_pipeline_counts(services: Services, kitchen: Device, hall: Device) -> None:
+async def test_accepted_messages_and_actions_count(services: Services, kitchen: Device, hall: Device) -> None:
     await allow(services, 100_000)
     services.messages.ingest.submit(kitchen, MESSAGE)
-    services.messages.ingest.submit(kitchen, b'{"unknown":1}')  # nothing remains of it, yet it was taken
+    services.messages.ingest.submit(kitchen, b'{"unknown":1}')  # normalisation leaves it empty, but it was accepted
     services.messages.ingest.submit_action(hall, kitchen, ACTION)
     await services.messages.ingest.wait_committed()
     assert services.limits.quotas.standing(kitchen).organization == Usage(3, 100_000, OCTOBER, NOVEMBER)
 
 
 async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Device) -> None:
-    """A device whose Manifest has a transform may send one (reference 8.8); it is kept as a failed message."""
+    """A device whose Manifest has a transform may send an empty payload (reference 8.8): a failed message."""
     await allow(services, 100_000)
     services.limits.quotas.charge_message(kitchen, 0, NOW_MS)
     assert used(services, kitchen) == 1
@@ -120,7 +121,7 @@ async def test_an_empty_payload_counts_as_well(services: Services, kitchen: Devi
         (TimestampInFuture, MESSAGE, NOW_MS + 60_001),
     ],
 )
-async def test_what_is_refused_at_the_door_does_not_count(
+async def test_refused_messages_do_not_count(
     services: Services, kitchen: Device, refused: type[DomainError], payload: bytes, ts: int | None
 ) -> None:
     with pytest.raises(refused):
@@ -128,7 +129,7 @@ async def test_what_is_refused_at_the_door_does_not_count(
     assert used(services, kitchen) == 0
 
 
-async def test_neither_does_what_a_disabled_device_sends_nor_an_action_without_actions(
+async def test_messages_of_a_disabled_device_and_empty_actions_do_not_count(
     services: Services, kitchen: Device
 ) -> None:
     with pytest.raises(ValidationFailed):
@@ -173,7 +174,7 @@ async def test_minus_one_is_unlimited_and_counts_all_the_same(services: Services
     assert (usage.used, usage.limit) == (5, -1)
 
 
-async def test_a_plan_that_does_not_exist_lets_nothing_in(services: Services, kitchen: Device) -> None:
+async def test_an_unknown_plan_refuses_every_message(services: Services, kitchen: Device) -> None:
     await allow(services, -2)
     with pytest.raises(PlanLimitsNotSet) as caught:
         services.messages.ingest.submit(kitchen, MESSAGE)
@@ -182,7 +183,7 @@ async def test_a_plan_that_does_not_exist_lets_nothing_in(services: Services, ki
     )
 
 
-async def test_an_organization_that_nobody_knew_is_looked_up(
+async def test_the_limit_of_a_new_organization_is_read(
     services: Services, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
     late = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Late", 1))
@@ -208,14 +209,14 @@ async def test_a_delivery_is_charged_besides_the_action(services: Services, kitc
     assert used(services, kitchen) == 3, "it was stored, and delivered to nobody"
 
 
-async def test_what_a_device_does_not_take_is_not_charged(services: Services, kitchen: Device) -> None:
+async def test_an_action_that_a_device_does_not_take_is_not_charged(services: Services, kitchen: Device) -> None:
     Channel(services, kitchen, takes=False)
     services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
     await services.messages.ingest.wait_committed()
     assert used(services, kitchen) == 1
 
 
-async def test_an_action_needs_room_for_its_delivery(services: Services, kitchen: Device) -> None:
+async def test_an_action_needs_quota_for_its_delivery(services: Services, kitchen: Device) -> None:
     await allow(services, 3)
     channel = Channel(services, kitchen)
     services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
@@ -227,7 +228,7 @@ async def test_an_action_needs_room_for_its_delivery(services: Services, kitchen
     assert used(services, kitchen) == 3
 
 
-async def test_a_delivery_for_which_there_is_no_room_any_more_is_dropped(services: Services, kitchen: Device) -> None:
+async def test_a_delivery_without_quota_is_dropped(services: Services, kitchen: Device) -> None:
     await allow(services, 2)
     channel = Channel(services, kitchen)
     services.messages.ingest.submit_action(kitchen, kitchen, ACTION)
@@ -283,7 +284,7 @@ async def test_a_device_on_a_plan_has_so_many_messages_a_day(
     services.messages.ingest.submit(kitchen, MESSAGE)
 
 
-async def test_what_is_refused_by_day_is_not_charged_by_month(services: Services, kitchen: Device) -> None:
+async def test_a_message_refused_by_day_is_not_charged_by_month(services: Services, kitchen: Device) -> None:
     services.limits.quotas.set_device_limit(kitchen.key, 0)
     with pytest.raises(DailyQuotaExceeded):
         services.messages.ingest.submit(kitchen, MESSAGE)
@@ -304,7 +305,7 @@ async def test_an_upgrade_lifts_the_limit_and_keeps_the_count(services: Services
         services.messages.ingest.submit(kitchen, MESSAGE)
 
 
-async def test_of_a_cloud_connectors_device_the_requests_count_not_the_messages(
+async def test_for_a_cloud_connectors_device_requests_count_and_messages_do_not(
     services: Services, world: World
 ) -> None:
     device = make_device(99)
@@ -323,7 +324,7 @@ async def test_the_owner_is_told_once_a_day_that_a_quota_is_used_up(
 ) -> None:
     async def subjects() -> list[tuple[str, str]]:
         await trio.testing.wait_all_tasks_blocked()
-        waiting = await services.core.database.read(lambda tx: tx.mails.waiting())
+        waiting = await services.core.database.read(waiting_mails)
         return [(mail.kind, mail.recipient) for mail in waiting]
 
     services.limits.quotas.set_device_limit(kitchen.key, 2)
@@ -342,7 +343,7 @@ async def test_the_owner_is_told_once_a_day_that_a_quota_is_used_up(
     assert await subjects() == [told, told]
 
 
-async def test_whom_it_told_is_forgotten_when_the_day_is_over(
+async def test_the_owners_that_were_told_are_forgotten_after_the_day(
     services: Services, kitchen: Device, hall: Device, fake_clock: FakeClock
 ) -> None:
     def told() -> int:
@@ -388,5 +389,5 @@ async def test_month_and_day_survive_a_restart(opener: ServicesOpener) -> None:
         (1_767_225_599_999, (1_764_547_200_000, 1_767_225_600_000)),  # the last moment of 2025
     ],
 )
-def test_a_month_is_the_calendars(now: int, month: tuple[int, int]) -> None:
+def test_a_month_is_a_calendar_month(now: int, month: tuple[int, int]) -> None:
     assert utc_month(now) == month

@@ -1,4 +1,4 @@
-"""The lights of the small world, as devices."""
+"""The lights of `build_world`, as devices."""
 
 import pytest
 

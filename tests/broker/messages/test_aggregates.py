@@ -1,4 +1,4 @@
-"""Groups of numbers, merged in any order, against numpy (hostile: a large offset and a tiny spread)."""
+"""Groups of numbers, merged in any order, compared with numpy (the hard case: a large offset and a tiny spread)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ LARGEST = float_info.max
 
 
 def variance(values: Sequence[Number]) -> float:
-    """numpy's, in extended precision and shifted, so that the yardstick itself loses nothing."""
+    """numpy's variance, in extended precision and shifted, so that the reference value is exact enough."""
     wide = np.array(values, dtype=np.longdouble)
     return float(np.var(wide - wide[0]))
 
@@ -28,7 +28,7 @@ def assert_agrees(found: Aggregate, values: Sequence[Number]) -> None:
     assert (found.min, found.max) == (min(values), max(values))
     assert isclose(found.sum, float(np.sum(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale * len(values))
     assert isclose(found.mean, float(np.mean(wide)), rel_tol=1e-12, abs_tol=1e-12 * scale)
-    # What stands behind the last bit of the largest value is noise of the values themselves.
+    # Differences below the last bit of the largest value are rounding errors of the values themselves.
     assert isclose(found.variance, variance(values), rel_tol=1e-9, abs_tol=(scale * 2**-60) ** 2)
 
 
@@ -70,7 +70,7 @@ def test_whole_numbers_stay_whole() -> None:
     assert found.variance == pytest.approx(32 / 3)
 
 
-def test_numbers_keep_the_form_they_came_in() -> None:
+def test_integers_and_floats_keep_their_form() -> None:
     found = Aggregate.of([2, 1.0])
     assert [type(one) for one in (found.min, found.max)] == [float, int]
 
@@ -86,7 +86,7 @@ def test_numbers_keep_the_form_they_came_in() -> None:
         [2**63 - 1] * 3,
     ],
 )
-def test_what_a_double_cannot_hold_stays_at_the_largest_one(values: list[Number]) -> None:
+def test_a_result_beyond_a_double_is_the_largest_double(values: list[Number]) -> None:
     for found in (Aggregate.of(values), merge_all(Aggregate.of([value]) for value in values)):
         assert found is not None
         for number in (found.sum, found.mean, found.variance):
@@ -96,7 +96,7 @@ def test_what_a_double_cannot_hold_stays_at_the_largest_one(values: list[Number]
         assert (found.min, found.max) == (min(values), max(values))
 
 
-def test_nothing_merged_is_nothing() -> None:
+def test_merging_no_groups_gives_none() -> None:
     assert merge_all(()) is None
     assert merge_all((None, None)) is None
 

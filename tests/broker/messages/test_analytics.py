@@ -1,4 +1,4 @@
-"""Aggregates, histogram and presence (reference 9.5): exact, whatever is folded, flushed or restarted."""
+"""Aggregates, histogram and presence (reference 9.5): exact at any position of the projections and after restarts."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def findings(error: pytest.ExceptionInfo[ValidationFailed]) -> list[tuple[str, s
 # What counts
 
 
-async def test_only_what_is_at_least_a_minute_old_counts(services: Services, kitchen: Device) -> None:
+async def test_only_messages_that_are_a_minute_old_count(services: Services, kitchen: Device) -> None:
     for age in (59_999, 60_000, 60_001):
         await send(services, kitchen, {"intensity": age}, NOW_MS - age)
     for _ in range(2):
@@ -92,7 +92,7 @@ async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
     ]
 
 
-async def test_no_messages_no_aggregate(services: Services, kitchen: Device) -> None:
+async def test_without_messages_there_is_no_aggregate(services: Services, kitchen: Device) -> None:
     found = await services.messages.analytics.aggregates(kitchen, "intensity", start_ms=0, end_ms=0)
     assert found.aggregate is None
 
@@ -125,7 +125,9 @@ async def test_presence_of_devices_is_that_of_any_of_them(
         assert found.buckets == tuple(now - age * MINUTE_MS for age in seen)
 
 
-async def test_numbers_at_the_edge_of_a_double_do_not_stop_the_folds(services: Services, kitchen: Device) -> None:
+async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
+    services: Services, kitchen: Device
+) -> None:
     for value in (1.7e308, -1.7e308, 1.7e308):
         last = await send(services, kitchen, {"temperature": value}, NOW_MS - HOUR_MS)
     await services.messages.folder.flush()
@@ -205,7 +207,7 @@ async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services
         (LAST_MS, 2**62, ("endDate", f"Maximum value {LAST_MS}")),
     ],
 )
-async def test_dates_must_be_of_a_calendar(
+async def test_dates_outside_of_the_calendar_are_refused(
     services: Services, kitchen: Device, start: int, end: int, finding: tuple[str, str]
 ) -> None:
     for interval in Interval:
@@ -259,15 +261,13 @@ queries = st.tuples(st.sampled_from(list(Interval)), ends, st.sampled_from([1, 1
 
 @settings(max_examples=100, deadline=None)
 @given(steps, st.lists(queries, min_size=1, max_size=4))
-def test_it_is_always_what_a_plain_recomputation_gives(
-    steps: list[Send | str], queries: list[tuple[Interval, int, int]]
-) -> None:
+def test_answers_equal_a_plain_recomputation(steps: list[Send | str], queries: list[tuple[Interval, int, int]]) -> None:
     trio.run(_run, steps, queries)
 
 
 @dataclass
 class Plain:
-    """Everything that was ever sent to one device, and nothing cleverer."""
+    """All messages of one device, for a plain recomputation."""
 
     rows: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)  # ts, position, flat data
 
@@ -316,7 +316,7 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
                     await services.messages.retention.sweep()
                 elif step == "restart":
                     services = await start()
-                elif step == "crash":  # what is on the disk now is all there is: nobody saves where it stands
+                elif step == "crash":  # only what is on the disk now is left: no worker saves its state
                     folder = shutil.copytree(folder, folder.with_name(f"{folder.name}0"))
                     services = await start()
                 else:
@@ -381,7 +381,7 @@ def _assert_agrees(found: Aggregate, values: Sequence[Any]) -> None:
 
 
 def _start(interval: Interval, ts: int) -> int:
-    """By the calendar of numpy."""
+    """The start of the bucket by numpy's calendar."""
     unit = {"minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}[interval]
     return int(np.datetime64(ts, "ms").astype(f"datetime64[{unit}]").astype("datetime64[ms]").astype(int))
 

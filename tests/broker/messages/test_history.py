@@ -1,4 +1,4 @@
-"""Reading back (reference 9.3 and 9.4): pages in the order of ts, then arrival; and what came last."""
+"""Searches (reference 9.3 and 9.4): pages in the order of ts, then arrival; and the last messages."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Transaction
 from storage.records import MessageRow
 from tests.builders import opener_in
-from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
+from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
 
 Order = Literal["asc", "desc"]
 
@@ -120,7 +120,9 @@ async def test_equal_ts_are_ordered_by_arrival(services: Services, kitchen: Devi
     assert places((await page(services, [hall, kitchen])).messages) == [(1, late), (5, first), (5, second), (5, third)]
 
 
-async def test_only_the_devices_that_were_asked_for(services: Services, kitchen: Device, hall: Device) -> None:
+async def test_a_search_returns_messages_of_the_given_devices_only(
+    services: Services, kitchen: Device, hall: Device
+) -> None:
     await send(services, (kitchen, 1), (hall, 2))
     assert [message.sdid for message in (await page(services, [hall])).messages] == [hall.id]
 
@@ -149,14 +151,14 @@ async def test_no_offset_means_the_first_page(services: Services, kitchen: Devic
     assert len((await page(services, [kitchen], cursor=cursor)).messages) == 1
 
 
-async def test_a_page_whose_messages_were_deleted_is_empty_and_the_end(services: Services, kitchen: Device) -> None:
+async def test_a_page_whose_messages_were_deleted_is_empty_and_the_last(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
     assert await page(services, [kitchen], count=2, cursor=first.next or "") == Page((), None, None)
 
 
-async def test_prev_disappears_with_the_messages_it_led_to(services: Services, kitchen: Device) -> None:
+async def test_prev_is_absent_when_the_messages_before_were_deleted(services: Services, kitchen: Device) -> None:
     await send(services, *((kitchen, ts) for ts in range(4)))
     first = await page(services, [kitchen], count=2)
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message WHERE ts < 2"))
@@ -165,18 +167,20 @@ async def test_prev_disappears_with_the_messages_it_led_to(services: Services, k
     assert second.prev is None
 
 
-async def test_more_devices_than_one_statement_takes(services: Services, world: World) -> None:
+async def test_a_search_takes_more_devices_than_one_statement(services: Services, world: World) -> None:
     def add_devices(tx: Transaction) -> list[int]:
         return [
             tx.devices.put_device(
-                f"{number:032x}",
-                owner=world.ada,
-                device_type=world.light_type,
-                name="Light",
-                manifest_version=1,
-                manifest_version_policy="LATEST",
-                enabled=True,
-                now_ms=1,
+                new_device(
+                    f"{number:032x}",
+                    owner=world.ada,
+                    device_type=world.light_type,
+                    name="Light",
+                    manifest_version=1,
+                    manifest_version_policy="LATEST",
+                    enabled=True,
+                    now_ms=1,
+                )
             )
             for number in range(250)
         ]
@@ -292,7 +296,7 @@ bounds = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
 
 
 @given(st.booleans(), bounds)
-def test_a_cursor_leads_back_to_its_place(backwards: bool, bound: tuple[int, int]) -> None:
+def test_a_cursor_is_read_back_as_the_place_it_was_made_of(backwards: bool, bound: tuple[int, int]) -> None:
     cursors = Cursors(b"k" * 32)
     text = cursors.text(backwards=backwards, bound=bound)
     assert len(text) <= CURSOR_MAX_CHARACTERS
@@ -335,7 +339,7 @@ async def test_a_search_refuses_a_bad_cursor(services: Services, kitchen: Device
             await page(services, [kitchen], cursor=cursor)
 
 
-# What came last
+# The last messages
 
 
 async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitchen: Device, hall: Device) -> None:
@@ -346,7 +350,7 @@ async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitch
     assert await services.messages.history.latest([], count=3) == ()
 
 
-async def test_latest_finds_those_who_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
+async def test_latest_finds_devices_that_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
     rows = [
         *(MessageRow(position, kitchen.key, 1, position, 1, '{"state":true}') for position in (1, 2)),
         *(MessageRow(position, hall.key, 1, position, 1, "{}") for position in range(3, 1_503)),

@@ -1,4 +1,4 @@
-"""The one path in (reference 9.1): what is refused, what is kept, and when the sender may be told."""
+"""Ingest (reference 9.1): what is refused, what is stored, and when the sender is answered."""
 
 import json
 import math
@@ -66,7 +66,7 @@ async def expect_nothing_was_kept(services: Services) -> None:
 # Data messages
 
 
-async def test_a_message_is_kept_as_it_was_normalised(services: Services, kitchen: Device) -> None:
+async def test_a_message_is_stored_as_normalised(services: Services, kitchen: Device) -> None:
     position = services.messages.ingest.submit(
         kitchen, b' { "state" : "TRUE", "unknown": 1, "colorRGB": {"r": 3, "x": 1} } ', 5
     )
@@ -76,7 +76,7 @@ async def test_a_message_is_kept_as_it_was_normalised(services: Services, kitche
     )
 
 
-async def test_a_message_without_ts_happened_now(services: Services, kitchen: Device) -> None:
+async def test_a_message_without_ts_gets_the_present_time(services: Services, kitchen: Device) -> None:
     position = services.messages.ingest.submit(kitchen, STATE)
     await services.messages.ingest.wait_committed()
     row = await stored_message(services, position)
@@ -130,9 +130,7 @@ async def test_ts_is_kept_in_whole_milliseconds(services: Services, kitchen: Dev
         (10**400, TimestampInFuture),
     ],
 )
-async def test_a_ts_that_is_refused(
-    services: Services, kitchen: Device, ts: object, refusal: type[DomainError]
-) -> None:
+async def test_a_bad_ts_is_refused(services: Services, kitchen: Device, ts: object, refusal: type[DomainError]) -> None:
     with pytest.raises(refusal):
         services.messages.ingest.submit(kitchen, STATE, ts)
     with pytest.raises(refusal):
@@ -225,7 +223,7 @@ async def test_a_disabled_device_gets_no_actions(services: Services, kitchen: De
     await expect_nothing_was_kept(services)
 
 
-async def test_a_message_of_which_nothing_remains_has_a_position_and_is_not_visible(
+async def test_a_message_that_normalisation_leaves_empty_has_a_position_and_is_not_visible(
     services: Services, kitchen: Device
 ) -> None:
     facts: list[MessagesStored] = []
@@ -295,7 +293,7 @@ async def test_cts_does_not_run_backwards_across_a_restart(
 # Actions
 
 
-async def test_an_action_is_stored_and_told_with_everything_its_receivers_need(
+async def test_an_action_is_stored_and_published_with_everything_its_receivers_need(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     facts: list[ActionStored] = []
@@ -405,7 +403,9 @@ async def test_actions_that_are_refused_name_the_member(
         b'{"actions":[{"name":"a","parameters":{"x":"\x01"}}]}',
     ],
 )
-async def test_actions_that_are_no_json(services: Services, kitchen: Device, data: bytes, blanks: int) -> None:
+async def test_actions_that_are_no_json_are_refused(
+    services: Services, kitchen: Device, data: bytes, blanks: int
+) -> None:
     with pytest.raises(BadRequest):
         services.messages.ingest.submit_action(kitchen, kitchen, data + b" " * blanks)
     await expect_nothing_was_kept(services)
@@ -441,7 +441,7 @@ async def test_nesting_is_refused_before_size(
 # Acknowledged means stored
 
 
-async def test_nobody_is_told_before_the_commit(services: Services, kitchen: Device) -> None:
+async def test_no_sender_is_answered_before_the_commit(services: Services, kitchen: Device) -> None:
     heard: list[str] = []
     services.core.router.subscribe(MessagesStored, lambda fact: heard.append(f"stored {len(fact.rows)}"))
     services.core.router.subscribe(ActionStored, lambda _fact: heard.append("action"))
@@ -493,7 +493,7 @@ async def test_a_store_that_fails_refuses_what_was_submitted_and_goes_on(
         assert len(facts) == 1
 
 
-async def test_the_workers_outlive_a_store_that_fails_for_a_while(
+async def test_the_workers_go_on_after_a_store_failed_for_a_while(
     opener: ServicesOpener, engine: SqliteEngine, autojump_clock: MockClock
 ) -> None:
     breakable = BreakableEngine(engine)
@@ -514,13 +514,13 @@ async def test_the_workers_outlive_a_store_that_fails_for_a_while(
         services.messages.ingest.submit(kitchen, b'{"intensity":6}')
         await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
-    # What the last run could not save, the next one folds again.
+    # The next run projects again what the last run could not save.
     breakable.error = None
     async with opener(engine=breakable) as services:
         assert (await services.messages.snapshots.of(kitchen.key))["intensity"][2] == 6
 
 
-async def test_the_device_of_a_stored_row_is_at_hand_when_it_is_announced(
+async def test_the_device_of_a_stored_row_is_held_when_the_row_is_published(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     senders: list[Device | None] = []
@@ -538,7 +538,7 @@ async def test_the_device_of_a_stored_row_is_at_hand_when_it_is_announced(
     assert senders == [kitchen] * 3 + [hall]
 
 
-async def test_the_source_of_an_action_is_at_hand_though_another_commit_was_under_way(
+async def test_the_source_of_an_action_is_held_even_if_another_commit_was_under_way(
     services: Services, kitchen: Device, hall: Device
 ) -> None:
     senders: list[Device | None] = []

@@ -1,4 +1,4 @@
-"""Buckets in UTC, and covering a range with few rollups."""
+"""Time buckets in UTC, and covering a range with few rollups."""
 
 from datetime import UTC, datetime
 
@@ -27,7 +27,7 @@ def test_start_of(interval: Interval, start: str) -> None:
 
 
 @pytest.mark.parametrize("interval", Interval)
-def test_calendars_have_ends(interval: Interval) -> None:
+def test_buckets_end_at_the_limits_of_the_calendar(interval: Interval) -> None:
     assert interval.start_of(0) == 0
     assert LAST_MS - interval.start_of(LAST_MS) < 366 * DAY_MS
 

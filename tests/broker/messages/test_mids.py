@@ -1,4 +1,4 @@
-"""Public message ids: only those that this store gave out mean anything."""
+"""Public message ids: only ids that this store issued are accepted."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,12 +24,12 @@ def test_mids_grow_with_the_log(one: int, another: int) -> None:
 
 
 @given(positions)
-def test_the_mid_of_another_store_means_nothing(position: int) -> None:
+def test_the_mid_of_another_store_is_unknown(position: int) -> None:
     assert Mids(KEY).position(Mids(OTHER_KEY).mid(position)) is None
 
 
 @given(positions, st.integers(0, 31), st.sampled_from("0123456789abcdef"))
-def test_a_changed_mid_means_nothing(position: int, index: int, character: str) -> None:
+def test_a_changed_mid_is_unknown(position: int, index: int, character: str) -> None:
     mid = Mids(KEY).mid(position)
     changed = mid[:index] + character + mid[index + 1 :]
     assert Mids(KEY).position(changed) == (position if changed == mid else None)
@@ -52,10 +52,10 @@ def test_a_mid_is_compared_exactly(position: int) -> None:
 
 
 @given(st.one_of(st.text(), st.text("0123456789abcdef", min_size=32, max_size=32)))
-def test_any_other_text_means_nothing(text: str) -> None:
+def test_any_other_text_is_unknown(text: str) -> None:
     assert Mids(KEY).position(text) is None
 
 
-def test_a_position_that_no_log_reaches_means_nothing() -> None:
+def test_a_position_that_no_log_reaches_is_unknown() -> None:
     # Its tag is right, but it is too large for a row.
     assert Mids(KEY).position(Mids(KEY).mid(2**63)) is None

@@ -1,4 +1,4 @@
-"""The last value of every field (reference 9.4), in whatever order, and however often flushed or restarted."""
+"""Snapshots: the last value of every field (reference 9.4), for any order of messages, flushes and restarts."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from broker.devices.registry import Device
 from broker.facts import Router
-from broker.messages.consumers import FLUSH_SECONDS, Folder
+from broker.messages.projections import PROJECTION_FLUSH_SECONDS, Projector
 from broker.messages.snapshots import Fields
 from broker.services import Services
 from storage.database import Transaction
@@ -60,7 +60,9 @@ async def test_of_equal_ts_the_last_received_counts(services: Services, kitchen:
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (100, last, 2)}
 
 
-async def test_groups_are_folded_field_by_field_and_collections_as_a_whole(services: Services, kitchen: Device) -> None:
+async def test_groups_are_projected_field_by_field_and_collections_as_a_whole(
+    services: Services, kitchen: Device
+) -> None:
     first = await send(services, kitchen, {"colorRGB": {"r": 1, "g": 2}, "samples": [1, 2]}, 1)
     second = await send(services, kitchen, {"colorRGB": {"g": 3}, "samples": []}, 2)
     expected = {"colorRGB.r": (1, first, 1), "colorRGB.g": (2, second, 3), "samples": (2, second, [])}
@@ -79,13 +81,15 @@ async def test_devices_do_not_mix(services: Services, kitchen: Device, hall: Dev
     assert await services.messages.snapshots.of(hall.key) == {}
 
 
-async def test_it_is_folded_every_few_seconds(services: Services, kitchen: Device, autojump_clock: MockClock) -> None:
+async def test_snapshots_are_projected_every_few_seconds(
+    services: Services, kitchen: Device, autojump_clock: MockClock
+) -> None:
     await send(services, kitchen, {"intensity": 1})
-    await trio.sleep(FLUSH_SECONDS + 1)
+    await trio.sleep(PROJECTION_FLUSH_SECONDS + 1)
     assert services.messages.folder.statistics().held_rows == 0
 
 
-async def test_what_comes_during_a_flush_is_not_lost(opener: ServicesOpener) -> None:
+async def test_rows_that_come_during_a_flush_are_not_lost(opener: ServicesOpener) -> None:
     runner = HeldRunner()
     async with opener(run_sync=runner) as services:
         world = await build_world(services.core.database, services.core.vault)
@@ -101,7 +105,7 @@ async def test_what_comes_during_a_flush_is_not_lost(opener: ServicesOpener) -> 
         assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
 
 
-async def test_what_was_not_folded_when_the_machine_went_down_is_folded_at_the_next_start(
+async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_start(
     opener: ServicesOpener,
 ) -> None:
     async with opener() as services:
@@ -114,7 +118,7 @@ async def test_what_was_not_folded_when_the_machine_went_down_is_folded_at_the_n
             tx.messages.set_consumer_position("folds", positions[1])
 
         await services.core.database.write(go_back)
-        behind = Folder(services.core.database, Router(), (services.messages.snapshots,))
+        behind = Projector(services.core.database, Router(), (services.messages.snapshots,))
         await behind.resume()
         assert behind.statistics().position == positions[1]
         await behind.flush()
@@ -151,7 +155,7 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_it_is_always_what_a_plain_recomputation_gives(steps: list[Send | str]) -> None:
+def test_snapshots_equal_a_plain_recomputation(steps: list[Send | str]) -> None:
     trio.run(_compare_with_recomputation, steps)
 
 

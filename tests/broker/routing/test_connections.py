@@ -1,4 +1,4 @@
-"""Who is connected (reference 16.1): one persistent connection per device token, and what ends one."""
+"""Connected devices (reference 16.1): one persistent connection per device token, and what ends one."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,19 +10,30 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker.accounts.permissions import Permission, Permissions
 from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.facts import ActionStored, DeviceChanged, DeviceWentOffline, DeviceWentOnline, Fact, Router, TokenRevoked
-from broker.routing.connections import CloseReason, Connections, ConnectionStatistics, Link
-from tests.factories import NOW_MS, make_device
+from broker.facts import (
+    ActionStored,
+    DeviceChanged,
+    DeviceWentOffline,
+    DeviceWentOnline,
+    Fact,
+    GrantsChanged,
+    Router,
+    TokenRevoked,
+)
+from broker.routing.connections import CloseReason, Connections, ConnectionStatistics, DeviceLink
+from broker.services import Services
+from tests.factories import APPLICATION_TOKEN, NOW_MS, World, make_device
 from tests.fakes import FakeClock
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
 
 
 class Peer:
-    """One connection's end: what it was handed, and why it was closed."""
+    """A peer: the Actions it got, and the reasons for which it was closed."""
 
     def __init__(self, *, slow: bool = False) -> None:
         self.slow = slow
@@ -72,7 +83,7 @@ def connect(
     protocol: str = "MQTT",
     token: bytes = TOKEN,
     exclusive: bool = True,
-) -> AbstractContextManager[Link]:
+) -> AbstractContextManager[DeviceLink]:
     return connections.connect(
         device, protocol=protocol, token=token, exclusive=exclusive, deliver=peer.deliver, close=peer.closed.append
     )
@@ -150,7 +161,7 @@ def test_devices_do_not_disturb_each_other(connections: Connections, light: Devi
 # Taking over
 
 
-def test_the_newcomer_takes_over_and_the_incumbent_is_told_once(
+def test_a_new_connection_replaces_the_old_one_which_is_closed_once(
     connections: Connections, router: Router, light: Device, facts: list[Fact]
 ) -> None:
     old, new = Peer(), Peer()
@@ -164,7 +175,7 @@ def test_the_newcomer_takes_over_and_the_incumbent_is_told_once(
     router.publish(action(light))
     assert (len(old.actions), len(new.actions)) == (0, 1)
 
-    # The incumbent leaves late, and leaves the newcomer alone.
+    # The late cleanup of the old connection does not touch the new one.
     old_link.__exit__(None, None, None)
     assert connections.is_online(light.key)
     assert connections.statistics().links == 1
@@ -176,7 +187,7 @@ def test_the_newcomer_takes_over_and_the_incumbent_is_told_once(
     assert [type(fact) for fact in facts] == [DeviceWentOnline, DeviceWentOffline]
 
 
-def test_the_newcomer_is_registered_when_the_incumbent_is_told(connections: Connections, light: Device) -> None:
+def test_the_new_connection_is_registered_before_the_old_one_is_closed(connections: Connections, light: Device) -> None:
     online: list[tuple[bool, int]] = []
     old = connections.connect(
         light,
@@ -190,7 +201,7 @@ def test_the_newcomer_is_registered_when_the_incumbent_is_told(connections: Conn
         assert online == [(True, 1)]
 
 
-def test_a_device_is_offline_when_the_newcomer_left_though_the_incumbent_still_closes(
+def test_a_device_is_offline_without_its_new_connection_even_while_the_old_one_closes(
     connections: Connections, light: Device, facts: list[Fact]
 ) -> None:
     with connected(connections, light):
@@ -200,7 +211,7 @@ def test_a_device_is_offline_when_the_newcomer_left_though_the_incumbent_still_c
     assert [type(fact) for fact in facts] == [DeviceWentOnline, DeviceWentOffline]
 
 
-def test_what_a_replaced_link_lost_stays_counted(connections: Connections, router: Router, light: Device) -> None:
+def test_actions_lost_by_a_replaced_link_stay_counted(connections: Connections, router: Router, light: Device) -> None:
     with connected(connections, light, slow=True):
         router.publish(action(light))
         with connected(connections, light):
@@ -216,7 +227,7 @@ def test_links_with_other_tokens_are_left_alone_by_a_take_over(connections: Conn
         assert connections.is_online(light.key)
 
 
-def test_an_incumbent_that_cannot_be_closed_does_not_keep_the_newcomer_out(
+def test_an_old_connection_that_cannot_be_closed_is_replaced_all_the_same(
     connections: Connections, light: Device
 ) -> None:
     def fail(_reason: CloseReason) -> None:
@@ -269,7 +280,7 @@ def test_a_slow_device_loses_its_own_actions_and_they_are_counted(
         assert connections.statistics() == ConnectionStatistics(1, 1, 0, 2, 2)
 
 
-def test_a_link_that_raises_costs_the_others_nothing(connections: Connections, router: Router, light: Device) -> None:
+def test_a_link_that_raises_does_not_harm_the_others(connections: Connections, router: Router, light: Device) -> None:
     def fail(_argument: object) -> Any:
         raise ZeroDivisionError
 
@@ -318,13 +329,34 @@ def test_a_disabled_device_loses_its_links(connections: Connections, router: Rou
         assert stranger.closed == []
 
 
-def test_everyone_is_told_when_the_daemon_stops(connections: Connections, light: Device) -> None:
+async def test_a_link_ends_with_its_grant_even_if_links_subscribed_before_permissions(
+    connections: Connections, router: Router, services: Services, world: World
+) -> None:
+    permissions = Permissions(services.core.database, router)  # after `connections`: their handlers come later
+    kitchen = await services.devices.registry.get(world.kitchen)
+    reach = await permissions.reach(await services.accounts.tokens.caller(APPLICATION_TOKEN))
+    peer = Peer()
+    with connections.connect(
+        kitchen,
+        protocol="WEBSOCKET",
+        token=TOKEN,
+        exclusive=False,
+        deliver=peer.deliver,
+        close=peer.closed.append,
+        is_allowed=lambda: reach.allows(kitchen, Permission.WRITE),
+    ):
+        assert reach.allows(kitchen, Permission.WRITE)
+        router.publish(GrantsChanged(world.ada, world.application, ()))
+        assert peer.closed == [CloseReason.PERMISSION_REMOVED]
+
+
+def test_every_link_is_closed_when_the_daemon_stops(connections: Connections, light: Device) -> None:
     with connected(connections, light) as own, connected(connections, make_device(2), exclusive=False) as user:
         connections.close_all()
         assert own.closed == user.closed == [CloseReason.SHUTDOWN]
 
 
-# Any order of it all
+# Any order of connecting, replacing and leaving
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -336,7 +368,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.devices = {key: make_device(key) for key in (1, 2)}
         self.connections = Connections(router, Clock(FakeClock(NOW_MS)))
         self.facts: dict[int, list[type[Fact]]] = {1: [], 2: []}
-        self.open: list[tuple[AbstractContextManager[Link], Peer, int, bool]] = []
+        self.open: list[tuple[AbstractContextManager[DeviceLink], Peer, int, bool]] = []
         self.takeovers = 0
         self.router = router
         router.subscribe(DeviceWentOnline, lambda fact: self.facts[fact.device].append(type(fact)))

@@ -1,4 +1,4 @@
-"""The firehose: each message reaches who watches its device, encoded once for all of them."""
+"""The firehose: each message reaches the subscribers that watch its device, encoded once for all of them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
 from broker.routing.connections import CloseReason
-from broker.routing.feeds import Encoding, Feeds, FeedStatistics, Subscriber
+from broker.routing.feeds import FeedEncoding, Feeds, FeedStatistics, Subscriber
 from storage.records import MessageRow
 from tests.factories import make_device
 
@@ -20,7 +20,7 @@ class Codec:
     def __init__(self, mark: str = "") -> None:
         self.encoded: list[int] = []
         self.mark = mark
-        self.encoding = Encoding(message=self.message, action=self.action)
+        self.encoding = FeedEncoding(message=self.message, action=self.action)
 
     def message(self, row: MessageRow, device: Device) -> bytes:
         self.encoded.append(row.position)
@@ -80,7 +80,7 @@ def action_stored(source: int, destination: int, position: int = 9) -> ActionSto
     return ActionStored(action, source, destination)
 
 
-def test_a_batch_becomes_one_run_of_frames_of_what_is_watched(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_batch_becomes_one_block_of_frames_of_the_watched_devices(router: Router, feeds: Feeds, codec: Codec) -> None:
     odd = Watcher(codec, lambda device: device.key != 2)
     with feeds.subscribe(odd.subscriber):
         router.publish(stored((1, 1), (2, 2), (3, 3), (4, 1)))
@@ -88,7 +88,9 @@ def test_a_batch_becomes_one_run_of_frames_of_what_is_watched(router: Router, fe
     assert feeds.statistics() == FeedStatistics(0, 3)
 
 
-def test_who_watches_nothing_of_a_batch_hears_nothing(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_subscriber_that_watches_no_device_of_a_batch_gets_nothing(
+    router: Router, feeds: Feeds, codec: Codec
+) -> None:
     nobody = Watcher(codec, lambda _device: False)
     with feeds.subscribe(nobody.subscriber):
         router.publish(stored((1, 1)))
@@ -96,7 +98,7 @@ def test_who_watches_nothing_of_a_batch_hears_nothing(router: Router, feeds: Fee
     assert codec.encoded == []
 
 
-def test_a_message_is_encoded_once_for_all_who_want_it_in_this_form(router: Router, feeds: Feeds) -> None:
+def test_a_message_is_encoded_once_for_all_subscribers_with_one_encoding(router: Router, feeds: Feeds) -> None:
     json, pack = Codec("j"), Codec("p")
     watchers = [Watcher(json) for _ in range(5)] + [Watcher(pack) for _ in range(5)]
     with ExitStack() as stack:
@@ -110,7 +112,7 @@ def test_a_message_is_encoded_once_for_all_who_want_it_in_this_form(router: Rout
     ] * 5
 
 
-def test_subscribers_with_different_interests_each_get_theirs_in_order(
+def test_subscribers_that_watch_different_devices_get_their_messages_in_order(
     router: Router, feeds: Feeds, codec: Codec
 ) -> None:
     everything, first_only = Watcher(codec), Watcher(codec, lambda device: device.key == 1)
@@ -125,7 +127,7 @@ def test_subscribers_with_different_interests_each_get_theirs_in_order(
         )
 
 
-def test_actions_are_shown_to_who_watches_their_source(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_actions_are_offered_to_subscribers_that_watch_their_source(router: Router, feeds: Feeds, codec: Codec) -> None:
     of_source, of_destination = (
         Watcher(codec, lambda device: device.key == 1),
         Watcher(codec, lambda device: device.key == 2),
@@ -144,7 +146,7 @@ def test_without_subscribers_nothing_is_encoded(router: Router, feeds: Feeds, co
     assert codec.encoded == []
 
 
-def test_who_joins_later_gets_what_comes_later(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_later_subscriber_gets_later_messages_only(router: Router, feeds: Feeds, codec: Codec) -> None:
     early, late = Watcher(codec), Watcher(codec)
     with feeds.subscribe(early.subscriber):
         router.publish(stored((1, 1)))
@@ -172,7 +174,7 @@ def test_the_decision_about_a_device_is_remembered_until_the_device_changes(
     assert watcher.got == [(b"1:1;", 1), (b"1:2;", 1)]
 
 
-def test_a_row_whose_device_is_not_at_hand_is_left_out(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_row_whose_device_is_not_held_is_left_out(router: Router, feeds: Feeds, codec: Codec) -> None:
     watcher = Watcher(codec)
     with feeds.subscribe(watcher.subscriber):
         router.publish(stored((1, 99), (2, 1)))
@@ -180,7 +182,7 @@ def test_a_row_whose_device_is_not_at_hand_is_left_out(router: Router, feeds: Fe
     assert watcher.got == [(b"1:2;", 1)]
 
 
-def test_a_subscriber_that_raises_costs_the_others_nothing(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_subscriber_that_raises_does_not_harm_the_others(router: Router, feeds: Feeds, codec: Codec) -> None:
     def fail(_frames: bytes, _count: int) -> None:
         raise ZeroDivisionError
 
@@ -192,7 +194,7 @@ def test_a_subscriber_that_raises_costs_the_others_nothing(router: Router, feeds
     assert watcher.got == [(b"1:1;", 1), (b"action 9;", 1)]
 
 
-def test_a_revoked_token_closes_only_those_who_came_with_it(router: Router, feeds: Feeds, codec: Codec) -> None:
+def test_a_revoked_token_closes_only_subscribers_with_it(router: Router, feeds: Feeds, codec: Codec) -> None:
     revoked, other = Watcher(codec, token=b"one"), Watcher(codec, token=b"two")
     with feeds.subscribe(revoked.subscriber), feeds.subscribe(other.subscriber):
         router.publish(TokenRevoked(b"one"))

@@ -11,7 +11,7 @@ from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, CON, RST, Code, Message, Option, decode, empty, encode, uint
 from protocols.coap.session import Session
 from storage.records import DeviceTokenRecord
-from tests.factories import KITCHEN, KITCHEN_TOKEN, World
+from tests.factories import KITCHEN, KITCHEN_TOKEN, World, new_device
 
 Options = Sequence[tuple[int, bytes]]
 
@@ -90,14 +90,16 @@ async def disable_kitchen(services: Services, world: World) -> None:
     """As its owner would."""
     await services.core.database.write(
         lambda tx: tx.devices.put_device(
-            KITCHEN,
-            owner=world.ada,
-            device_type=world.light_type,
-            name="Kitchen light",
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=False,
-            now_ms=1,
+            new_device(
+                KITCHEN,
+                owner=world.ada,
+                device_type=world.light_type,
+                name="Kitchen light",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=False,
+                now_ms=1,
+            )
         )
     )
     await services.devices.registry.reload()

@@ -21,6 +21,7 @@ from tests.factories import (
     KITCHEN,
     KITCHEN_TOKEN,
     World,
+    new_device,
 )
 from tests.fakes import BreakableEngine
 from tests.protocols.mqtt.conftest import Runner
@@ -47,14 +48,16 @@ HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 async def disable(server: Server, world: World, device: int, id_: str) -> None:
     await server.services.core.database.write(
         lambda tx: tx.devices.put_device(
-            id_,
-            owner=world.ada,
-            device_type=world.light_type,
-            name="Disabled",
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=False,
-            now_ms=1,
+            new_device(
+                id_,
+                owner=world.ada,
+                device_type=world.light_type,
+                name="Disabled",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=False,
+                now_ms=1,
+            )
         )
     )
     await server.services.devices.registry.reload()
@@ -217,7 +220,7 @@ async def test_an_incomplete_packet_does_not_extend_the_keep_alive(server: Serve
 async def test_the_keep_alive_does_not_run_while_the_server_does_not_read(
     server: Server, runner: Runner, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.journal.MAX_WAITING_ROWS", 1)
+    monkeypatch.setattr("storage.journal.JOURNAL_MAX_ROWS", 1)
     peer = await server.connected(keep_alive=20)
     runner.hold_commits()
     await peer.send(publish(1))

@@ -30,6 +30,7 @@ from tests.factories import (
     NOW_MS,
     World,
     allow,
+    new_device,
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.peers import Peers, closing, said
@@ -157,14 +158,16 @@ async def test_a_device_created_later_is_seen(peers: Peers, services: Services, 
 
     def create(tx: Any) -> None:
         key = tx.devices.put_device(
-            ATTIC,
-            owner=world.ada,
-            device_type=world.light_type,
-            name="Attic",
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=True,
-            now_ms=1,
+            new_device(
+                ATTIC,
+                owner=world.ada,
+                device_type=world.light_type,
+                name="Attic",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=True,
+                now_ms=1,
+            )
         )
         tx.devices.put_token(DeviceTokenRecord(key, b"x" * 32, b"", None, 1))
 

@@ -31,6 +31,8 @@ from tests.factories import (
     NOW_MS,
     World,
     allow,
+    new_device,
+    new_device_type,
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.conftest import Disk
@@ -211,16 +213,18 @@ async def _give_type_to_another_organization(services: Services) -> None:
     other = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
     await services.core.database.write(
         lambda tx: tx.device_types.put_device_type(
-            LIGHT_TYPE,
-            unique_name="example.smart_light",
-            name="Smart Light",
-            organization=other.key,
-            published=True,
-            protected=False,
-            rsp=False,
-            description=None,
-            tags=(),
-            now_ms=1,
+            new_device_type(
+                LIGHT_TYPE,
+                unique_name="example.smart_light",
+                name="Smart Light",
+                organization=other.key,
+                published=True,
+                protected=False,
+                rsp=False,
+                description=None,
+                tags=(),
+                now_ms=1,
+            )
         )
     )
 
@@ -528,14 +532,16 @@ async def test_a_disabled_device_loses_its_connection(peers: Peers, services: Se
 async def _disable(services: Services, world: World) -> None:
     await services.core.database.write(
         lambda tx: tx.devices.put_device(
-            KITCHEN,
-            owner=world.ada,
-            device_type=world.light_type,
-            name="Kitchen light",
-            manifest_version=1,
-            manifest_version_policy="LATEST",
-            enabled=False,
-            now_ms=1,
+            new_device(
+                KITCHEN,
+                owner=world.ada,
+                device_type=world.light_type,
+                name="Kitchen light",
+                manifest_version=1,
+                manifest_version_policy="LATEST",
+                enabled=False,
+                now_ms=1,
+            )
         )
     )
     await services.devices.registry.reload()

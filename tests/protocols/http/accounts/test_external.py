@@ -18,6 +18,7 @@ from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld, basic, 
 from tests.builders import ServicesOpener
 from tests.factories import ADA, NOW_MS
 from tests.fakes import FakeClock
+from tests.mail_queue import waiting_mails
 from tests.protocols.http.accounts.browser import Browser, Form
 from tests.protocols.outbound.openid_provider import CLIENT_ID, CLIENT_SECRET, PERSON, OpenIdProvider, running_provider
 
@@ -492,7 +493,7 @@ async def test_a_person_without_a_password_gets_none_by_mail(
 ) -> None:
     await come_back(browser, provider.agree(await leave(browser)))
     await services.accounts.resets.ask("ada@example.org", address=HERE)
-    kinds = [mail.kind for mail in await services.core.database.read(lambda tx: tx.mails.waiting())]
+    kinds = [mail.kind for mail in await services.core.database.read(waiting_mails)]
     assert kinds == ["no_password_here"]
     code = await services.core.database.read(
         lambda tx: tx.connection.execute("SELECT count(*) AS n FROM password_reset WHERE user IS NOT NULL").one()

@@ -1,10 +1,10 @@
-"""Consumers of the message log: whoever keeps something that can be worked out from it.
+"""Projections of the message log: tables, such as snapshots and rollups, that are computed from the log.
 
-A consumer's cursor is saved in the same transaction as what it kept, so after a crash it resumes there: nothing is
-lost and nothing counts twice. All folds share one cursor, one read and one decoding of each row.
+The position of the projections is saved in the same transaction as their tables, so after a crash they resume there: no
+row is lost and none counts twice. All projections share one position, one read and one decoding of each row.
 
-What was committed lately is at hand in memory. When a consumer falls behind so far that this would be too much, the
-rows are let go and read from the log again.
+Rows that were committed lately are held in memory. When there are too many of them, they are dropped and later read
+from the log.
 """
 
 from collections import deque
@@ -14,65 +14,63 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-import structlog
 import trio
 
-from broker.facts import MessagesStored, Router
+from broker.facts import FactPhase, MessagesStored, Router
+from broker.loops import Wakeup, repeat
 from broker.messages.intervals import LAST_MS
 from storage.database import Database, Transaction
 from storage.records import MessageRow
-from storage.sql import StoreError
 
-# Until they are folded, rows are read from the log; a fold writes each bucket and snapshot it touches, however many
-# rows there were, so folding seldom is cheap.
-FLUSH_SECONDS = 5.0
-# One step of work, so that nobody waits long for the writer: what it writes is told by the devices, not by the rows.
+# Rows that are not projected yet are read from the log. A step writes each changed bucket and snapshot once, however
+# many rows changed it, so seldom steps are cheap.
+PROJECTION_FLUSH_SECONDS = 5.0
+# Rows of one step: others wait for the writer meanwhile. The number of devices decides how much a step writes.
 _STEP_ROWS = 5_000
 _STEP_ROWS_OF_FEW = 25_000
 _FEW_DEVICES = 500
 _HELD_ROWS = 50_000
 _CONSUMER = "folds"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-_log = structlog.get_logger(__name__)
 
 #: Rows, each with its fields by dotted path.
 Decoded = Sequence[tuple[MessageRow, Mapping[str, Any]]]
-Save = Callable[[Transaction], None]
+SaveProjection = Callable[[Transaction], None]
 
 
-class Fold(Protocol):
-    """Something kept per device that each message changes."""
+class Projection(Protocol):
+    """A table for each device that each message changes."""
 
-    def fold(self, tx: Transaction, rows: Decoded) -> Save:
-        """Work out beside the writer what these rows change; the answer writes it."""
+    def project(self, tx: Transaction, rows: Decoded) -> SaveProjection:
+        """Compute, in a read transaction, what these rows change; the returned function writes the changes."""
 
     def forget(self) -> None:
-        """The last step was not kept."""
+        """Drop what is remembered: the last step may not have been saved."""
 
 
 @dataclass(frozen=True, slots=True)
-class FolderStatistics:
+class ProjectorStatistics:
     position: int
     held_rows: int
 
 
-class Folder:
-    """Drives the folds along the log."""
+class Projector:
+    """Brings the projections up to date with the log."""
 
-    def __init__(self, database: Database, router: Router, folds: Sequence[Fold]) -> None:
+    def __init__(self, database: Database, router: Router, projections: Sequence[Projection]) -> None:
         self._database = database
-        self._folds = folds
+        self._projections = projections
         self._position = 0
         self._held: deque[Sequence[MessageRow]] = deque()
         self._held_rows = 0
-        self._follows = False  # the held rows go on where the cursor stands, without a gap
-        self._full = trio.Event()
+        self._follows = False  # the held rows follow `_position` without a gap
+        self._full = Wakeup()
         self._flushing = trio.Lock()
-        router.subscribe(MessagesStored, self._messages_stored)
+        router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
 
     @property
     def position(self) -> int:
-        """Everything up to here is folded."""
+        """Every row up to this position is projected."""
         return self._position
 
     def _messages_stored(self, fact: MessagesStored) -> None:
@@ -84,14 +82,14 @@ class Folder:
             self._held, self._held_rows, self._follows = deque(), 0, False
 
     async def resume(self) -> None:
-        """Stand where the last run stood. What it did not get to fold is folded beside everything else."""
+        """Read the position of the last run. Rows after it are projected while the daemon runs."""
         self._position = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
 
     async def flush(self) -> None:
-        """Fold everything that is durable now.
+        """Project everything that is durable now.
 
-        What is stored meanwhile waits for the next time: under load there is always more, and a step of a few rows
-        writes nearly as many buckets as one of thousands.
+        Rows that are stored meanwhile wait for the next flush: under load there are always more, and a step of a few
+        rows writes nearly as many buckets as a step of thousands.
         """
         async with self._flushing:
             until = self._held[-1][-1].position if self._held else 0
@@ -106,7 +104,7 @@ class Folder:
                 raise
 
     async def _read_on(self) -> None:
-        # From here on every commit is held; what is both held and read is folded once, because `_step` looks.
+        # From now on every commit is held. `_step` compares positions, so a row that is held and read counts once.
         self._held, self._held_rows, self._follows = deque(), 0, True
         is_behind = True
         while self._follows and is_behind:
@@ -115,8 +113,8 @@ class Folder:
             is_behind = len(rows) == _STEP_ROWS
 
     def _lose_track(self) -> None:
-        self._follows = False  # what was taken is read from the log next time
-        for one in self._folds:
+        self._follows = False  # rows that were taken are read from the log next time
+        for one in self._projections:
             one.forget()
 
     def _take_held(self) -> list[MessageRow]:
@@ -140,7 +138,7 @@ class Folder:
         fresh = [row for row in rows if row.position > position]
         if not fresh:
             return
-        saves = await self._database.read(partial(_fold, self._folds, fresh))
+        saves = await self._database.read(partial(_project, self._projections, fresh))
         last = fresh[-1].position
         stood = await self._database.write(partial(_save, saves, position, last))
         if stood == position:
@@ -149,19 +147,12 @@ class Folder:
             self._position = stood
             self._lose_track()
 
-    async def fold_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while True:
-            with trio.move_on_after(FLUSH_SECONDS):
-                await self._full.wait()
-            self._full = trio.Event()
-            try:
-                await self.flush()
-            except StoreError as error:  # the log is the truth: the next attempt folds it again
-                _log.warning("folds_not_saved", reason=str(error))
+        await repeat(self.flush, every=PROJECTION_FLUSH_SECONDS, wakeup=self._full, failure="folds_not_saved")
 
-    def statistics(self) -> FolderStatistics:
-        return FolderStatistics(self._position, self._held_rows)
+    def statistics(self) -> ProjectorStatistics:
+        return ProjectorStatistics(self._position, self._held_rows)
 
 
 def decoded(rows: Sequence[MessageRow]) -> Decoded:
@@ -173,7 +164,7 @@ def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:
     for value in data.values():
         if type(value) is dict:
             return dict(_leaves(data, ""))
-    return data  # as it nearly always is
+    return data  # no groups: the common case
 
 
 def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -184,8 +175,8 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def unfolded(tx: Transaction, devices: Collection[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
-    """The devices' rows of this time that no fold has seen in this transaction: lay them on top of what is kept."""
+def unprojected(tx: Transaction, devices: Collection[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
+    """The devices' rows of this time that are not projected yet, as this transaction sees them."""
     rows = tx.messages.after_of(devices, tx.messages.consumer_position(_CONSUMER))
     return decoded([row for row in rows if start_ms <= row.ts < end_ms])
 
@@ -194,21 +185,21 @@ def _after(position: int, tx: Transaction) -> list[MessageRow]:
     return tx.messages.after(position, limit=_STEP_ROWS)
 
 
-def _fold(folds: Sequence[Fold], rows: Sequence[MessageRow], tx: Transaction) -> list[Save]:
+def _project(projections: Sequence[Projection], rows: Sequence[MessageRow], tx: Transaction) -> list[SaveProjection]:
     pairs = decoded(rows)
-    return [one.fold(tx, pairs) for one in folds]
+    return [one.project(tx, pairs) for one in projections]
 
 
-def _save(saves: Sequence[Save], before: int, after: int, tx: Transaction) -> int:
-    """Write what was folded and return where the cursor stood.
+def _save(saves: Sequence[SaveProjection], before: int, after: int, tx: Transaction) -> int:
+    """Write the changes of a step and return the position found in the store.
 
-    When it did not stand where the fold began, nothing is written: a write that was cancelled while it waited for its
-    commit may have been committed after all, and what it folded must not count twice.
+    When that is not the position at which the step began, nothing is written: a write that was cancelled while it
+    waited for its commit may have been committed after all, and its rows must not count twice.
     """
     stood = tx.messages.consumer_position(_CONSUMER)
     if stood == before:
         for save in saves:
             save(tx)
         tx.messages.set_consumer_position(_CONSUMER, after)
-        tx.messages.index()  # so that who asks a quiet store finds everything there
+        tx.messages.index()  # so that searches in a quiet store find every row in the indexes
     return stood

@@ -1,4 +1,4 @@
-"""The folder of the log: what it folds counts once, whatever happens to the write that keeps it."""
+"""The projector: every row counts once, whatever happens to the write that saves its projection."""
 
 from collections.abc import AsyncIterator
 
@@ -7,7 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from broker.devices.registry import Device
-from broker.messages import consumers
+from broker.messages import projections
 from broker.messages.intervals import DAY_MS, HOUR_MS
 from broker.services import Services
 from storage.database import Transaction
@@ -79,7 +79,9 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
     assert held.messages.folder.statistics().held_rows == 0
 
 
-async def test_a_flush_whose_commit_failed_is_made_up_for(opener: ServicesOpener, engine: SqliteEngine) -> None:
+async def test_a_flush_whose_commit_failed_is_repeated_by_the_next(
+    opener: ServicesOpener, engine: SqliteEngine
+) -> None:
     breakable = BreakableEngine(engine)
     async with opener(engine=breakable) as services:
         await build_world(services.core.database, services.core.vault)
@@ -98,7 +100,7 @@ async def test_a_flush_whose_commit_failed_is_made_up_for(opener: ServicesOpener
 
 @pytest.mark.parametrize("follows", [False, True], ids=["reading the log", "following"])
 async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: HeldRunner, *, follows: bool) -> None:
-    """Or it would go on in steps of a few rows for as long as anybody sends."""
+    """Otherwise a flush would go on in steps of a few rows for as long as devices send."""
     kitchen = await kitchen_of(held)
     if follows:
         await held.messages.folder.flush()
@@ -124,20 +126,20 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
 async def test_a_step_takes_more_rows_when_they_are_of_few_devices(
     services: Services, kitchen: Device, monkeypatch: pytest.MonkeyPatch, few: int, steps: list[int]
 ) -> None:
-    """What a step writes is told by its devices, and everybody's messages wait for it."""
-    monkeypatch.setattr(consumers, "_STEP_ROWS", 3)
-    monkeypatch.setattr(consumers, "_FEW_DEVICES", few)
+    """The number of devices decides how much a step writes, and all messages wait for that write."""
+    monkeypatch.setattr(projections, "_STEP_ROWS", 3)
+    monkeypatch.setattr(projections, "_FEW_DEVICES", few)
     taken: list[int] = []
 
     class Counting:
-        def fold(self, tx: Transaction, rows: consumers.Decoded) -> consumers.Save:  # noqa: ARG002
+        def project(self, tx: Transaction, rows: projections.Decoded) -> projections.SaveProjection:  # noqa: ARG002
             taken.append(len(rows))
             return lambda _tx: None
 
         def forget(self) -> None: ...
 
-    folder = consumers.Folder(services.core.database, services.core.router, [Counting()])
-    await folder.flush()
+    projector = projections.Projector(services.core.database, services.core.router, [Counting()])
+    await projector.flush()
     await send(services, kitchen, *range(8))
-    await folder.flush()
+    await projector.flush()
     assert taken == steps
