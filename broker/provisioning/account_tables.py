@@ -18,7 +18,7 @@ from broker.provisioning.document import (
     TokenEntry,
     UserEntry,
 )
-from broker.provisioning.run import EntryLocation, Run, find_existing, given
+from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
@@ -36,7 +36,9 @@ class PreparedPassword:
 class AccountTables:
     """`passwords` are the new passwords, by the index of the user's entry."""
 
-    def __init__(self, run: Run, passwords: Mapping[int, PreparedPassword], mails: Mails, site: Site) -> None:
+    def __init__(
+        self, run: ProvisioningRun, passwords: Mapping[int, PreparedPassword], mails: Mails, site: Site
+    ) -> None:
         self._run = run
         self._passwords = passwords
         self._mails = mails

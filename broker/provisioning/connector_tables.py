@@ -11,7 +11,7 @@ from broker.connectors.hooks import PluginFailedError
 from broker.connectors.oauth import oauth_client
 from broker.connectors.plugin import Setting
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms, OAuth1Terms, OAuth2Terms
-from broker.provisioning.run import EntryLocation, Run
+from broker.provisioning.run import EntryLocation, ProvisioningRun
 from config.limits import CONNECTOR_HOOK_SECONDS
 from config.rates import MOST_PER_MINUTE
 from storage.records import ConnectorRecord
@@ -78,7 +78,7 @@ async def _check_plugin(at: EntryLocation, entry: ConnectorEntry) -> None:
 
 
 class ConnectorTables:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ProvisioningRun) -> None:
         self._run = run
 
     def put_connector(self, at: EntryLocation, entry: ConnectorEntry) -> None:

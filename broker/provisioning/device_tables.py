@@ -11,14 +11,14 @@ from broker.facts import DeviceCreated, DeviceDisabled, DeviceEnabled, DeviceFac
 from broker.ids import new_device_type_id, new_id
 from broker.messages.retention import LONGEST_DAYS
 from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntry
-from broker.provisioning.run import EntryLocation, Run, find_existing, given
+from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
 from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
 
 
 class DeviceTables:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ProvisioningRun) -> None:
         self._run = run
 
     def put_device_type(self, at: EntryLocation, entry: DeviceTypeEntry) -> None:

@@ -7,13 +7,13 @@ from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED
 from broker.monetization.plans import REVENUE_SHARE_PERCENT
 from broker.provisioning.document import PlanEntry
-from broker.provisioning.run import EntryLocation, Run
+from broker.provisioning.run import EntryLocation, ProvisioningRun
 from storage.database import Transaction
 from storage.records import PlanRecord, TierRecord
 
 
 class PlanTables:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ProvisioningRun) -> None:
         self._run = run
 
     def put_plan(self, at: EntryLocation, entry: PlanEntry) -> None:

@@ -45,7 +45,7 @@ class EntryLocation:
         return ValidationFailed.of(f"{self}.{key}", problem)
 
 
-class Run:
+class ProvisioningRun:
     """Collects the `report`, the hashes of `revoked` tokens, and the `facts` to publish after the commit."""
 
     def __init__(self, tx: Transaction, vault: Vault, now_ms: int, *, dry_run: bool) -> None:

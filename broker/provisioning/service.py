@@ -20,7 +20,7 @@ from broker.provisioning.device_tables import DeviceTables
 from broker.provisioning.document import Document, UserEntry, read_document
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
-from broker.provisioning.run import EntryLocation, Run
+from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
 from broker.site import Site
@@ -77,8 +77,8 @@ class Provisioning:
         await check_connectors(wanted.connectors)
         now_ms = self._clock.now_ms()
 
-        def work(tx: Transaction) -> Run:
-            run = Run(tx, self._vault, now_ms, dry_run=dry_run)
+        def work(tx: Transaction) -> ProvisioningRun:
+            run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
             _put_all(run, wanted, AccountTables(run, passwords, self._mails, self._site))
             if dry_run:
                 raise _DryRunDoneError(run.report)
@@ -128,7 +128,7 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
-def _put_all(run: Run, document: Document, accounts: AccountTables) -> None:
+def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables) -> None:
     devices = DeviceTables(run)
     # Entries refer only to entries of earlier tables.
     tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
