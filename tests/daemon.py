@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.factories import LIGHT_MANIFEST
 
@@ -41,21 +44,9 @@ class Daemon:
         return self.state.parent / "trunkline.toml"
 
     def configure(self, *, devices: int) -> None:
-        """Write the configuration and provision Ada with this many lights, as an operator would."""
-        self.config.write_text(
-            f'state_dir = "{self.state}"\n[http]\nbind = "127.0.0.1:0"\n[mqtt]\nbind = "127.0.0.1:0"\n'
-            f'[limits]\nrate_limits = "off"\nquotas = "off"\n{self.settings}',
-            encoding="utf-8",
-        )
-        (self.state.parent / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
-        provision = self.state.parent / "provision.toml"
-        provision.write_text(
-            _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
-            encoding="utf-8",
-        )
-        subprocess.run(
-            [TRUNKLINE, "provision", provision, "--config", self.config], check=True, capture_output=True, timeout=60
-        )
+        """Write the configuration beside a state directory in which Ada has this many lights."""
+        shutil.copytree(_provisioned(devices), self.state.parent, dirs_exist_ok=True)
+        _write_configuration(self.config, self.state, self.settings)
 
     def start(self) -> None:
         """Start the daemon, and wait for its ready line."""
@@ -119,6 +110,33 @@ def running_daemon(folder: Path, *, devices: int, settings: str = "") -> Iterato
         yield daemon
     finally:
         daemon.stop()
+
+
+@cache
+def _provisioned(devices: int) -> Path:
+    """A folder with the state directory after `trunkline provision`, which runs once for each number of lights."""
+    folder = Path(_FOLDER.name) / str(devices)
+    folder.mkdir()
+    config, file = folder / "trunkline.toml", folder / "provision.toml"
+    _write_configuration(config, folder / "state")
+    (folder / "light.json").write_text(json.dumps(LIGHT_MANIFEST), encoding="utf-8")
+    file.write_text(
+        _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
+        encoding="utf-8",
+    )
+    subprocess.run([TRUNKLINE, "provision", file, "--config", config], check=True, capture_output=True, timeout=60)
+    return folder
+
+
+def _write_configuration(path: Path, state: Path, settings: str = "") -> None:
+    path.write_text(
+        f'state_dir = "{state}"\n[http]\nbind = "127.0.0.1:0"\n[mqtt]\nbind = "127.0.0.1:0"\n'
+        f'[limits]\nrate_limits = "off"\nquotas = "off"\n{settings}',
+        encoding="utf-8",
+    )
+
+
+_FOLDER = TemporaryDirectory(prefix="trunkline-tests-")
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -7,12 +7,11 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token
+from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token, running_daemon
 
 SECONDS = 60
 
@@ -28,17 +27,16 @@ def trunkline(*arguments: str | Path, **environment: str) -> subprocess.Complete
     )
 
 
-@contextmanager
-def running(daemon: Daemon) -> Iterator[Daemon]:
-    daemon.start()
-    try:
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A running daemon for tests that leave it running."""
+    with running_daemon(tmp_path_factory.mktemp("live"), devices=1) as daemon:
         yield daemon
-    finally:
-        daemon.stop()
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
+    """A daemon of the test's own, which does not run yet."""
     daemon = Daemon(tmp_path / "state")
     daemon.configure(devices=1)
     return daemon
@@ -91,12 +89,11 @@ def test_lost_key_exits_with_4_and_makes_no_other(daemon: Daemon) -> None:
     assert not (daemon.state / "key").exists()
 
 
-def test_second_daemon_exits_with_4(daemon: Daemon) -> None:
-    with running(daemon):
-        run = trunkline("serve", "--config", daemon.config)
-        assert daemon.process is not None
-        assert run.returncode == 4
-        assert f"in use by process {daemon.process.pid}" in one_line(run)
+def test_second_daemon_exits_with_4(live: Daemon) -> None:
+    run = trunkline("serve", "--config", live.config)
+    assert live.process is not None
+    assert run.returncode == 4
+    assert f"in use by process {live.process.pid}" in one_line(run)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -112,21 +109,17 @@ def test_stop_exits_with_0(daemon: Daemon, how: signal.Signals) -> None:
     assert not (daemon.state / "control.sock").exists()
 
 
-def test_state_directory_is_private(daemon: Daemon) -> None:
-    with running(daemon):
-        modes = {
-            name: stat.S_IMODE((daemon.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")
-        }
+def test_state_directory_is_private(live: Daemon) -> None:
+    modes = {name: stat.S_IMODE((live.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")}
     assert modes == {".": 0o700, "key": 0o600, "lock": 0o600, "control.sock": 0o600}
 
 
-def test_provision_reaches_a_running_daemon(daemon: Daemon) -> None:
-    more = daemon.state.parent / "more.toml"
+def test_provision_reaches_a_running_daemon(live: Daemon, tmp_path: Path) -> None:
+    more = tmp_path / "more.toml"
     more.write_text('[[devices]]\nowner = "ada@example.org"\ntype = "example.light"\nname = "Porch"\n')
-    with running(daemon):
-        dry = trunkline("provision", more, "--config", daemon.config, "--dry-run")
-        first = trunkline("provision", more, "--config", daemon.config)
-        second = trunkline("provision", more, "--config", daemon.config)
+    dry = trunkline("provision", more, "--config", live.config, "--dry-run")
+    first = trunkline("provision", more, "--config", live.config)
+    second = trunkline("provision", more, "--config", live.config)
     assert [run.returncode for run in (dry, first, second)] == [0, 0, 0]
     assert "Dry run: nothing was changed." in dry.stdout
     assert "1 created" in first.stdout
@@ -135,15 +128,12 @@ def test_provision_reaches_a_running_daemon(daemon: Daemon) -> None:
     assert "Generated" not in second.stdout
 
 
-@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
-def test_provision_error_names_file_table_and_key(daemon: Daemon, runs: bool) -> None:
-    bad = daemon.state.parent / "bad.toml"
+@pytest.mark.parametrize("fixture", ["daemon", "live"], ids=["stopped", "running"])
+def test_provision_error_names_file_table_and_key(request: pytest.FixtureRequest, tmp_path: Path, fixture: str) -> None:
+    daemon: Daemon = request.getfixturevalue(fixture)
+    bad = tmp_path / "bad.toml"
     bad.write_text('[[users]]\nemail = "eve@example.org"\npassword = "short"\n')
-    if runs:
-        daemon.start()
     run = trunkline("provision", bad, "--config", daemon.config)
-    if runs:
-        daemon.stop()
     assert run.returncode == 1
     assert one_line(run) == f"trunkline: {bad}: users[0].password: must have 8 to 1024 characters"
 
@@ -163,31 +153,29 @@ def test_provision_error_names_the_manifest_file(daemon: Daemon, content: str | 
 
 
 @pytest.mark.parametrize(("protocol", "listener"), [("mqtt", "mqtt"), ("websocket", "http"), ("http", "http")])
-def test_simulated_device_sends_the_requested_number_of_messages(daemon: Daemon, protocol: str, listener: str) -> None:
-    with running(daemon):
-        device = ["--device", device_id(0), "--protocol", protocol, "--address", daemon.addresses[listener]]
-        count = ["--count", "3", "--period", "0"]
-        sent = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN=device_token(0))
-        refused = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN="0" * 32)
+def test_simulated_device_sends_the_requested_number_of_messages(live: Daemon, protocol: str, listener: str) -> None:
+    device = ["--device", device_id(0), "--protocol", protocol, "--address", live.addresses[listener]]
+    count = ["--count", "3", "--period", "0"]
+    sent = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN=device_token(0))
+    refused = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN="0" * 32)
     assert (sent.returncode, sent.stdout) == (0, f"{device_id(0)} sent 3 messages\n")
     assert refused.returncode == 1
     assert "was refused" in one_line(refused)
 
 
-def test_tail_prints_live_messages(daemon: Daemon) -> None:
-    with running(daemon):
-        url = f"{daemon.ws_url}/live"
-        where = ["--address", daemon.addresses["http"], "--period", "0.05"]
-        simulator = subprocess.Popen(
-            [str(TRUNKLINE), "simulate", "--device", device_id(0), "--protocol", "http", *where],
-            env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
-        )
-        try:
-            run = trunkline("tail", "--live", url, "--count", "2", TRUNKLINE_TOKEN=USER_TOKEN)
-        finally:
-            simulator.terminate()
-            simulator.wait(SECONDS)
-        refused = trunkline("tail", "--live", url, TRUNKLINE_TOKEN="0" * 32)
+def test_tail_prints_live_messages(live: Daemon) -> None:
+    url = f"{live.ws_url}/live"
+    where = ["--address", live.addresses["http"], "--period", "0.05"]
+    simulator = subprocess.Popen(
+        [str(TRUNKLINE), "simulate", "--device", device_id(0), "--protocol", "http", *where],
+        env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
+    )
+    try:
+        run = trunkline("tail", "--live", url, "--count", "2", TRUNKLINE_TOKEN=USER_TOKEN)
+    finally:
+        simulator.terminate()
+        simulator.wait(SECONDS)
+    refused = trunkline("tail", "--live", url, TRUNKLINE_TOKEN="0" * 32)
     frames = [json.loads(line) for line in run.stdout.splitlines()]
     assert [(frame["sdid"], frame["uid"]) for frame in frames] == [(device_id(0), ADA)] * 2
     assert refused.returncode == 1
