@@ -46,6 +46,9 @@ class Daemon:
     def configure(self, *, devices: int) -> None:
         """Write the configuration beside a state directory in which Ada has this many lights."""
         shutil.copytree(_provisioned(devices), self.state.parent, dirs_exist_ok=True)
+        self.write_config()
+
+    def write_config(self) -> None:
         _write_configuration(self.config, self.state, self.settings)
 
     def start(self) -> None:

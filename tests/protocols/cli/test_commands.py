@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token, running_daemon
+from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token
 
 SECONDS = 60
 
@@ -28,18 +29,33 @@ def trunkline(*arguments: str | Path, **environment: str) -> subprocess.Complete
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A running daemon for tests that leave it running."""
-    with running_daemon(tmp_path_factory.mktemp("live"), devices=1) as daemon:
-        yield daemon
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Daemon:
+    """A stopped daemon. Tests use copies of its state, because provisioning takes a second."""
+    daemon = Daemon(tmp_path_factory.mktemp("provisioned") / "state")
+    daemon.configure(devices=4)
+    return daemon
+
+
+def copied(provisioned: Daemon, folder: Path) -> Daemon:
+    copy = Daemon(folder / "state")
+    shutil.copytree(provisioned.state, copy.state)
+    copy.write_config()
+    return copy
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Daemon:
-    """A daemon of the test's own, which does not run yet."""
-    daemon = Daemon(tmp_path / "state")
-    daemon.configure(devices=1)
-    return daemon
+def stopped(provisioned: Daemon, tmp_path: Path) -> Daemon:
+    """A stopped daemon that the test may change."""
+    return copied(provisioned, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def running(provisioned: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A running daemon that tests share; each test has a device of its own on it."""
+    daemon = copied(provisioned, tmp_path_factory.mktemp("running"))
+    daemon.start()
+    yield daemon
+    assert daemon.stop() == 0
 
 
 def one_line(run: subprocess.CompletedProcess[str]) -> str:
@@ -74,52 +90,52 @@ def test_taken_port_exits_with_3(tmp_path: Path) -> None:
     assert f"mqtt cannot listen on {address}" in one_line(run)
 
 
-def test_broken_store_exits_with_4(daemon: Daemon) -> None:
-    (daemon.state / "store.sqlite").write_bytes(b"not a database" * 500)
-    run = trunkline("serve", "--config", daemon.config)
+def test_broken_store_exits_with_4(stopped: Daemon) -> None:
+    (stopped.state / "store.sqlite").write_bytes(b"not a database" * 500)
+    run = trunkline("serve", "--config", stopped.config)
     assert run.returncode == 4
     assert "store.sqlite" in one_line(run)
 
 
-def test_lost_key_exits_with_4_and_makes_no_other(daemon: Daemon) -> None:
-    (daemon.state / "key").unlink()
-    run = trunkline("serve", "--config", daemon.config)
+def test_lost_key_exits_with_4_and_makes_no_other(stopped: Daemon) -> None:
+    (stopped.state / "key").unlink()
+    run = trunkline("serve", "--config", stopped.config)
     assert run.returncode == 4
     assert "restore it" in one_line(run)
-    assert not (daemon.state / "key").exists()
+    assert not (stopped.state / "key").exists()
 
 
-def test_second_daemon_exits_with_4(live: Daemon) -> None:
-    run = trunkline("serve", "--config", live.config)
-    assert live.process is not None
+def test_second_daemon_exits_with_4(running: Daemon) -> None:
+    run = trunkline("serve", "--config", running.config)
+    assert running.process is not None
     assert run.returncode == 4
-    assert f"in use by process {live.process.pid}" in one_line(run)
+    assert f"in use by process {running.process.pid}" in one_line(run)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_stop_exits_with_0(daemon: Daemon, how: signal.Signals) -> None:
-    daemon.start()
-    process = daemon.process
+def test_stop_exits_with_0(stopped: Daemon, how: signal.Signals) -> None:
+    stopped.start()
+    process = stopped.process
     assert process is not None
     assert process.stdout is not None
     process.send_signal(how)
     status = process.wait(SECONDS)
     process.stdout.close()
     assert status == 0
-    assert not (daemon.state / "control.sock").exists()
+    assert not (stopped.state / "control.sock").exists()
 
 
-def test_state_directory_is_private(live: Daemon) -> None:
-    modes = {name: stat.S_IMODE((live.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")}
+def test_state_directory_is_private(running: Daemon) -> None:
+    modes = {name: stat.S_IMODE((running.state / name).stat().st_mode) for name in (".", "key", "lock", "control.sock")}
     assert modes == {".": 0o700, "key": 0o600, "lock": 0o600, "control.sock": 0o600}
 
 
-def test_provision_reaches_a_running_daemon(live: Daemon, tmp_path: Path) -> None:
+def test_provision_reaches_a_running_daemon(running: Daemon, tmp_path: Path) -> None:
     more = tmp_path / "more.toml"
     more.write_text('[[devices]]\nowner = "ada@example.org"\ntype = "example.light"\nname = "Porch"\n')
-    dry = trunkline("provision", more, "--config", live.config, "--dry-run")
-    first = trunkline("provision", more, "--config", live.config)
-    second = trunkline("provision", more, "--config", live.config)
+    dry = trunkline("provision", more, "--config", running.config, "--dry-run")
+    first = trunkline("provision", more, "--config", running.config)
+    second = trunkline("provision", more, "--config", running.config)
     assert [run.returncode for run in (dry, first, second)] == [0, 0, 0]
     assert "Dry run: nothing was changed." in dry.stdout
     assert "1 created" in first.stdout
@@ -128,9 +144,9 @@ def test_provision_reaches_a_running_daemon(live: Daemon, tmp_path: Path) -> Non
     assert "Generated" not in second.stdout
 
 
-@pytest.mark.parametrize("fixture", ["daemon", "live"], ids=["stopped", "running"])
-def test_provision_error_names_file_table_and_key(request: pytest.FixtureRequest, tmp_path: Path, fixture: str) -> None:
-    daemon: Daemon = request.getfixturevalue(fixture)
+@pytest.mark.parametrize("which", ["stopped", "running"])
+def test_provision_error_names_file_table_and_key(request: pytest.FixtureRequest, which: str, tmp_path: Path) -> None:
+    daemon: Daemon = request.getfixturevalue(which)
     bad = tmp_path / "bad.toml"
     bad.write_text('[[users]]\nemail = "eve@example.org"\npassword = "short"\n')
     run = trunkline("provision", bad, "--config", daemon.config)
@@ -142,33 +158,39 @@ def test_provision_error_names_file_table_and_key(request: pytest.FixtureRequest
     ("content", "problem"),
     [(None, "No such file"), ("{", "not valid JSON"), ("[" * 2_000, "not valid JSON: more than 850")],
 )
-def test_provision_error_names_the_manifest_file(daemon: Daemon, content: str | None, problem: str) -> None:
-    bad = daemon.state.parent / "bad.toml"
+def test_provision_error_names_the_manifest_file(
+    provisioned: Daemon, tmp_path: Path, content: str | None, problem: str
+) -> None:
+    bad = tmp_path / "bad.toml"
     bad.write_text('[[device_types]]\nunique_name = "a.b"\norganization = "Acme"\nmanifest = "m.json"\n')
     if content is not None:
-        (daemon.state.parent / "m.json").write_text(content)
-    run = trunkline("provision", bad, "--config", daemon.config)
+        (tmp_path / "m.json").write_text(content)
+    run = trunkline("provision", bad, "--config", provisioned.config)
     assert run.returncode == 1
-    assert f"{bad}: device_types[0].manifest: {daemon.state.parent / 'm.json'}: {problem}" in one_line(run)
+    assert f"{bad}: device_types[0].manifest: {tmp_path / 'm.json'}: {problem}" in one_line(run)
 
 
-@pytest.mark.parametrize(("protocol", "listener"), [("mqtt", "mqtt"), ("websocket", "http"), ("http", "http")])
-def test_simulated_device_sends_the_requested_number_of_messages(live: Daemon, protocol: str, listener: str) -> None:
-    device = ["--device", device_id(0), "--protocol", protocol, "--address", live.addresses[listener]]
+@pytest.mark.parametrize(
+    ("number", "protocol", "listener"), [(0, "mqtt", "mqtt"), (1, "websocket", "http"), (2, "http", "http")]
+)
+def test_simulated_device_sends_the_requested_number_of_messages(
+    running: Daemon, number: int, protocol: str, listener: str
+) -> None:
+    device = ["--device", device_id(number), "--protocol", protocol, "--address", running.addresses[listener]]
     count = ["--count", "3", "--period", "0"]
-    sent = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN=device_token(0))
+    sent = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN=device_token(number))
     refused = trunkline("simulate", *device, *count, TRUNKLINE_TOKEN="0" * 32)
-    assert (sent.returncode, sent.stdout) == (0, f"{device_id(0)} sent 3 messages\n")
+    assert (sent.returncode, sent.stdout) == (0, f"{device_id(number)} sent 3 messages\n")
     assert refused.returncode == 1
     assert "was refused" in one_line(refused)
 
 
-def test_tail_prints_live_messages(live: Daemon) -> None:
-    url = f"{live.ws_url}/live"
-    where = ["--address", live.addresses["http"], "--period", "0.05"]
+def test_tail_prints_live_messages(running: Daemon) -> None:
+    url = f"{running.ws_url}/live"
+    where = ["--address", running.addresses["http"], "--period", "0.05"]
     simulator = subprocess.Popen(
-        [str(TRUNKLINE), "simulate", "--device", device_id(0), "--protocol", "http", *where],
-        env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)},
+        [str(TRUNKLINE), "simulate", "--device", device_id(3), "--protocol", "http", *where],
+        env={**os.environ, "TRUNKLINE_TOKEN": device_token(3)},
     )
     try:
         run = trunkline("tail", "--live", url, "--count", "2", TRUNKLINE_TOKEN=USER_TOKEN)
@@ -177,7 +199,7 @@ def test_tail_prints_live_messages(live: Daemon) -> None:
         simulator.wait(SECONDS)
     refused = trunkline("tail", "--live", url, TRUNKLINE_TOKEN="0" * 32)
     frames = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [(frame["sdid"], frame["uid"]) for frame in frames] == [(device_id(0), ADA)] * 2
+    assert [(frame["sdid"], frame["uid"]) for frame in frames] == [(device_id(3), ADA)] * 2
     assert refused.returncode == 1
     assert "refused with 401" in one_line(refused)
 
