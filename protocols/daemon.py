@@ -19,10 +19,10 @@ import trio
 from broker.services import Services, open_services
 from config.settings import Address, Settings
 from protocols import systemd
-from protocols.coap.dtls import DtlsListener, serve_coap_dtls
+from protocols.coap.dtls.errors import DtlsUnavailable
+from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.gnutls import DtlsUnavailable
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http

@@ -6,8 +6,8 @@ from typing import Never
 
 import pytest
 
-from protocols.coap.dtls_self_test import self_test
-from protocols.coap.gnutls import DtlsUnavailable
+from protocols.coap.dtls.errors import DtlsUnavailable
+from protocols.coap.dtls.self_test import self_test
 
 
 def require_program(name: str) -> str:

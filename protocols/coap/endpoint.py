@@ -1,7 +1,11 @@
-"""Between datagrams and resources: what the UDP and the DTLS listener share.
+"""The endpoint between datagrams and resources, the same for the UDP and the DTLS listener.
 
-Everything here is synchronous but the two tasks at the end. A listener hands over what it has read in one go and says
-`submitted`; whatever there is to send goes to `Session.send`, which takes it at once or loses it, as networks do.
+A listener hands over all datagrams that it has read at one wake-up, then calls `submitted`. Everything is synchronous
+except `stop` and the tasks of `start`. A datagram to send goes to `CoapSession.send`, which sends it at once or loses
+it.
+
+An exception that no code expects is contained: in a request it is answered with 5.00, anywhere else it ends one session
+(`contained`).
 """
 
 import random
@@ -10,46 +14,53 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-import structlog
 import trio
 
-from broker.errors import DomainError
-from broker.ids import new_id
+from broker.errors import DomainError, StorageUnavailable
 from broker.registration.certificates import ClientCertificate
 from broker.services import Services
-from config.limits import COAP_EXCHANGE_SECONDS, COAP_SILENCE_SECONDS
+from config.limits import COAP_EXCHANGE_SECONDS
+from protocols.coap.containment import contain
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.errors import BadOption, InternalError
-from protocols.coap.exchange import Delivered, Event, Exchange, Rejected, RequestReceived, ResponseReceived, TimedOut
 from protocols.coap.incoming import Incoming
+from protocols.coap.message_layer import (
+    Delivered,
+    MessageEvent,
+    MessageLayer,
+    Rejected,
+    RequestReceived,
+    ResponseReceived,
+    TimedOut,
+)
 from protocols.coap.messages import (
     CON,
     NON,
     RST,
+    CoapMessage,
     Code,
     MalformedMessage,
-    Message,
     Option,
-    decode,
+    decode_message,
     empty,
     encode_options,
 )
 from protocols.coap.observers import Observers
-from protocols.coap.requests import Answer, Request, answer_options, read_request, refusal
+from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal, response_options
 from protocols.coap.resources import Resources
-from protocols.coap.session import Rank, Session, SessionLimits, Sessions
+from protocols.coap.session import CoapSession, CoapSessions, SessionLimits, SessionRank
 from protocols.coap.statistics import EndpointStatistics
 
-SWEEP_SECONDS = 5.0
+SESSION_SWEEP_SECONDS = 5.0
 LOOKUP_WORKERS = 4
+_COMMIT_SECONDS = 1.0  # of `stop`
 
-#: For the first message id and the spread of time-outs: no secrets, and SystemRandom asks the kernel each time.
-_chance = random.random
-_log = structlog.get_logger(__name__)
+#: For the first message id and the spread of time-outs. Both are no secrets, and SystemRandom makes a system call.
+_random = random.random
 
 
 class Endpoint:
-    """The sessions of one listener and what they ask for."""
+    """The sessions of one listener and their requests."""
 
     def __init__(
         self,
@@ -58,16 +69,25 @@ class Endpoint:
         guard: AmplificationGuard | None = None,
         limits: SessionLimits | None = None,
         now: Callable[[], float] = trio.current_time,
-        chance: Callable[[], float] = _chance,
+        chance: Callable[[], float] = _random,
     ) -> None:
-        """`guard` stands before peers whose address nothing else proves."""
+        """An endpoint without sessions.
+
+        Args:
+            services: the broker.
+            guard: limits answers to peers whose address is not verified; None where the listener verifies addresses.
+            limits: of the sessions.
+            now: the clock, in seconds.
+            chance: gives numbers from 0 to 1.
+        """
+        self._ingest = services.messages.ingest
         self._guard = guard
         self._limits = limits or SessionLimits()
         self.now = now
         self._chance = chance
-        self._sessions = Sessions(self._limits)
-        self._observers = Observers(services, guard, now, self._changed)
-        self._resources = Resources(services, self._observers, self._reply, self._member)
+        self._sessions = CoapSessions(self._limits)
+        self._observers = Observers(services, guard, now, self._changed, self.contained)
+        self._resources = Resources(services, self._observers, self._reply, self._authenticated, self.contained)
         self._sooner = trio.Event()
         self._wakes_at = inf
         self._next_sweep = inf
@@ -85,80 +105,89 @@ class Endpoint:
         end: Callable[[], None],
         *,
         idle_seconds: float = COAP_EXCHANGE_SECONDS,
-        is_verified: bool = False,
+        is_address_verified: bool = False,
         certificate: ClientCertificate | None = None,
-    ) -> Session:
-        """A new session; another one may have to go for it."""
+    ) -> CoapSession:
+        """Open a session (arguments as of CoapSession). When a limit is exceeded, one ends; it may be the new one."""
         now = self.now()
-        session = Session(
-            key, Exchange(self._chance), send, end, idle_seconds=idle_seconds, is_verified=is_verified, now=now
+        session = CoapSession(
+            key,
+            MessageLayer(self._chance),
+            send,
+            end,
+            idle_seconds=idle_seconds,
+            is_address_verified=is_address_verified,
+            now=now,
         )
         session.certificate = certificate
         self._sessions.add(session)
         self._make_room(session)
         if self._next_sweep == inf:
-            self._next_sweep = now + SWEEP_SECONDS
+            self._next_sweep = now + SESSION_SWEEP_SECONDS
             self._wake_by(self._next_sweep)
         return session
 
-    def find(self, key: Hashable) -> Session | None:
+    def find(self, key: Hashable) -> CoapSession | None:
+        """The open session of a peer."""
         return self._sessions.find(key)
 
-    def close(self, session: Session) -> None:
-        """The peer is gone, or has to go."""
+    def contained(self, key: Hashable) -> contain:
+        """A block in which an exception ends the session with this key, if there is one, and nothing else."""
+        return contain("coap_session_failed", key, self._close_failed)
+
+    def close(self, session: CoapSession) -> None:
+        """End a session: tell its observers and forget it. An exception on the way is logged, and the session ends."""
+        with contain("coap_session_failed", session.key):
+            self._close(session)
+
+    def _close(self, session: CoapSession) -> None:
         if session.is_closed:
             return
         try:
             self._observers.shut_down(session)
             session.flush()
-        finally:  # it may be a bug of ours that ends it
+        finally:
             self._sessions.remove(session)
-            self._duplicates += session.exchange.duplicates
-            self._retransmissions += session.exchange.retransmissions
+            self._duplicates += session.message_layer.duplicates
+            self._retransmissions += session.message_layer.retransmissions
             session.end()
 
-    def _failed(self, session: Session | None) -> None:
-        """At the edge of one peer: what was raised there ends its session and touches nothing else."""
-        _log.exception("coap_session_failed")
+    def _close_failed(self, key: Hashable) -> None:
+        session = self._sessions.find(key)
         if session is not None:
-            with suppress(Exception):  # the same bug may be in the way of a goodbye
-                self.close(session)
+            self._close(session)
 
-    def close_all(self) -> None:
-        """The listener is closing."""
-        for session in self._sessions:
-            self.close(session)
-
-    def _make_room(self, latest: Session) -> None:
+    def _make_room(self, latest: CoapSession) -> None:
         while (session := self._sessions.surplus(latest)) is not None:
             self._evicted += 1
-            self._let_go(session)
-
-    def _let_go(self, session: Session) -> None:
-        """A bug of ours met with one that has to go is nobody else's."""
-        try:
             self.close(session)
-        except Exception:  # noqa: BLE001 - as in `receive_from`
-            self._failed(session)
 
-    def _member(self, session: Session) -> None:
-        self._sessions.rise(session, Rank.MEMBER)
+    def _authenticated(self, session: CoapSession) -> None:
+        self._sessions.rise(session, SessionRank.AUTHENTICATED)
 
-    def _changed(self, session: Session) -> None:
+    def _changed(self, session: CoapSession) -> None:
         if session.is_closed:
             return
         if session.observers:
-            self._sessions.rise(session, Rank.OBSERVER)
-        elif session.rank is Rank.OBSERVER:
-            self._sessions.rise(session, Rank.MEMBER)
+            self._sessions.rise(session, SessionRank.OBSERVER)
+        elif session.rank is SessionRank.OBSERVER:
+            self._sessions.rise(session, SessionRank.AUTHENTICATED)
         self._settle(session)
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
     def receive_from(self, key: Hashable, datagram: bytes, send_to: Callable[[Hashable, bytes], None]) -> None:
-        """A datagram from an address. Only a request makes a session; anything else is answered and forgotten."""
-        try:
-            message = decode(datagram)
+        """Take a datagram from an address.
+
+        Only a request opens a session. Another message of an unknown peer is rejected if it is confirmable, and leaves
+        nothing behind.
+        """
+        with self.contained(key):
+            try:
+                message = decode_message(datagram)
+            except MalformedMessage as malformed:
+                self._reject(malformed, partial(send_to, key))
+                return
             session = self._sessions.find(key)
             if session is not None:
                 self._receive(session, message)
@@ -166,15 +195,11 @@ class Endpoint:
                 self._receive(self.open(key, partial(send_to, key), _nothing), message)
             elif message.type == CON:
                 send_to(key, empty(RST, message.message_id))
-        except MalformedMessage as malformed:
-            self._reject(malformed, partial(send_to, key))
-        except Exception:  # noqa: BLE001 - the one catch for bugs of ours with a peer that has no connection
-            self._failed(self._sessions.find(key))
 
-    def receive(self, session: Session, datagram: bytes) -> None:
-        """A datagram of a session. What is raised is a bug of ours, and its session must not go on."""
+    def receive(self, session: CoapSession, datagram: bytes) -> None:
+        """Take a datagram of a session. The caller contains exceptions (`contained`)."""
         try:
-            message = decode(datagram)
+            message = decode_message(datagram)
         except MalformedMessage as malformed:
             self._reject(malformed, session.send)
             return
@@ -185,27 +210,27 @@ class Endpoint:
         if malformed.answer is not None:
             send(malformed.answer)
 
-    def _receive(self, session: Session, message: Message) -> None:
+    def _receive(self, session: CoapSession, message: CoapMessage) -> None:
         if session.is_closed:
             return
         now = self.now()
-        exchange = session.exchange
+        message_layer = session.message_layer
         self._sessions.heard(session, now)
         if (
             message.is_request
-            and exchange.owed >= self._limits.requests_per_session
-            and not exchange.knows(message, now)
+            and message_layer.owed >= self._limits.requests_per_session
+            and not message_layer.knows(message, now)
         ):
             self._dropped += 1
             return
         if message.code == Code.EMPTY and session.observers:
             self._observers.heard(session)
-        for event in exchange.receive(message, now):
+        for event in message_layer.receive(message, now):
             self._handle(session, event, now)
         self._settle(session)
         self._make_room(session)
 
-    def _handle(self, session: Session, event: Event, now: float) -> None:
+    def _handle(self, session: CoapSession, event: MessageEvent, now: float) -> None:
         match event:
             case RequestReceived(incoming):
                 self._requests += 1
@@ -217,48 +242,46 @@ class Endpoint:
             case TimedOut(tag):
                 self._observers.timed_out(session, tag, now)
             case ResponseReceived():
-                pass  # nothing is asked of these peers
+                pass  # no request is sent to these peers
 
-    def _request(self, session: Session, incoming: Incoming, now: float) -> None:
-        request: Request | None = None
-        try:
-            request = read_request(incoming.message)
-            if request.echo is not None and self._guard is not None and not session.is_verified:
-                session.is_verified = self._guard.proves(request.echo, session.key, now)
-            self._resources.handle(session, incoming, request, now)
-        except BadOption as error:
-            if incoming.message.type == NON:  # RFC 7252 section 5.4.1: rejected, that is, ignored
-                session.exchange.ignore(incoming)
-            else:
+    def _request(self, session: CoapSession, incoming: Incoming, now: float) -> None:
+        request: CoapRequest | None = None
+        with contain("coap_request_failed", session.key) as contained:
+            try:
+                request = read_request(incoming.message)
+                if request.echo is not None and self._guard is not None and not session.is_address_verified:
+                    session.is_address_verified = self._guard.proves(request.echo, session.key, now)
+                self._resources.handle(session, incoming, request, now)
+            except BadOption as error:
+                if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
+                    session.message_layer.ignore(incoming)
+                else:
+                    self._answer(session, incoming, refusal(error, request))
+            except DomainError as error:
                 self._answer(session, incoming, refusal(error, request))
-        except DomainError as error:
-            self._answer(session, incoming, refusal(error, request))
-        except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a request
-            error_id = new_id()
-            _log.exception("coap_request_failed", error_id=error_id)
-            if not incoming.is_answered:
-                self._answer(session, incoming, refusal(InternalError(), request, error_id=error_id))
+        if contained.error_id is not None and not incoming.is_answered:
+            self._answer(session, incoming, refusal(InternalError(), request, error_id=contained.error_id))
 
     # --- Out ---------------------------------------------------------------------------------------------------------
 
-    def _reply(self, session: Session, incoming: Incoming, answer: Answer) -> None:
+    def _reply(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         if not session.is_closed:
-            self._answer(session, incoming, answer)
+            self._answer(session, incoming, response)
             self._settle(session)
 
-    def _answer(self, session: Session, incoming: Incoming, answer: Answer) -> None:
+    def _answer(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         now = self.now()
-        options = encode_options(answer_options(answer))
-        if self._guard is not None and not session.is_verified:
-            answer_bytes = 4 + len(incoming.token) + len(options) + 1 + len(answer.body)
-            if not self._guard.allows(answer_bytes, incoming.message):
+        options = encode_options(response_options(response))
+        if self._guard is not None and not session.is_address_verified:
+            response_bytes = 4 + len(incoming.token) + len(options) + 1 + len(response.body)
+            if not self._guard.allows(response_bytes, incoming.message):
                 self._challenges += 1
                 challenge = ((Option.ECHO, self._guard.challenge(session.key, now)),)
-                answer, options = Answer(Code.UNAUTHORIZED), encode_options(challenge)
-        session.exchange.respond(incoming, answer.code, options, answer.body, now)
+                response, options = CoapResponse(Code.UNAUTHORIZED), encode_options(challenge)
+        session.message_layer.respond(incoming, response.code, options, response.body, now)
 
-    def _settle(self, session: Session) -> None:
-        """Send what there is to send, and note what the session holds and when it is due."""
+    def _settle(self, session: CoapSession) -> None:
+        """Send what the message layer has to send, and note how much the session holds and its deadline."""
         session.flush()
         self._sessions.account(session)
         self._sessions.schedule(session)
@@ -271,36 +294,37 @@ class Endpoint:
             self._sooner.set()
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Do what is due at `now`: retransmissions, time-outs, and the sweep of all sessions every few seconds."""
         for session in self._sessions.due(now):
             self._tick(session, now)
         if self._next_sweep <= now:
             self._sweep(now)
 
-    def _tick(self, session: Session, now: float) -> None:
-        try:
-            for event in session.exchange.tick(now):
+    def _tick(self, session: CoapSession, now: float) -> None:
+        with self.contained(session.key):
+            for event in session.message_layer.tick(now):
                 self._handle(session, event, now)
             if not session.is_closed:
                 self._settle(session)
-        except Exception:  # noqa: BLE001 - the one catch for bugs of ours when time is up
-            self._failed(session)
 
     def _sweep(self, now: float) -> None:
-        try:
-            self._sessions.forget_blocks(now)
-            self._observers.sweep(now)
-        except Exception:  # noqa: BLE001 - as in `_tick`, but of no one session
-            self._failed(None)
-        for session in self._sessions.idle(now):
-            self._let_go(session)
-        for session in self._sessions.silent_observers(now, COAP_SILENCE_SECONDS):
-            if session.exchange.deadline == inf:  # otherwise something is under way that asks as well
-                self._observers.ping(session, now)
+        """Bound in time what no datagram may ever end: block-wise transfers, notifications in blocks, sessions."""
+        for session in self._sessions.with_blocks():
+            with self.contained(session.key):
+                session.blocks.forget(now)
+                self._sessions.account(session)
+        self._observers.sweep(now)
+        for session in self._sessions.silent(now, SessionRank.UNAUTHENTICATED, SessionRank.AUTHENTICATED):
+            self.close(session)
+        for session in self._sessions.silent(now, SessionRank.OBSERVER):
+            with self.contained(session.key):
+                if session.message_layer.deadline == inf:  # otherwise a message is under way that also asks
+                    self._observers.ping(session, now)
             self._tick(session, now)
-        self._next_sweep = now + SWEEP_SECONDS if len(self._sessions) else inf
+        self._next_sweep = now + SESSION_SWEEP_SECONDS if len(self._sessions) else inf
 
     async def tick_forever(self) -> None:
+        """Call `tick` whenever something is due, until cancelled."""
         while True:
             self._sooner = trio.Event()
             self._wakes_at = min(self._sessions.next_due, self._next_sweep)
@@ -309,32 +333,40 @@ class Endpoint:
             self.tick(self.now())
 
     async def look_up_forever(self) -> None:
+        """Look up unknown device tokens in the store, until cancelled."""
         await self._resources.look_up_forever(self.now, self.submitted)
 
     def start(self, nursery: trio.Nursery) -> None:
-        """The tasks of an endpoint, for as long as it serves."""
+        """Start the tasks that an endpoint needs for as long as it serves."""
         nursery.start_soon(self.tick_forever)
         for _ in range(LOOKUP_WORKERS):
             nursery.start_soon(self.look_up_forever)
 
-    def shut_down(self) -> None:
-        """Tell every observer."""
+    async def stop(self) -> None:
+        """Answer what was accepted, once it is durable but waiting 1 s at most; then close every session."""
+        with trio.move_on_after(_COMMIT_SECONDS, shield=True), suppress(StorageUnavailable):
+            self.submitted()
+            await self._ingest.wait_committed()
+        self.close_all()
+
+    def close_all(self) -> None:
+        """Close every session. One that fails does not keep the others open."""
         for session in self._sessions:
-            self._observers.shut_down(session)
+            self.close(session)
 
     def statistics(self) -> EndpointStatistics:
         observers = self._observers.statistics()
-        exchanges = [session.exchange for session in self._sessions]
+        message_layers = [session.message_layer for session in self._sessions]
         return EndpointStatistics(
             sessions=len(self._sessions),
-            strangers=self._sessions.count(Rank.STRANGER),
+            strangers=self._sessions.count(SessionRank.UNAUTHENTICATED),
             observers=observers.observers,
             bytes_held=self._sessions.bytes_held,
             requests=self._requests,
             requests_dropped=self._dropped,
             malformed=self._malformed,
-            duplicates=self._duplicates + sum(one.duplicates for one in exchanges),
-            retransmissions=self._retransmissions + sum(one.retransmissions for one in exchanges),
+            duplicates=self._duplicates + sum(one.duplicates for one in message_layers),
+            retransmissions=self._retransmissions + sum(one.retransmissions for one in message_layers),
             notifications=observers.notifications,
             notifications_lost=observers.notifications_lost,
             challenges=self._challenges,

@@ -1,6 +1,6 @@
-"""Refusals as CoAP tells them: a response code, and the error body in the peer's format (reference 16.4, 17).
+"""Errors as CoAP responses: response codes and the members of the error body (reference 16.4, 17).
 
-RFC 7252 chose its codes after HTTP's: 404 is 4.04. So a status is a code, once class and detail are packed.
+RFC 7252 took its response codes from HTTP: status 404 is code 4.04.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from protocols.refusals import device_text
 
 @dataclass(eq=False)
 class BadOption(DomainError):
-    """A critical option that we do not know, or that may not stand there."""
+    """A critical option that is unknown, repeated or of a wrong length (RFC 7252, 5.4)."""
 
     status = 402
     template = "Bad Option {number}"
@@ -30,7 +30,7 @@ class NotAcceptable(DomainError):
 
 
 class RequestIncomplete(DomainError):
-    """Blocks came out of order, or some did not come at all; the peer must begin again."""
+    """Blocks of a body came out of order or are missing. The peer must send the body again (RFC 7959, 2.9.2)."""
 
     status = 408
     template = "Request Entity Incomplete"
@@ -52,10 +52,11 @@ class ProxyingNotSupported(DomainError):
 
 
 def response_code(error: DomainError) -> int:
-    """The class in three bits, the detail in five."""
+    """The response code of an error: its class in three bits, its detail in five (RFC 7252, 3)."""
     kind, detail = divmod(error.status, 100)
     return kind << 5 | detail
 
 
-def error_body(error: DomainError) -> dict[str, Any]:
+def error_document(error: DomainError) -> dict[str, Any]:
+    """The error body (reference 16.4), before it is encoded in the peer's format."""
     return {"error": {"code": error.status, "message": device_text(error)}}

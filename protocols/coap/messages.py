@@ -1,9 +1,9 @@
-"""CoAP messages as bytes and back (RFC 7252 section 3), and nothing above that.
+"""The encoding and decoding of CoAP messages (RFC 7252, 3).
 
-Encoding is aiocoap's. Decoding is ours, with aiocoap's as the oracle it is tested against, because aiocoap's trusts the
-sender: it takes tokens of 9 bytes and an empty payload behind its marker, raises whatever a bad UTF-8 text raises, and
-keeps every unknown option number, code and content format for ever, each of them as long as a datagram allows. What
-stands here is also what the hot path needs: five times as fast.
+Options are encoded by aiocoap. Messages are decoded here, and tests compare the result with aiocoap's decoder, which
+is not used because it trusts the sender: it accepts a token of 9 bytes and a payload marker without a payload, raises
+UnicodeDecodeError for bad UTF-8, and keeps every unknown option number, code and content format for ever. The decoder
+here is also five times as fast.
 """
 
 from enum import IntEnum
@@ -19,24 +19,24 @@ NON: Final = 1
 ACK: Final = 2
 RST: Final = 3
 
-#: Content formats (RFC 7252 section 12.3, RFC 8949).
+#: Content formats (RFC 7252, 12.3; RFC 8949).
 TEXT: Final = 0
 LINK_FORMAT: Final = 40
 OCTETS: Final = 42
 JSON: Final = 50
 CBOR: Final = 60
 
-#: More than any request of ours: a body of 2 KiB, a token, and the options of a long path.
+#: More than any valid request: a body of 2 KiB, a token, and the options of a long path.
 DATAGRAM_BYTES: Final = 4096
 
 _MAX_TOKEN_BYTES = 8
 _MAX_OPTION_NUMBER = 65_535
-_REPEATED_BYTES = 80  # the path of a resource with its token, and some more
+_REPEATED_BYTES = 80  # the encoded path of a resource with its token, and some more
 _RESERVED_CLASSES = (1, 6, 7)
 
 
 class Code(IntEnum):
-    """Class and detail in one byte: 4.04 is `0x84`."""
+    """A method or response code: class and detail in one byte, 4.04 is `0x84`."""
 
     EMPTY = 0
     GET = 1
@@ -71,14 +71,16 @@ class Option(IntEnum):
 
 
 class MalformedMessage(Exception):
-    """No CoAP message. `answer` is what RFC 7252 section 4.2 has for it: a Reset, or silence."""
+    """A datagram is not a CoAP message. `answer` is the Reset to send; None for silence (RFC 7252, 4.2 and 4.3)."""
 
     def __init__(self, answer: bytes | None = None) -> None:
         super().__init__("malformed CoAP message")
         self.answer = answer
 
 
-class Message(NamedTuple):
+class CoapMessage(NamedTuple):
+    """A decoded message."""
+
     type: int
     code: int
     message_id: int
@@ -88,7 +90,7 @@ class Message(NamedTuple):
 
     @property
     def least_bytes(self) -> int:
-        """What its datagram had at least."""
+        """A lower bound of the size of its datagram."""
         return 4 + len(self.token) + len(self.payload) + sum(1 + len(value) for _, value in self.options)
 
     @property
@@ -100,14 +102,14 @@ class Message(NamedTuple):
         return self.code >= 64
 
 
-def decode(datagram: bytes) -> Message:
-    """One datagram as a message. Raises MalformedMessage."""
+def decode_message(datagram: bytes) -> CoapMessage:
+    """Decode a datagram. Raises MalformedMessage."""
     try:
         first, code = datagram[0], datagram[1]
         message_id = datagram[2] << 8 | datagram[3]
     except IndexError:
         raise MalformedMessage from None
-    if first >> 6 != 1:  # another version is ignored without a word (RFC 7252 section 3)
+    if first >> 6 != 1:  # RFC 7252, 3: another version is ignored
         raise MalformedMessage
     type_, token_bytes = first >> 4 & 3, first & 15
     start = 4 + token_bytes
@@ -119,9 +121,9 @@ def decode(datagram: bytes) -> Message:
     except IndexError:
         raise MalformedMessage(_rejection(type_, message_id)) from None
     if len(datagram) > DATAGRAM_BYTES and len(payload) <= DATAGRAM_BYTES // 2:
-        # Its end is missing, and what is there is not too long a body, which is refused with better words.
+        # The end of the datagram is missing. With a longer payload the body is too large, which gets a proper error.
         raise MalformedMessage(_rejection(type_, message_id))
-    return Message(type_, code, message_id, datagram[4:start], options, payload)
+    return CoapMessage(type_, code, message_id, datagram[4:start], options, payload)
 
 
 def _rejection(type_: int, message_id: int) -> bytes | None:
@@ -129,13 +131,13 @@ def _rejection(type_: int, message_id: int) -> bytes | None:
 
 
 def _repeated(datagram: bytes, start: int) -> tuple[tuple[tuple[int, bytes], ...], bytes] | None:
-    """As `_split`, for options that a device sends again and again. None when there is more to look at."""
+    """As `_split`, with a cache for options that a device sends again and again. None where `_split` must decide."""
     marker = datagram.find(b"\xff", start)
     if not 0 < marker - start <= _REPEATED_BYTES or marker + 1 == len(datagram):
         return None
     try:
         return _options(datagram[start:marker]), datagram[marker + 1 :]
-    except IndexError:  # that was no marker but within an option, which is cut short now
+    except IndexError:  # the byte was not the payload marker but within an option
         return None
 
 
@@ -145,7 +147,7 @@ def _options(encoded: bytes) -> tuple[tuple[int, bytes], ...]:
 
 
 def _split(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], bytes]:
-    """Options and payload. Raises IndexError for whatever is wrong with them."""
+    """Options and payload. Raises IndexError when they are malformed."""
     options: list[tuple[int, bytes]] = []
     number, size = 0, len(datagram)
     while at < size:
@@ -163,7 +165,7 @@ def _split(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], byt
         number += delta
         end = at + length
         if end > size or number > _MAX_OPTION_NUMBER:
-            raise IndexError("an option that is not there")
+            raise IndexError("an option beyond the end")
         options.append((number, datagram[at:end]))
         at = end
     return tuple(options), b""
@@ -177,33 +179,23 @@ def _extended(nibble: int, datagram: bytes, at: int) -> tuple[int, int]:
     raise IndexError("a reserved option header")
 
 
-def encode(message: Message) -> bytes:
-    return frame(
-        message.type,
-        message.code,
-        message.message_id,
-        message.token,
-        encode_options(message.options),
-        message.payload,
-    )
-
-
 def frame(type_: int, code: int, message_id: int, token: bytes, options: bytes = b"", payload: bytes = b"") -> bytes:
-    """A datagram around options that are encoded already."""
+    """Encode a message whose options are encoded."""
     head = bytes((0x40 | type_ << 4 | len(token), code, message_id >> 8, message_id & 0xFF))
     return b"".join((head, token, options, b"\xff", payload)) if payload else head + token + options
 
 
 def empty(type_: int, message_id: int) -> bytes:
-    """A ping, an empty ACK or a Reset."""
+    """Encode an empty message: a ping, an empty ACK or a Reset."""
     return bytes((0x40 | type_ << 4, 0, message_id >> 8, message_id & 0xFF))
 
 
 @lru_cache(maxsize=4096)
 def encode_options(options: tuple[tuple[int, bytes], ...]) -> bytes:
-    """Options as they stand in a message. Only for option numbers of ours: aiocoap never forgets one.
+    """Encode options, given in the order of their numbers.
 
-    The same come again and again: those of answers always, the Observe numbers of one observer for the others.
+    Only for registered option numbers: aiocoap keeps every number for ever. The result is cached, because the options
+    of responses are often the same.
     """
     draft = Options()
     for number, value in options:
@@ -213,9 +205,10 @@ def encode_options(options: tuple[tuple[int, bytes], ...]) -> bytes:
 
 
 def uint(value: int) -> bytes:
-    """An option value of format uint: as few bytes as it takes, none for zero (RFC 7252 section 3.2)."""
+    """An option value of format uint: as few bytes as possible, none for zero (RFC 7252, 3.2)."""
     return value.to_bytes((value.bit_length() + 7) // 8, "big")
 
 
 def content_format(number: int) -> tuple[int, bytes]:
+    """The option Content-Format."""
     return Option.CONTENT_FORMAT, uint(number)

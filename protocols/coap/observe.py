@@ -1,27 +1,28 @@
-"""One observer of one device's Actions, without I/O (RFC 7641).
+"""One observation of a device's Actions, without I/O (RFC 7641).
 
-Every notification is confirmable and one is under way at a time; the next goes when the peer has acknowledged it and,
-if it went in blocks, has fetched the last of them: Actions are events, and what the next one replaces is lost. What
-arrives meanwhile waits, bounded: a slow device loses its own Actions.
+Every notification is confirmable, and one is under way at a time. The next one is sent after the peer has acknowledged
+it and, if it is in blocks, fetched its last block: a peer drops an unfinished notification when the next one arrives,
+and an Action must not be lost so. Actions that arrive meanwhile wait in a bounded queue; when it is full, the device
+loses the new ones.
 """
 
 from collections import deque
 from typing import Final, NamedTuple
 
 MAX_WAITING: Final = 64
-_NUMBERS = 1 << 24  # RFC 7641 section 3.4
-_ENTRY_BYTES = 100
+_NUMBERS = 1 << 24  # RFC 7641, 3.4
+_ENTRY_BYTES = 100  # of a waiting notification, beside its payload
 
 
-class Body(NamedTuple):
-    """A notification whose further blocks the peer fetches: as it was sent, whatever a refresh changes meanwhile."""
+class NotificationBody(NamedTuple):
+    """A notification in blocks while the peer fetches it, in the format in which its first block was sent."""
 
     format: int
     content: bytes
 
 
 class Observation:
-    """The observer's token, its numbers, and what waits for it."""
+    """The token, the Observe numbers and the queue of one observation."""
 
     __slots__ = (
         "_current",
@@ -37,14 +38,21 @@ class Observation:
     )
 
     def __init__(self, token: bytes, path: tuple[bytes, ...], format_: int, exponent: int) -> None:
-        """`format_` is the content format of its notifications, `exponent` the size of their blocks."""
+        """An observation with nothing to send.
+
+        Args:
+            token: of the request that registered it.
+            path: of that request.
+            format_: the content format of notifications.
+            exponent: of the size of their blocks: 16 << exponent bytes.
+        """
         self.token = token
         self.path = path
         self.format = format_
         self.exponent = exponent
-        self.body: Body | None = None  # until its last block is fetched
+        self.body: NotificationBody | None = None  # until the peer has fetched its last block
         self.bytes_held = 0
-        self.is_acknowledged = False  # the notification under way
+        self.is_acknowledged = False  # of the notification under way
         self._number = 0
         self._current: bytes | None = None
         self._waiting: deque[bytes] = deque()
@@ -54,16 +62,16 @@ class Observation:
         return self._current is not None
 
     def next_number(self, now_ms: int) -> int:
-        """The Observe number of the next notification: it increases, and goes on increasing in later observations.
+        """The Observe number of the next notification. It is the time, so it also increases over observations.
 
-        It is the time, as in RFC 7641 section 4.4: a peer that registers again after our restart would take a number
-        that begins anew for an old one for 128 s. In milliseconds it is far from its half turn of 2^23 by then.
+        A number that began at 0 again after a restart would be older for a peer than the last it has seen, for 128 s
+        (RFC 7641, 3.4 and 4.4). In 128 s a number in milliseconds grows by far less than 2^23, half of its range.
         """
         self._number = max(self._number + 1, now_ms)
         return self._number % _NUMBERS
 
     def offer(self, payload: bytes) -> bool:
-        """Something to tell. False when the peer does not keep up."""
+        """Queue a notification. False when the queue is full."""
         if len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting.append(payload)
@@ -71,33 +79,33 @@ class Observation:
         return True
 
     def take(self) -> bytes | None:
-        """What to send now, if nothing is under way."""
+        """The next notification in the queue, which is under way now. None when one is under way or none waits."""
         if self._current is not None or not self._waiting:
             return None
         self._current = self._waiting.popleft()
         self.is_acknowledged = False
         return self._current
 
-    def keep(self, body: Body) -> None:
-        """What is under way went in blocks."""
+    def keep(self, body: NotificationBody) -> None:
+        """Remember that the notification under way is in blocks."""
         self.body = body
         self.bytes_held += len(body.content)
 
     def fetched(self) -> None:
-        """The peer has asked for the last block."""
+        """Forget the body: the peer has asked for its last block, or will not ask."""
         if self.body is not None:
             self.bytes_held -= len(self.body.content)
             self.body = None
 
     def take_back(self) -> None:
-        """What has not arrived, or not to its last block, will be sent anew."""
+        """Put the notification under way back at the head of the queue."""
         if self._current is not None:
             self.fetched()
             self._waiting.appendleft(self._current)
             self._current = None
 
     def settled(self) -> None:
-        """The notification under way has arrived, or is given up."""
+        """Remove the notification under way: it has arrived completely, or is given up."""
         self.fetched()
         if self._current is not None:
             self.bytes_held -= _ENTRY_BYTES + len(self._current)

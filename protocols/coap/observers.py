@@ -1,10 +1,11 @@
-"""Devices that observe their Actions: the meeting of an observation with the broker's one-connection rule.
+"""Devices that observe their Actions, as connections of the broker (RFC 7641, reference 16.1 and 17).
 
-An observer counts as a persistent connection from the answer to its registration until it is cancelled, rejected or
-lost. When the broker ends it, the peer gets a final notification: an error code, without the Observe option.
+An observation counts as the device's persistent connection from its registration until the peer cancels or rejects it
+or no longer answers. When the broker ends it, the peer gets a final notification: an error code, no Observe option.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,26 +15,29 @@ from broker.envelope import Action
 from broker.errors import BadRequest, Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.routing.connections import CloseReason
 from broker.services import Services
-from protocols.coap.blockwise import MAX_EXPONENT, Block, block_of
+from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of
+from protocols.coap.containment import contain
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
-from protocols.coap.observe import Body, Observation
-from protocols.coap.requests import Answer, Request, answer_options, json_to, refusal
-from protocols.coap.session import Observer, Session
+from protocols.coap.observe import NotificationBody, Observation
+from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal, response_options
+from protocols.coap.session import CoapSession, Observer
 
-LOST_PINGS: Final = 2
-#: For so long the rest of a notification waits for the peer to ask for the next block. It is MAX_TRANSMIT_WAIT: after
-#: that a client has given up a request of its own (RFC 7252 section 4.8.2), so whoever did not ask by then does not.
+#: An observation ends when this many pings in a row had no answer.
+_LOST_PINGS: Final = 2
+#: How long the rest of a notification waits for the peer to fetch the next block: MAX_TRANSMIT_WAIT. A client has given
+#: up its own request for the block by then (RFC 7252, 4.8.2), so it will not ask any more.
 FETCH_SECONDS: Final = 93.0
 
 
-class Probe:
-    """The tag of a ping: it asks whether somebody is there."""
+class _Ping:
+    """The tag of a ping in the message layer."""
 
 
-PING = Probe()
-#: A ping before a notification that is too large for a peer which may be spoofed.
-VERIFY = Probe()
+#: A ping because the peer has been silent.
+_KEEP_ALIVE = _Ping()
+#: A ping before a notification that is too large for an address that may be spoofed.
+_VERIFY_ADDRESS = _Ping()
 
 _FINAL: dict[CloseReason, DomainError] = {
     CloseReason.REPLACED: Conflict(CloseReason.REPLACED.value),
@@ -52,26 +56,41 @@ class ObserverStatistics:
 
 
 class Observers:
+    """The observations of one listener."""
+
     def __init__(
         self,
         services: Services,
         guard: AmplificationGuard | None,
         now: Callable[[], float],
-        changed: Callable[[Session], None],
+        changed: Callable[[CoapSession], None],
+        contained: Callable[[Hashable], contain],
     ) -> None:
-        """`changed` is told when a session has something to send or fewer or more observers than before."""
+        """No observations.
+
+        Args:
+            services: the broker.
+            guard: limits notifications to peers whose address is not verified.
+            now: the endpoint's clock, in seconds.
+            changed: called when a session has something to send, or fewer or more observers than before.
+            contained: a block in which an exception ends the session with this key.
+        """
         self._services = services
         self._presence = services.devices.presence
         self._guard = guard
         self._now = now
         self._changed = changed
+        self._contained = contained
         self._now_ms = services.core.clock.now_ms
         self._observers = self._notifications = self._lost = 0
-        # Whose notification is acknowledged but not fetched to its end, and how long that is waited for.
+        # The observers with a notification that is acknowledged but not fetched to its end; when its time is over.
         self._fetching: dict[Observer, float] = {}
 
-    def register(self, session: Session, request: Request, token: bytes, device: Device, caller: Caller) -> int:
-        """Begin an observation, or refresh it; the Observe number of the answer. Call `go_on` after the answer."""
+    def register(self, session: CoapSession, request: CoapRequest, token: bytes, device: Device, caller: Caller) -> int:
+        """Begin or refresh an observation. Call `go_on` after the response.
+
+        Returns the Observe number of the response.
+        """
         known = session.observers.get(token)
         exponent = MAX_EXPONENT if request.block2 is None else request.block2.exponent
         if known is not None and known.observation.path == request.path:
@@ -96,60 +115,70 @@ class Observers:
         return observation.next_number(self._now_ms())
 
     def _refresh(self, observer: Observer, format_: int, exponent: int) -> int:
-        """What is under way would arrive with a lower number than the answer, and be old: it goes anew after it.
+        """Send the notification that is under way again, after the response to the registration.
 
-        So it may arrive twice. It would not arrive at all otherwise (RFC 7641 section 3.4).
+        Its number is lower than that of the response, so the peer would drop it as old (RFC 7641, 3.4). If the peer has
+        received it already, it arrives twice.
         """
         observation = observer.observation
-        observer.session.exchange.cancel(observer, self._now())
+        observer.session.message_layer.cancel(observer, self._now())
         self._fetching.pop(observer, None)
         observation.take_back()
         observation.format, observation.exponent = format_, exponent
         return observation.next_number(self._now_ms())
 
-    def end_path(self, session: Session, path: tuple[bytes, ...]) -> None:
-        """The peer is no longer interested."""
+    def end_path(self, session: CoapSession, path: tuple[bytes, ...]) -> None:
+        """The peer cancels its observations of this path."""
         for observer in [one for one in session.observers.values() if one.observation.path == path]:
             self.end(observer)
 
-    def end_all(self, session: Session, reason: DomainError | None = None) -> None:
-        for observer in tuple(session.observers.values()):
-            self.end(observer, reason)
+    def _end_all(self, session: CoapSession, reason: DomainError | None = None) -> None:
+        """One that fails does not keep the others. Raises what the last one raised that failed."""
+        with ExitStack() as stack:
+            for observer in reversed(session.observers.values()):  # the stack turns them around again
+                stack.callback(self.end, observer, reason)
 
-    def shut_down(self, session: Session) -> None:
-        self.end_all(session, _FINAL[CloseReason.SHUTDOWN])
+    def shut_down(self, session: CoapSession) -> None:
+        """End every observation of a session and tell the peer."""
+        self._end_all(session, _FINAL[CloseReason.SHUTDOWN])
 
     def end(self, observer: Observer, reason: DomainError | None = None) -> None:
-        """End an observation; with a reason the peer is told. What is under way for it is not sent again."""
+        """End an observation. Its notifications are not sent again; with a reason the peer is told."""
         session, observation = observer.session, observer.observation
         if session.observers.get(observation.token) is not observer:
             return
         del session.observers[observation.token]
         self._observers -= 1
         self._fetching.pop(observer, None)
-        now = self._now()
-        session.exchange.cancel(observer, now)
-        if reason is not None:
-            answer = refusal(reason, None)
-            answer = Answer(answer.code, json_to(observation.format, answer.body), observation.format)
-            options = encode_options(answer_options(answer))
-            session.exchange.send(answer.code, observation.token, options, answer.body, None, now)
-        observer.connection.close()
+        try:
+            now = self._now()
+            session.message_layer.cancel(observer, now)
+            if reason is not None:
+                response = refusal(reason, None)
+                response = CoapResponse(response.code, json_to(observation.format, response.body), observation.format)
+                options = encode_options(response_options(response))
+                session.message_layer.send(response.code, observation.token, options, response.body, None, now)
+        finally:
+            observer.connection.close()
         self._changed(session)
 
-    # --- What becomes of our messages --------------------------------------------------------------------------------
+    # --- The fate of messages to the peer ----------------------------------------------------------------------------
 
-    def heard(self, session: Session) -> None:
-        """A sign of life of somebody who observes."""
+    def heard(self, session: CoapSession) -> None:
+        """An empty message of the peer came: the observed devices are present."""
         for observer in session.observers.values():
             self._presence.touch(observer.device.key)
 
-    def ping(self, session: Session, now: float) -> None:
-        session.exchange.send(Code.EMPTY, b"", b"", b"", PING, now)
+    def ping(self, session: CoapSession, now: float) -> None:
+        """Ask a silent peer whether it still observes."""
+        session.message_layer.send(Code.EMPTY, b"", b"", b"", _KEEP_ALIVE, now)
 
-    def delivered(self, session: Session, tag: object) -> None:
-        """A message of ours was acknowledged; after a notification, the next one goes, or its blocks are awaited."""
-        _knows_our_id(session, tag)
+    def delivered(self, session: CoapSession, tag: object) -> None:
+        """The peer acknowledged a message.
+
+        After a notification its blocks are awaited or, if it has none, the next notification is sent.
+        """
+        _verified(session, tag)
         if isinstance(tag, Observer):
             tag.observation.is_acknowledged = True
             if tag.observation.body is None:
@@ -157,22 +186,25 @@ class Observers:
             else:
                 self._fetching[tag] = self._now() + FETCH_SECONDS
 
-    def rejected(self, session: Session, tag: object) -> None:
-        """RFC 7641 section 3.6: no longer interested. For a ping that is the pong."""
-        _knows_our_id(session, tag)
+    def rejected(self, session: CoapSession, tag: object) -> None:
+        """The peer rejected a message: a notification, which ends the observation (RFC 7641, 3.6), or a ping.
+
+        A Reset is the regular answer to a ping.
+        """
+        _verified(session, tag)
         if isinstance(tag, Observer):
             self.end(tag)
 
-    def timed_out(self, session: Session, tag: object, now: float) -> None:
-        """Nobody there, it seems; after a ping that is asked once more."""
+    def timed_out(self, session: CoapSession, tag: object, now: float) -> None:
+        """The peer did not answer a message. Observations end; but after a first ping, another one is sent."""
         if isinstance(tag, Observer):
             self.end(tag)
-        elif tag is VERIFY:
-            self.end_all(session)
-        elif tag is PING:
+        elif tag is _VERIFY_ADDRESS:
+            self._end_all(session)
+        elif tag is _KEEP_ALIVE:
             session.lost_pings += 1
-            if session.lost_pings >= LOST_PINGS:
-                self.end_all(session)
+            if session.lost_pings >= _LOST_PINGS:
+                self._end_all(session)
             else:
                 self.ping(session, now)
 
@@ -189,8 +221,8 @@ class Observers:
             self._notify(observer)
         return True
 
-    def go_on(self, session: Session) -> None:
-        """Send what became free to go with the answer that the peer has just been given."""
+    def go_on(self, session: CoapSession) -> None:
+        """Send the notifications that waited for the response that the peer has just been given."""
         for observer in tuple(session.observers.values()):
             self._notify(observer)
 
@@ -211,23 +243,27 @@ class Observers:
             options, payload = _first_block(observation, number, payload)
         else:
             options = _options(number, observation.format)
-        if self._guard is not None and not session.is_verified and not self._guard.allows(len(payload)):
-            session.exchange.send(Code.EMPTY, b"", b"", b"", VERIFY, now)
-        session.exchange.send(Code.CONTENT, observation.token, options, payload, observer, now)
+        if self._guard is not None and not session.is_address_verified and not self._guard.allows(len(payload)):
+            session.message_layer.send(Code.EMPTY, b"", b"", b"", _VERIFY_ADDRESS, now)
+        session.message_layer.send(Code.CONTENT, observation.token, options, payload, observer, now)
         self._notifications += 1
         self._changed(session)
 
     # --- In blocks ---------------------------------------------------------------------------------------------------
 
-    def rest(self, session: Session, path: tuple[bytes, ...], wanted: Block) -> Answer:
-        """A further block of a notification. Call `go_on` after the answer. Raises BadRequest when there is none."""
+    def rest(self, session: CoapSession, path: tuple[bytes, ...], wanted: BlockOption) -> CoapResponse:
+        """A further block of a notification. Call `go_on` after the response.
+
+        Raises:
+            BadRequest: no notification of this path is being fetched, or the block is beyond its end.
+        """
         for observer in session.observers.values():
             observation = observer.observation
             if observation.path == path and observation.body is not None:
                 return self._next_block(observer, observation.body, wanted)
         raise BadRequest
 
-    def _next_block(self, observer: Observer, body: Body, wanted: Block) -> Answer:
+    def _next_block(self, observer: Observer, body: NotificationBody, wanted: BlockOption) -> CoapResponse:
         part = block_of(body.content, wanted)
         observation = observer.observation
         if not part.block.more:
@@ -239,21 +275,22 @@ class Observers:
                 self._fetching.pop(observer, None)
                 observation.settled()
         options = (Option.ETAG, part.etag), (Option.BLOCK2, part.block.encode())
-        return Answer(Code.CONTENT, part.payload, body.format, options)
+        return CoapResponse(Code.CONTENT, part.payload, body.format, options)
 
     def sweep(self, now: float) -> None:
-        """Go on where the peer no longer asks for blocks. Call it every few seconds."""
+        """Give up notifications whose blocks the peer no longer fetches. Call it every few seconds."""
         for observer in [one for one, until in self._fetching.items() if until <= now]:
-            if observer in self._fetching:  # and did not end with another one's session meanwhile
-                self._settled(observer)
-                self._changed(observer.session)
+            with self._contained(observer.session.key):
+                if observer in self._fetching:  # otherwise it has ended since, with the session of another one
+                    self._settled(observer)
+                    self._changed(observer.session)
 
     def statistics(self) -> ObserverStatistics:
         return ObserverStatistics(self._observers, self._notifications, self._lost)
 
 
 def _options(number: int, format_: int) -> bytes:
-    """Observe and Content-Format as they stand in a message: no number comes again, so nothing is to be remembered."""
+    """Observe and Content-Format, encoded. Not by `encode_options`: its cache would fill with numbers used once."""
     observe, format_bytes = uint(number), uint(format_)
     after = Option.CONTENT_FORMAT - Option.OBSERVE
     return b"%c%b%c%b" % (
@@ -265,9 +302,9 @@ def _options(number: int, format_: int) -> bytes:
 
 
 def _first_block(observation: Observation, number: int, body: bytes) -> tuple[bytes, bytes]:
-    """RFC 7959 section 2.6: the notification has the first block, the peer fetches the others."""
-    part = block_of(body, Block(0, more=False, exponent=observation.exponent))
-    observation.keep(Body(observation.format, body))
+    """Options and payload of the first block of a notification. The peer fetches the others (RFC 7959, 2.6)."""
+    part = block_of(body, BlockOption(0, more=False, exponent=observation.exponent))
+    observation.keep(NotificationBody(observation.format, body))
     options = (
         (Option.ETAG, part.etag),
         (Option.OBSERVE, uint(number)),
@@ -277,8 +314,8 @@ def _first_block(observation: Observation, number: int, body: bytes) -> tuple[by
     return encode_options(options), part.payload
 
 
-def _knows_our_id(session: Session, tag: object) -> None:
-    """Nobody can who does not receive what we send to this address."""
-    session.is_verified = True
-    if isinstance(tag, Probe):
+def _verified(session: CoapSession, tag: object) -> None:
+    """The peer named the id of a message to it, so it receives what is sent to its address."""
+    session.is_address_verified = True
+    if isinstance(tag, _Ping):
         session.lost_pings = 0

@@ -1,7 +1,7 @@
-"""Messages on their way to the peer: one confirmable message is under way at any time (NSTART = 1, RFC 7252 4.7).
+"""Messages to one peer. One confirmable message is under way at any time (NSTART = 1: RFC 7252, 4.7), others wait.
 
-The others wait in order. It is sent again with the timing of section 4.2, until the peer acknowledges or rejects it, or
-until it has been sent often enough. A request of ours that the peer has acknowledged without an answer is promised one.
+The one under way is sent again with the timing of RFC 7252, 4.2, until the peer acknowledges or rejects it or
+MAX_RETRANSMIT is reached. A request to the peer that it acknowledged without a response is promised one.
 """
 
 from collections import deque
@@ -15,11 +15,11 @@ from protocols.coap.messages import CON, Code, empty, frame
 ACK_TIMEOUT: Final = 2.0
 ACK_RANDOM_FACTOR: Final = 1.5
 MAX_RETRANSMIT: Final = 4
-_ENTRY_BYTES: Final = 200  # what a message weighs beside its datagram: measured, rounded up
+_ENTRY_BYTES: Final = 200  # the memory of a message beside its datagram: measured, rounded up
 
 
 class Transmission:
-    """A confirmable message of ours, waiting or under way."""
+    """A confirmable message to the peer, waiting or under way."""
 
     __slots__ = ("datagram", "deadline", "is_request", "message_id", "retransmissions", "tag", "timeout", "token")
 
@@ -35,11 +35,12 @@ class Transmission:
 
     @property
     def weight(self) -> int:
+        """Bytes held."""
         return _ENTRY_BYTES + len(self.datagram)
 
 
 class Outgoing:
-    """What one peer is sent: at once, when it is its turn, and again."""
+    """The queue of messages to one peer, and their retransmissions."""
 
     __slots__ = (
         "_next_id",
@@ -54,27 +55,30 @@ class Outgoing:
     )
 
     def __init__(self, random: Callable[[], float]) -> None:
-        """`random` gives numbers from 0 to 1: the first message id, and the spread of time-outs."""
+        """`random` gives numbers from 0 to 1, for the first message id and the spread of time-outs."""
         self._random = random
         self._next_id = int(random() * 0xFFFF)
         self._out: list[bytes] = []
         self._waiting: deque[Transmission] | None = None
-        self._promised: dict[bytes, tuple[object, float]] | None = None  # acknowledged requests of ours, by token
+        self._promised: dict[bytes, tuple[object, float]] | None = (
+            None  # by token: tag of the acknowledged request, and its time-out
+        )
         self.current: Transmission | None = None
-        self.answers = 0  # those among `waiting` that nobody is told about: what the peer has asked for
+        self.answers = 0  # messages among `waiting` without a tag: responses to the peer
         self.bytes_held = 0
         self.retransmissions = 0
 
     def new_id(self) -> int:
+        """The next message id."""
         self._next_id = (self._next_id + 1) & 0xFFFF
         return self._next_id
 
     def put(self, datagram: bytes) -> None:
-        """To be sent at once, and once."""
+        """Send a datagram now, and only once."""
         self._out.append(datagram)
 
     def take(self) -> list[bytes]:
-        """The datagrams to send since the last call, in order."""
+        """The datagrams to send that are new since the last call, in order."""
         output = self._out
         if output:
             self._out = []
@@ -103,7 +107,7 @@ class Outgoing:
         self._out.append(transmission.datagram)
 
     def finish(self, now: float) -> None:
-        """What is under way has met its fate; the next one goes."""
+        """The message under way was answered or timed out; send the next one."""
         if self.current is not None:
             self.bytes_held -= self.current.weight
             self.answers -= self.current.tag is None
@@ -112,15 +116,17 @@ class Outgoing:
             self._transmit(self._waiting.popleft(), now)
 
     def promise(self, request: Transmission, now: float) -> None:
-        """The peer has our request and will answer it."""
+        """The peer acknowledged a request without a response, which will come in a message of its own."""
         if self._promised is None:
             self._promised = {}
         self._promised[request.token] = (request.tag, now + EXCHANGE_LIFETIME)
 
     def answered(self, token: bytes, now: float) -> object | None:
-        """A response with this token came in a message of its own: the tag of its request, None if nobody asked.
+        """A response with this token came in a message of its own.
 
-        It also says that the request arrived (RFC 7252 section 5.2.2).
+        It also acknowledges its request (RFC 7252, 5.2.2).
+
+        Returns the tag of the request; None if there was no request.
         """
         current = self.current
         if current is not None and current.is_request and current.token == token:
@@ -129,7 +135,7 @@ class Outgoing:
         return None if self._promised is None else self._promised.pop(token, (None, 0.0))[0]
 
     def cancel(self, tag: object, now: float) -> None:
-        """Stop sending what was sent with this tag, which is not None."""
+        """Do not send the messages with this tag any more. The tag is not None."""
         if self._waiting:
             for one in [one for one in self._waiting if one.tag is tag]:
                 self._waiting.remove(one)
@@ -143,13 +149,14 @@ class Outgoing:
 
     @property
     def deadline(self) -> float:
+        """When `tick` has something to do; infinity when it has not."""
         due = inf if self.current is None else self.current.deadline
         if self._promised:
             due = min(due, *(expires for _, expires in self._promised.values()))
         return due
 
     def tick(self, now: float) -> list[object]:
-        """Send again what is due; the tags of what nothing came back about."""
+        """Send again what is due. Returns the tags of the messages that timed out."""
         timed_out: list[object] = []
         if self._promised:
             late = [token for token, (_, expires) in self._promised.items() if expires <= now]
@@ -166,11 +173,3 @@ class Outgoing:
                 self.finish(now)
                 timed_out.append(current.tag)
         return timed_out
-
-    @property
-    def waiting(self) -> int:
-        return (self.current is not None) + len(self._waiting or ())
-
-    @property
-    def promised(self) -> int:
-        return len(self._promised or ())

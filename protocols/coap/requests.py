@@ -1,4 +1,4 @@
-"""What a request asks for, and how an answer is written: options with their meaning, formats, blocks."""
+"""Requests and responses: the meaning of their options, content formats and block-wise responses."""
 
 import json
 from functools import lru_cache
@@ -10,19 +10,19 @@ import msgspec
 
 from broker.errors import BadRequest, BodyTooLarge, DomainError, TryLater
 from config.limits import COAP_BODY_BYTES
-from protocols.coap.blockwise import Block, Blockwise, Operation, cut
+from protocols.coap.blockwise import BlockOption, Blockwise, BlockwiseOperation, cut
 from protocols.coap.errors import (
     BadOption,
     NotAcceptable,
     ProxyingNotSupported,
     UnsupportedFormat,
-    error_body,
+    error_document,
     response_code,
 )
-from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, Message, Option, content_format, uint
+from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, CoapMessage, Option, content_format, uint
 
-#: The options that we understand: least and most bytes, and whether one may come twice (RFC 7252 table 4, RFC 7641,
-#: 7959, 9175). Whatever else is critical is refused, whatever else is elective is not there.
+#: The known options: least and most bytes, and whether the option may be repeated (RFC 7252, table 4; RFC 7641, 7959,
+#: 9175). Any other critical option is refused, any other elective option is ignored.
 _KNOWN: Final[dict[int, tuple[int, int, bool]]] = {
     Option.URI_HOST: (1, 255, False),
     Option.OBSERVE: (0, 3, False),
@@ -39,7 +39,8 @@ _KNOWN: Final[dict[int, tuple[int, int, bool]]] = {
 }
 _PROXYING: Final = (Option.PROXY_URI, Option.PROXY_SCHEME)
 
-#: The tags that cbor2 knows by itself. Some make a few bytes into a great many: an array may share itself.
+#: The tags that cbor2 decodes by itself. All are refused: with some, an array that refers to itself, a few bytes become
+#: a great many.
 _TAGS: Final = (*range(6), 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43_000, 55_799)
 _MAX_DEPTH: Final = 64
 
@@ -47,43 +48,49 @@ _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
 
-#: More, and they are read anew each time: what is remembered must not become large.
-_MAX_REPEATED_OPTIONS = 8
+#: The result of `read_request` is cached for at most so many options, which bounds the cache.
+_MAX_CACHED_OPTIONS = 8
 
 
-class Request(NamedTuple):
-    """A request without its payload."""
+class CoapRequest(NamedTuple):
+    """The code and the options of a request."""
 
     method: int
     path: tuple[bytes, ...]
     format: int | None
     accept: int | None
     observe: int | None
-    block1: Block | None
-    block2: Block | None
+    block1: BlockOption | None
+    block2: BlockOption | None
     size1: int
     echo: bytes | None
     tags: tuple[bytes, ...]
 
     @property
-    def operation(self) -> Operation:
+    def operation(self) -> BlockwiseOperation:
         return self.method, self.path, self.tags
 
     @property
     def answer_format(self) -> int:
-        """As the peer asked, or as it speaks itself (reference 17)."""
+        """The format that the peer accepts, else the format of its request (reference 17)."""
         if self.accept in (JSON, CBOR):
             return self.accept
         return CBOR if self.format == CBOR else JSON
 
 
-def read_request(message: Message) -> Request:
-    """Raises BadOption, ProxyingNotSupported, or BadRequest for a reserved block size."""
-    read = _read if len(message.options) > _MAX_REPEATED_OPTIONS else _read_once
+def read_request(message: CoapMessage) -> CoapRequest:
+    """Read the options of a request.
+
+    Raises:
+        BadOption: a critical option is unknown, repeated or of a wrong length.
+        ProxyingNotSupported: the request is for a proxy.
+        BadRequest: a block option has the reserved size.
+    """
+    read = _read if len(message.options) > _MAX_CACHED_OPTIONS else _read_once
     return read(message.code, message.options)
 
 
-def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> Request:
+def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> CoapRequest:
     found: dict[int, bytes] = {}
     path: list[bytes] = []
     tags: list[bytes] = []
@@ -103,21 +110,21 @@ def _read(method: int, options: tuple[tuple[int, bytes], ...]) -> Request:
     if path and not path[-1]:  # a trailing slash
         path.pop()
     block1, block2 = found.get(Option.BLOCK1), found.get(Option.BLOCK2)
-    return Request(
+    return CoapRequest(
         method=method,
         path=tuple(path),
         format=_number(found.get(Option.CONTENT_FORMAT)),
         accept=_number(found.get(Option.ACCEPT)),
         observe=_number(found.get(Option.OBSERVE)),
-        block1=None if block1 is None else Block.decode(block1),
-        block2=None if block2 is None else Block.decode(block2),
+        block1=None if block1 is None else BlockOption.decode(block1),
+        block2=None if block2 is None else BlockOption.decode(block2),
         size1=int.from_bytes(found.get(Option.SIZE1, b""), "big"),
         echo=found.get(Option.ECHO),
         tags=tuple(tags),
     )
 
 
-#: A device asks for the same again and again.
+#: A device sends the same options again and again.
 _read_once: Final = lru_cache(maxsize=2048)(_read)
 
 
@@ -125,12 +132,12 @@ def _number(value: bytes | None) -> int | None:
     return None if value is None else int.from_bytes(value, "big")
 
 
-#: A payload that is `data` itself: for devices whose Manifest has a transform.
+#: The formats of a payload that is `data` itself, without an envelope: for devices whose Manifest has a transform.
 BARE: Final = (TEXT, OCTETS)
 
 
-def check_formats(request: Request) -> None:
-    """JSON or CBOR, both ways, or a bare payload. Raises UnsupportedFormat, NotAcceptable."""
+def check_formats(request: CoapRequest) -> None:
+    """Raises UnsupportedFormat or NotAcceptable unless formats are JSON, CBOR or, for requests, a bare payload."""
     if request.format not in (None, JSON, CBOR, *BARE):
         raise UnsupportedFormat
     if request.accept not in (None, JSON, CBOR):
@@ -145,9 +152,10 @@ _NO_TAGS: Final[dict[int, Any]] = dict.fromkeys(_TAGS, _refuse_tag)
 
 
 def cbor_to_json(payload: bytes) -> bytes:
-    """As RFC 8949 section 6.1 has it: byte strings become BASE64, numbers as keys become text. There are no tags.
+    """Convert as RFC 8949, 6.1 advises: byte strings become BASE64, numbers as keys become text.
 
-    Raises BadRequest for what is no CBOR, cannot be JSON, or goes on behind its end.
+    Raises:
+        BadRequest: the payload is not one CBOR value, has tags, or has no equivalent in JSON.
     """
     stream = BytesIO(payload)
     try:
@@ -160,7 +168,10 @@ def cbor_to_json(payload: bytes) -> bytes:
 
 
 def json_to(format_: int, body: bytes) -> bytes:
-    """JSON of ours in the peer's format. Nobody has looked into an Action: a number beyond all doubles is infinity."""
+    """Encode a JSON body in the peer's format.
+
+    An Action is stored as its sender wrote it. In CBOR a number beyond the range of doubles becomes infinity.
+    """
     if format_ != CBOR:
         return body
     try:
@@ -170,24 +181,26 @@ def json_to(format_: int, body: bytes) -> bytes:
     return cbor2.dumps(found)
 
 
-class Answer(NamedTuple):
+class CoapResponse(NamedTuple):
+    """A response. `format` is the content format of the body, `options` are the others."""
+
     code: int
     body: bytes = b""
     format: int = JSON
     options: tuple[tuple[int, bytes], ...] = ()
 
 
-def refusal(error: DomainError, request: Request | None, *, error_id: str | None = None) -> Answer:
-    """The error body in the peer's format. What could not be read as a request is answered in JSON."""
-    body = error_body(error)
+def refusal(error: DomainError, request: CoapRequest | None, *, error_id: str | None = None) -> CoapResponse:
+    """The response for an error, in the peer's format; in JSON if the request could not be read."""
+    body = error_document(error)
     if error_id is not None:
         body["error"]["id"] = error_id
     format_ = JSON if request is None else request.answer_format
-    return Answer(response_code(error), json_to(format_, _encode_json(body)), format_, _facts(error))
+    return CoapResponse(response_code(error), json_to(format_, _encode_json(body)), format_, _advice(error))
 
 
-def _facts(error: DomainError) -> tuple[tuple[int, bytes], ...]:
-    """What the peer can act on: when to try again, or how much is taken (RFC 7959 section 2.9.3)."""
+def _advice(error: DomainError) -> tuple[tuple[int, bytes], ...]:
+    """Options that tell the peer when to try again (RFC 8516), or the largest body (RFC 7959, 2.9.3)."""
     if isinstance(error, TryLater):
         return ((Option.MAX_AGE, uint(error.retry_seconds)),)
     if isinstance(error, BodyTooLarge):
@@ -195,23 +208,27 @@ def _facts(error: DomainError) -> tuple[tuple[int, bytes], ...]:
     return ()
 
 
-def in_blocks(answer: Answer, request: Request, blocks: Blockwise, now: float) -> Answer:
-    """The part of an answer that fits or was asked for (RFC 7959 section 2.4). Raises BadRequest behind its end."""
-    part = cut(answer.body, request.block2)
+def in_blocks(response: CoapResponse, request: CoapRequest, blocks: Blockwise, now: float) -> CoapResponse:
+    """The block of a response that the peer wants, or the whole if it fits into one block (RFC 7959, 2.4).
+
+    Raises:
+        BadRequest: the block is beyond the end.
+    """
+    part = cut(response.body, request.block2)
     if part is None:
-        return answer
+        return response
     if part.block.more:
-        blocks.offer(request.operation, answer.body, now)
-    options = [*answer.options, (Option.ETAG, part.etag), (Option.BLOCK2, part.block.encode())]
+        blocks.offer(request.operation, response.body, now)
+    options = [*response.options, (Option.ETAG, part.etag), (Option.BLOCK2, part.block.encode())]
     if part.block.number == 0:
-        options.append((Option.SIZE2, uint(len(answer.body))))
-    return answer._replace(body=part.payload, options=tuple(options))
+        options.append((Option.SIZE2, uint(len(response.body))))
+    return response._replace(body=part.payload, options=tuple(options))
 
 
-def answer_options(answer: Answer) -> tuple[tuple[int, bytes], ...]:
-    """In the order of their numbers."""
-    if not answer.body:
-        return answer.options
-    if not answer.options:
-        return (content_format(answer.format),)
-    return tuple(sorted((*answer.options, content_format(answer.format))))
+def response_options(response: CoapResponse) -> tuple[tuple[int, bytes], ...]:
+    """All options of a response, in the order of their numbers."""
+    if not response.body:
+        return response.options
+    if not response.options:
+        return (content_format(response.format),)
+    return tuple(sorted((*response.options, content_format(response.format))))

@@ -1,10 +1,10 @@
-"""The resources of reference 17: what a path and a method do in the broker.
+"""The resources of reference 17: what requests do in the broker.
 
-The device token is the last segment of a path. A token that is known is looked up at once; for one that is not, the
-request waits in a bounded queue for a worker that asks the store. Requests with one token are answered in their order.
+The device token is the last segment of a path. A request whose token is not in memory waits in a bounded queue for a
+worker that looks the token up in the store. Requests with the same token are served in their order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Final
 
@@ -23,17 +23,26 @@ from broker.errors import (
     SourceDeviceDisabled,
     StorageUnavailable,
 )
-from broker.ids import new_id
 from broker.limits.meters import Channel
 from broker.nesting import check_nesting
 from broker.services import Services
 from config.limits import COAP_BODY_BYTES
+from protocols.coap.containment import contain
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, LINK_FORMAT, Code, Option, uint
 from protocols.coap.observers import Observers
-from protocols.coap.requests import BARE, Answer, Request, cbor_to_json, check_formats, in_blocks, json_to, refusal
-from protocols.coap.session import Rank, Session
+from protocols.coap.requests import (
+    BARE,
+    CoapRequest,
+    CoapResponse,
+    cbor_to_json,
+    check_formats,
+    in_blocks,
+    json_to,
+    refusal,
+)
+from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import PublishForbidden, SubscribeForbidden
 from storage.sql import StoreError
 
@@ -42,14 +51,12 @@ MAX_WAITING_PER_TOKEN: Final = 64
 
 _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
-_MESSAGES: Final = (b"v1.1", b"messages")
-_ACTIONS: Final = (b"v1.1", b"actions")
 
 _log = structlog.get_logger(__name__)
 
 
 class _Body(msgspec.Struct):
-    """The body of a message. What is null is not there (reference 1.3)."""
+    """The body of a message. A null is an absent member (reference 1.3)."""
 
     data: msgspec.Raw = msgspec.Raw(b"null")
     ts: object = None
@@ -62,38 +69,56 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def _unquoted(data: bytes) -> bytes:
-    """`data` given as a text is what stands in it (reference 8.4). Raises BadRequest for half a character."""
+    """The content of `data` that is given as a string (reference 8.4). Raises BadRequest for a lone surrogate."""
     if not data.startswith(b'"'):
         return data
     try:
         return _decode_text(data).encode()
-    except ValueError as error:  # no JSON after all, or half a surrogate pair
+    except ValueError as error:  # not JSON, or a lone surrogate
         raise BadRequest from error
 
 
-#: Answers a request, once.
-Reply = Callable[[Session, Incoming, Answer], None]
+#: Answers a request.
+_Reply = Callable[[CoapSession, Incoming, CoapResponse], None]
 
 
 class Resources:
-    """From requests to the broker and back. Call `submitted` after everything that was read in one go."""
+    """Serves requests. Call `submitted` after all requests of one wake-up."""
 
     def __init__(
-        self, services: Services, observers: Observers, reply: Reply, member: Callable[[Session], None]
+        self,
+        services: Services,
+        observers: Observers,
+        reply: _Reply,
+        authenticated: Callable[[CoapSession], None],
+        contained: Callable[[Hashable], contain],
     ) -> None:
-        """`member` is told when a session has shown a valid device token and nothing was refused."""
+        """The resources of one endpoint.
+
+        Args:
+            services: the broker.
+            observers: the endpoint's observations.
+            reply: answers a request, unless its session is closed.
+            authenticated: called when a request with a valid device token was not refused.
+            contained: a block in which an exception ends the session with this key.
+        """
         self._services = services
         self._ingest = services.messages.ingest
         self._observers = observers
         self._reply = reply
-        self._member = member
-        self._stored: list[tuple[Session, Incoming, Request, int]] = []
-        # By the token that is being looked up; the channel has each of them once.
-        self._unknown: dict[str, list[tuple[Session, Incoming, Request]]] = {}
+        self._authenticated = authenticated
+        self._contained = contained
+        self._stored: list[tuple[CoapSession, Incoming, CoapRequest, int]] = []
+        # The requests that wait, by the token that is being looked up. The channel has each token once.
+        self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
 
-    def handle(self, session: Session, incoming: Incoming, request: Request, now: float) -> None:
-        """Answer now, after the commit, or when the token is known. Raises DomainError."""
+    def handle(self, session: CoapSession, incoming: Incoming, request: CoapRequest, now: float) -> None:
+        """Serve a request: at once, or after its token was looked up. A stored message is answered after its commit.
+
+        Raises:
+            DomainError: the request is refused.
+        """
         *collection, last = request.path or (b"",)
         match tuple(collection):
             case (b"v1.1", b"messages"):
@@ -113,18 +138,18 @@ class Resources:
         else:
             self._serve(session, incoming, request, *known, now)
 
-    def _discover(self, session: Session, request: Request, now: float) -> Answer:
+    def _discover(self, session: CoapSession, request: CoapRequest, now: float) -> CoapResponse:
         if request.path != _WELL_KNOWN:
             raise NotFound
         if request.method != Code.GET:
             raise MethodNotAllowed
         if request.accept not in (None, LINK_FORMAT):
             raise NotAcceptable
-        return in_blocks(Answer(Code.CONTENT, _DISCOVERY, LINK_FORMAT), request, session.blocks, now)
+        return in_blocks(CoapResponse(Code.CONTENT, _DISCOVERY, LINK_FORMAT), request, session.blocks, now)
 
-    # --- Who it is ---------------------------------------------------------------------------------------------------
+    # --- Look up tokens ----------------------------------------------------------------------------------------------
 
-    def _look_up(self, token: str, session: Session, incoming: Incoming, request: Request) -> None:
+    def _look_up(self, token: str, session: CoapSession, incoming: Incoming, request: CoapRequest) -> None:
         waiting = self._unknown.get(token)
         if waiting is None:
             try:
@@ -137,54 +162,58 @@ class Resources:
         waiting.append((session, incoming, request))
 
     async def look_up_forever(self, now: Callable[[], float], done: Callable[[], None]) -> None:
-        """A worker; several may run. `done` is called when a token's requests have been served."""
+        """Serve requests with unknown tokens until cancelled. Several tasks may do so.
+
+        Args:
+            now: the clock.
+            done: called when the requests with one token have been served.
+        """
         async for token in self._lookups_due:
-            outcome: tuple[Device, Caller] | DomainError
-            error_id: str | None = None
-            try:
-                outcome = await self._services.devices.registry.by_token(token)
-            except DomainError as error:
-                outcome = error
-            except StoreError as error:
-                outcome = StorageUnavailable(str(error))
-            except Exception:  # noqa: BLE001 - a bug of ours must not end the listener
-                outcome, error_id = InternalError(), _logged()
+            outcome: tuple[Device, Caller] | DomainError = InternalError()
+            first, *_ = self._unknown[token][0]
+            with contain("coap_request_failed", first.key) as lookup:
+                try:
+                    outcome = await self._services.devices.registry.by_token(token)
+                except DomainError as error:
+                    outcome = error
+                except StoreError as error:
+                    outcome = StorageUnavailable(str(error))
             for session, incoming, request in self._unknown.pop(token):
-                if isinstance(outcome, DomainError):
-                    self._refuse(session, incoming, request, outcome, error_id)
-                else:
-                    self._contained(session, incoming, request, *outcome, now())
+                with self._contained(session.key):
+                    if isinstance(outcome, DomainError):
+                        self._refuse(session, incoming, request, outcome, lookup.error_id)
+                    else:
+                        self._serve_known(session, incoming, request, *outcome, now())
             done()
 
-    def _contained(
-        self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
+    def _serve_known(
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
     ) -> None:
-        try:
-            self._serve(session, incoming, request, device, caller, now)
-        except DomainError as error:
-            if not incoming.is_answered:
-                self._refuse(session, incoming, request, error)
-        except Exception:  # noqa: BLE001 - as in the endpoint, which is not there to catch it
-            error_id = _logged()
-            if not incoming.is_answered:
-                self._refuse(session, incoming, request, InternalError(), error_id)
+        with contain("coap_request_failed", session.key) as contained:
+            try:
+                self._serve(session, incoming, request, device, caller, now)
+            except DomainError as error:
+                if not incoming.is_answered:
+                    self._refuse(session, incoming, request, error)
+        if contained.error_id is not None and not incoming.is_answered:
+            self._refuse(session, incoming, request, InternalError(), contained.error_id)
 
     def _refuse(
         self,
-        session: Session,
+        session: CoapSession,
         incoming: Incoming,
-        request: Request,
+        request: CoapRequest,
         error: DomainError,
         error_id: str | None = None,
     ) -> None:
-        if isinstance(error, PermissionDenied):  # valid, but no device's
+        if isinstance(error, PermissionDenied):  # the token is valid, but not a device token
             error = PublishForbidden() if request.method == Code.POST else SubscribeForbidden()
         self._reply(session, incoming, refusal(error, request, error_id=error_id))
 
-    # --- What it wants -----------------------------------------------------------------------------------------------
+    # --- Serve -------------------------------------------------------------------------------------------------------
 
     def _serve(
-        self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
     ) -> None:
         is_post = request.method == Code.POST
         try:
@@ -194,15 +223,15 @@ class Resources:
         if is_post:
             self._post(session, incoming, request, device, caller, now)
         elif session.is_closed:
-            return  # while its token was looked up: nobody would ever end its observation
+            return  # it ended while its token was looked up, and so an observation would never end
         else:
             self._reply(session, incoming, self._actions(session, incoming, request, device, caller, now))
             self._observers.go_on(session)
-        if session.rank is Rank.STRANGER and device.enabled:  # and nothing of it was refused
-            self._member(session)
+        if session.rank is SessionRank.UNAUTHENTICATED and device.enabled:  # the request was not refused
+            self._authenticated(session)
 
     def _post(
-        self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
     ) -> None:
         if request.block2 is not None and request.block2.number > 0:
             self._reply(session, incoming, self._rest(session, request, now))
@@ -216,7 +245,7 @@ class Resources:
             body = session.blocks.collect(request.operation, request.block1, payload, now)
             if body is None:
                 block1 = (Option.BLOCK1, request.block1.encode())
-                self._reply(session, incoming, Answer(Code.CONTINUE, options=(block1,)))
+                self._reply(session, incoming, CoapResponse(Code.CONTINUE, options=(block1,)))
                 return
             payload = body
         if request.format in BARE:
@@ -250,16 +279,16 @@ class Resources:
             raise UnsupportedFormat
         return self._ingest.submit(device, payload)
 
-    def _rest(self, session: Session, request: Request, now: float) -> Answer:
-        """A further block of the answer to a POST. The POST is not done again for it."""
+    def _rest(self, session: CoapSession, request: CoapRequest, now: float) -> CoapResponse:
+        """A further block of the response to a POST, which is not performed again."""
         body = session.blocks.offered(request.operation, now)
         if body is None:
             raise BadRequest
-        return in_blocks(Answer(Code.CREATED, body, request.answer_format), request, session.blocks, now)
+        return in_blocks(CoapResponse(Code.CREATED, body, request.answer_format), request, session.blocks, now)
 
     def _actions(
-        self, session: Session, incoming: Incoming, request: Request, device: Device, caller: Caller, now: float
-    ) -> Answer:
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
+    ) -> CoapResponse:
         if request.block2 is not None and request.block2.number > 0:
             return self._observers.rest(session, request.path, request.block2)
         options: tuple[tuple[int, bytes], ...] = ()
@@ -271,40 +300,34 @@ class Resources:
         elif request.observe == 1:
             self._observers.end_path(session, request.path)
         body = json_to(request.answer_format, b"{}")
-        return in_blocks(Answer(Code.CONTENT, body, request.answer_format, options), request, session.blocks, now)
+        return in_blocks(CoapResponse(Code.CONTENT, body, request.answer_format, options), request, session.blocks, now)
 
-    # --- When it is durable ------------------------------------------------------------------------------------------
+    # --- Answer after the commit -------------------------------------------------------------------------------------
 
     def submitted(self) -> None:
-        """Everything that was read in one go is submitted: answer it when it is durable."""
+        """All requests of one wake-up are submitted: answer their messages after the commit."""
         if self._stored:
             stored, self._stored = self._stored, []
             self._ingest.after_commit(partial(self._committed, stored))
 
     def _committed(
-        self, stored: list[tuple[Session, Incoming, Request, int]], error: StorageUnavailable | None
+        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, int]], error: StorageUnavailable | None
     ) -> None:
         if error is not None:
             _log.error("coap_messages_not_stored", messages=len(stored), reason=error.reason)
-            for session, incoming, request, _ in stored:
-                self._reply(session, incoming, refusal(error, request))
-            return
         mid = self._ingest.mid
         for session, incoming, request, position in stored:
-            self._reply(session, incoming, self._created(session, request, mid(position)))
+            with self._contained(session.key):
+                if error is not None:
+                    self._reply(session, incoming, refusal(error, request))
+                else:
+                    self._reply(session, incoming, self._created(session, request, mid(position)))
 
-    def _created(self, session: Session, request: Request, mid: str) -> Answer:
+    def _created(self, session: CoapSession, request: CoapRequest, mid: str) -> CoapResponse:
         format_ = request.answer_format
-        answer = Answer(Code.CREATED, json_to(format_, b'{"data":{"mid":"%b"}}' % mid.encode()), format_)
+        response = CoapResponse(Code.CREATED, json_to(format_, b'{"data":{"mid":"%b"}}' % mid.encode()), format_)
         if request.block1 is not None:
-            answer = answer._replace(options=((Option.BLOCK1, request.block1.encode()),))
+            response = response._replace(options=((Option.BLOCK1, request.block1.encode()),))
         if request.block2 is None:
-            return answer
-        return in_blocks(answer, request, session.blocks, session.last_heard)
-
-
-def _logged() -> str:
-    """The id under which the log has the bug that is being caught."""
-    error_id = new_id()
-    _log.exception("coap_request_failed", error_id=error_id)
-    return error_id
+            return response
+        return in_blocks(response, request, session.blocks, session.last_heard)

@@ -1,24 +1,20 @@
 """The CoAP listener over plain UDP: datagrams between a socket and the endpoint.
 
-One task reads. It takes as many datagrams as have come, hands them over and attaches one callback for everything that
-must become durable first. Answers go out at once: what the socket does not take is lost, and the peer asks again.
+One task reads. At each wake-up it hands over all datagrams that have come, then registers one callback for the commit
+of their messages. A response is sent at once or lost; a peer whose response is lost asks again.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import trio
 
-from broker.errors import StorageUnavailable
 from broker.services import Services
 from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
-
-GOODBYE_SECONDS = 1.0
 
 
 async def serve_coap(
@@ -28,13 +24,16 @@ async def serve_coap(
     endpoint: Endpoint | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; then tell every observer. Raises OSError when the address cannot be bound.
+    """Serve until cancelled, then tell every observer.
 
     Args:
         services: the broker.
         bind: where to listen.
-        endpoint: one to look into from outside; by default one of its own.
-        task_status: told the bound address.
+        endpoint: what serves, for a caller that reads its statistics; by default a new one.
+        task_status: gets the bound address.
+
+    Raises:
+        OSError: the address cannot be bound.
     """
     endpoint = endpoint or Endpoint(services, guard=new_guard())
     with await DatagramSocket.bound(bind) as sock:
@@ -44,7 +43,7 @@ async def serve_coap(
                 task_status.started(sock.address)
                 await read_forever(sock, services.messages.ingest, _taker(endpoint, sock), endpoint.submitted)
         finally:
-            await say_goodbye(services, endpoint)
+            await endpoint.stop()
 
 
 def _taker(endpoint: Endpoint, sock: DatagramSocket) -> Callable[[bytes, PeerAddress], None]:
@@ -57,12 +56,3 @@ def _send(endpoint: Endpoint, send: Callable[[bytes, Any], int], address: Any, d
         send(datagram, address)
     except OSError:  # no room, no route, no such port
         endpoint.datagrams_lost += 1
-
-
-async def say_goodbye(services: Services, endpoint: Endpoint) -> None:
-    """What was accepted is answered when it is durable; observers learn that it is over."""
-    with trio.move_on_after(GOODBYE_SECONDS, shield=True):
-        endpoint.submitted()
-        with suppress(StorageUnavailable):
-            await services.messages.ingest.wait_committed()
-        endpoint.shut_down()

@@ -1,4 +1,4 @@
-"""One peer, and all of them: who came when, who may stay, and what is due."""
+"""What a listener holds for one peer, and the table of all its peers: limits, eviction and the next thing due."""
 
 import heapq
 from collections import OrderedDict
@@ -11,36 +11,41 @@ from math import inf
 
 from broker.devices.registry import Device
 from broker.registration.certificates import ClientCertificate
+from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.blockwise import Blockwise
-from protocols.coap.exchange import Exchange
+from protocols.coap.message_layer import MessageLayer
 from protocols.coap.observe import Observation
 
-_BYTES = 2048  # a session that has said one thing, beside its account of what it holds: measured, rounded up
+#: A session after one request, without what `bytes_held` counts separately: measured, rounded up.
+_BYTES = 2048
 
 
-class Rank(IntEnum):
-    """Who goes first when there are too many. An address in a datagram is no proof of anything."""
+class SessionRank(IntEnum):
+    """What a session has proved. `CoapSessions.surplus` chooses by the rank which session to end.
 
-    STRANGER = 0
-    MEMBER = 1  # it has shown a valid device token
+    The sender's address in a datagram proves nothing: anybody can write it.
+    """
+
+    UNAUTHENTICATED = 0
+    AUTHENTICATED = 1  # one of its requests had a valid device token
     OBSERVER = 2
 
 
-class Session:
-    """What we hold for one peer."""
+class CoapSession:
+    """The state of one peer. In DTLS a peer is one connection, in plain CoAP one address."""
 
     __slots__ = (
         "_end",
         "accounted",
         "blockwise",
         "certificate",
-        "exchange",
         "idle_seconds",
+        "is_address_verified",
         "is_closed",
-        "is_verified",
         "key",
         "last_heard",
         "lost_pings",
+        "message_layer",
         "observers",
         "rank",
         "scheduled",
@@ -50,64 +55,82 @@ class Session:
     def __init__(
         self,
         key: Hashable,
-        exchange: Exchange,
+        message_layer: MessageLayer,
         send: Callable[[bytes], None],
         end: Callable[[], None],
         *,
         idle_seconds: float,
-        is_verified: bool,
+        is_address_verified: bool,
         now: float,
     ) -> None:
-        """`send` takes a datagram at once, `end` is called when the session is let go of; neither may wait."""
+        """A session that was heard at `now`.
+
+        Args:
+            key: what identifies the peer.
+            message_layer: of this peer.
+            send: sends a datagram or loses it, without waiting.
+            end: called once, when the session ends.
+            idle_seconds: after this time without a datagram a session that does not observe ends.
+            is_address_verified: whether the peer is known to receive what is sent to its address.
+            now: seconds of the endpoint's clock.
+        """
         self.key = key
-        self.exchange = exchange
+        self.message_layer = message_layer
         self.send = send
         self._end = end
         self.idle_seconds = idle_seconds
-        self.is_verified = is_verified  # it receives what we send to this address
+        self.is_address_verified = is_address_verified
         self.last_heard = now
-        self.certificate: ClientCertificate | None = None  # what it has shown; nobody has looked into it
-        self.rank = Rank.STRANGER
+        self.certificate: ClientCertificate | None = None  # the peer's, not verified
+        self.rank = SessionRank.UNAUTHENTICATED
         self.lost_pings = 0
         self.is_closed = False
-        self.scheduled = inf
-        self.accounted = 0
-        self.observers: dict[bytes, Observer] = {}  # by the token of their request
+        self.scheduled = inf  # of `CoapSessions.schedule`
+        self.accounted = 0  # of `CoapSessions.account`
+        self.observers: dict[bytes, Observer] = {}  # by the token of the registration
         self.blockwise: Blockwise | None = None
 
     @property
     def blocks(self) -> Blockwise:
+        """The block-wise transfers of the peer. Most peers have none, so it is made on demand."""
         if self.blockwise is None:
             self.blockwise = Blockwise()
         return self.blockwise
 
     @property
     def bytes_held(self) -> int:
-        held = _BYTES + self.exchange.bytes_held
+        held = _BYTES + self.message_layer.bytes_held
         if self.certificate is not None:
-            held += 2 * self.certificate.size  # GnuTLS has its own
+            held += 2 * self.certificate.size  # GnuTLS keeps a copy
         if self.blockwise is not None:
             held += self.blockwise.bytes_held
         for observer in self.observers.values():
             held += observer.observation.bytes_held
         return held
 
+    @property
+    def silence_seconds(self) -> float:
+        """How long the session may be silent: then an observer is pinged, and any other session ends."""
+        return COAP_SILENCE_SECONDS if self.rank is SessionRank.OBSERVER else self.idle_seconds
+
     def flush(self) -> None:
-        for datagram in self.exchange.take_output():
+        """Send what the message layer has to send."""
+        for datagram in self.message_layer.take_output():
             self.send(datagram)
 
     def end(self) -> None:
+        """Close the session. A second call does nothing."""
         if not self.is_closed:
             self.is_closed = True
             self._end()
 
 
 class Observer:
-    """One observation of one session, and its place among the device's connections."""
+    """One observation of one session, and its entry among the device's connections."""
 
     __slots__ = ("connection", "device", "observation", "session")
 
-    def __init__(self, session: Session, device: Device, observation: Observation) -> None:
+    def __init__(self, session: CoapSession, device: Device, observation: Observation) -> None:
         self.session = session
         self.device = device
         self.observation = observation
@@ -116,127 +139,127 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What one listener holds at most. Who goes first is `Sessions.surplus`."""
+    """What one listener holds at most. `CoapSessions.surplus` chooses what ends when it holds more."""
 
     sessions: int = 10_000
-    bytes_held: int = 128 * 1024 * 1024  # some 900 devices that send all they may
-    requests_per_session: int = 64  # that it has no answer to yet
+    bytes_held: int = 128 * 1024 * 1024  # about 900 devices that send as much as they may
+    requests_per_session: int = 64  # without an answer yet
     half_open_handshakes: int = 512
 
 
-#: Whoever is new must be heard, be all the others known: strangers have this part of all places for themselves.
-_STRANGERS_SHARE = 16
+#: One part in 16 of all places and bytes is reserved for unauthenticated sessions, so that a new device can
+#: authenticate while all other places are taken by authenticated ones.
+_RESERVED_SHARE = 16
 
 
-class Sessions:
-    """Every session of one listener, by its key, by when it was last heard, and by when it has something to do."""
+class CoapSessions:
+    """The sessions of one listener: by key, by the time of the last datagram, and by the next deadline."""
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._reserve = max(1, limits.sessions // _STRANGERS_SHARE)
-        self._bytes_reserve = limits.bytes_held // _STRANGERS_SHARE
-        self._by_key: dict[Hashable, Session] = {}
-        self._ranks: tuple[OrderedDict[Hashable, Session], ...] = tuple(OrderedDict() for _ in Rank)
-        self._due: list[tuple[float, int, Session]] = []
+        self._reserve = max(1, limits.sessions // _RESERVED_SHARE)
+        self._bytes_reserve = limits.bytes_held // _RESERVED_SHARE
+        self._by_key: dict[Hashable, CoapSession] = {}
+        self._ranks: tuple[OrderedDict[Hashable, CoapSession], ...] = tuple(OrderedDict() for _ in SessionRank)
+        self._due: list[tuple[float, int, CoapSession]] = []
         self._order = count()
-        self._with_blocks: set[Session] = set()
-        self._strangers_bytes = 0
+        self._with_blocks: set[CoapSession] = set()
+        self._unauthenticated_bytes = 0
         self.bytes_held = 0
         self.find = self._by_key.get
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[CoapSession]:
         return iter(tuple(self._by_key.values()))
 
-    def count(self, rank: Rank) -> int:
+    def count(self, rank: SessionRank) -> int:
         return len(self._ranks[rank])
 
-    def add(self, session: Session) -> None:
+    def add(self, session: CoapSession) -> None:
         self._by_key[session.key] = session
         self._ranks[session.rank][session.key] = session
         self.account(session)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: CoapSession) -> None:
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
             del self._ranks[session.rank][session.key]
             self._with_blocks.discard(session)
             self.bytes_held -= session.accounted
-            if session.rank is Rank.STRANGER:
-                self._strangers_bytes -= session.accounted
+            if session.rank is SessionRank.UNAUTHENTICATED:
+                self._unauthenticated_bytes -= session.accounted
 
-    def heard(self, session: Session, now: float) -> None:
+    def heard(self, session: CoapSession, now: float) -> None:
         session.last_heard = now
         self._ranks[session.rank].move_to_end(session.key)
 
-    def rise(self, session: Session, rank: Rank) -> None:
+    def rise(self, session: CoapSession, rank: SessionRank) -> None:
         if session.rank != rank and self._by_key.get(session.key) is session:
             del self._ranks[session.rank][session.key]
-            if session.rank is Rank.STRANGER:  # nobody becomes one again
-                self._strangers_bytes -= session.accounted
+            if session.rank is SessionRank.UNAUTHENTICATED:  # no session gets this rank again
+                self._unauthenticated_bytes -= session.accounted
             session.rank = rank
             self._ranks[rank][session.key] = session
 
-    def account(self, session: Session) -> None:
-        """It may hold more or less than before."""
+    def account(self, session: CoapSession) -> None:
+        """Count what the session holds now. Call it after each change."""
         held = session.bytes_held
         change = held - session.accounted
         session.accounted = held
         self.bytes_held += change
-        if session.rank is Rank.STRANGER:
-            self._strangers_bytes += change
-        if session.blockwise is not None and session.blockwise.bytes_held:
-            self._with_blocks.add(session)
+        if session.rank is SessionRank.UNAUTHENTICATED:
+            self._unauthenticated_bytes += change
+        if session.blockwise is not None:
+            if session.blockwise.bytes_held:
+                self._with_blocks.add(session)
+            else:
+                self._with_blocks.discard(session)
 
-    def surplus(self, latest: Session) -> Session | None:
-        """Whom to let go of because there is too much: the oldest idle, and `latest` only if there is nobody else.
+    def surplus(self, latest: CoapSession) -> CoapSession | None:
+        """The session to end because a limit is exceeded; None when no limit is.
 
-        Strangers beyond their reserve go first, so that a flood of them costs nobody else more than the reserve; then
-        those who only send, then those who observe, so that whoever is new gets in among any number of others.
+        It is the one that has been silent longest among the sessions of the first of these ranks that has any:
+
+        - unauthenticated, if they exceed their reserve: a flood of them takes no more than the reserve from the others;
+        - authenticated, then observers: a new session gets in, however many there are;
+        - unauthenticated.
+
+        `latest`, whose datagram has just come, is chosen only if there is no other session.
         """
         if len(self._by_key) <= self._limits.sessions and self.bytes_held <= self._limits.bytes_held:
             return None
-        strangers, members, observers = self._ranks
-        order = (members, observers, strangers)
-        if len(strangers) > self._reserve or self._strangers_bytes > self._bytes_reserve:
-            order = (strangers, members, observers)
+        unauthenticated, authenticated, observers = self._ranks
+        order = (authenticated, observers, unauthenticated)
+        if len(unauthenticated) > self._reserve or self._unauthenticated_bytes > self._bytes_reserve:
+            order = (unauthenticated, authenticated, observers)
         for sessions in order:
             for session in sessions.values():
                 if session is not latest:
                     return session
         return latest
 
-    def forget_blocks(self, now: float) -> None:
-        """Bodies that were begun too long ago go, for no further block may ever come that would ask."""
-        for session in tuple(self._with_blocks):
-            session.blocks.forget(now)
-            self.account(session)
-            if not session.blocks.bytes_held:
-                self._with_blocks.discard(session)
+    def with_blocks(self) -> tuple[CoapSession, ...]:
+        """The sessions with block-wise transfers that have not ended."""
+        return tuple(self._with_blocks)
 
-    def idle(self, now: float) -> list[Session]:
-        """Those without observation that have said nothing for their time."""
+    def silent(self, now: float, *ranks: SessionRank) -> list[CoapSession]:
+        """The sessions of these ranks without a datagram for their `silence_seconds`.
+
+        All sessions of one rank have the same `silence_seconds`, so the search ends at the first that was heard later.
+        """
         found = []
-        for rank in (Rank.STRANGER, Rank.MEMBER):
+        for rank in ranks:
             for session in self._ranks[rank].values():
-                if session.last_heard + session.idle_seconds > now:
+                if session.last_heard + session.silence_seconds > now:
                     break
                 found.append(session)
         return found
 
-    def silent_observers(self, now: float, seconds: float) -> list[Session]:
-        found = []
-        for session in self._ranks[Rank.OBSERVER].values():
-            if session.last_heard + seconds > now:
-                break
-            found.append(session)
-        return found
-
-    def schedule(self, session: Session) -> None:
-        """Note when it has something to do. A note is only ever added for an earlier moment than the one there is."""
-        deadline = session.exchange.deadline
+    def schedule(self, session: CoapSession) -> None:
+        """Note the deadline of the session. A later deadline than the noted one adds no note: `due` is early then."""
+        deadline = session.message_layer.deadline
         if deadline < session.scheduled:
             session.scheduled = deadline
             heapq.heappush(self._due, (deadline, next(self._order), session))
@@ -245,8 +268,8 @@ class Sessions:
     def next_due(self) -> float:
         return self._due[0][0] if self._due else inf
 
-    def due(self, now: float) -> list[Session]:
-        """Those that may have something to do now; they have no note any more."""
+    def due(self, now: float) -> list[CoapSession]:
+        """The sessions whose noted deadline has passed. Their notes are removed."""
         found = []
         while self._due and self._due[0][0] <= now:
             deadline, _, session = heapq.heappop(self._due)

@@ -1,9 +1,9 @@
-"""UDP sockets of listeners: many datagrams for each wake-up, and answers that come from where the question went.
+"""UDP sockets of listeners: many datagrams at each wake-up, and answers from the address that was asked.
 
-A socket that is bound to any address would answer from whichever one the route to the peer suggests, and a client drops
-what does not come from whom it has asked (RFC 7252 section 5.3.2). So there the kernel tells for each datagram where it
-was sent to (RFC 3542 section 6, ip(7) on IP_PKTINFO), and is told so with the answer. That place is the last part of a
-peer's address here: one peer that speaks to two of our addresses is two.
+A socket that is bound to the unspecified address (0.0.0.0, ::) answers from the address that the route to the peer
+suggests, and a client drops a response from an address that it did not ask (RFC 7252, 5.3.2). So on such a socket the
+kernel reports the local address of each datagram (RFC 3542, 6; ip(7), IP_PKTINFO), and gets it back with the answer.
+The local address is the last part of a peer's address here: a client that asks two local addresses is two peers.
 """
 
 from collections.abc import Callable
@@ -33,22 +33,22 @@ from protocols.coap.messages import DATAGRAM_BYTES
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
-_IP_PKTINFO: Final = 8  # linux/in.h; Python has a name for it from 3.14 on
-_PLACE_BYTES: Final = CMSG_SPACE(20)
+_IP_PKTINFO: Final = 8  # linux/in.h; socket.IP_PKTINFO exists from Python 3.14 on
+_PKTINFO_BYTES: Final = CMSG_SPACE(20)
 
-#: As the operating system has it, and behind it the place that a datagram was sent to, if the socket has several.
+#: The address as the operating system gives it. On an unspecified address, the local address in bytes comes last.
 PeerAddress = tuple[Any, ...]
 
 
 class DatagramSocket:
-    """A bound UDP socket that never blocks."""
+    """A bound UDP socket that does not block."""
 
     def __init__(self, sock: socket) -> None:
         self.socket = sock
         self._is_v4 = sock.family == AF_INET
-        #: One datagram and its sender. Raises BlockingIOError when there is none, OSError for what an ICMP error told.
+        #: One datagram and its sender. Raises BlockingIOError when there is none, OSError for an ICMP error.
         self.receive: Callable[[], tuple[bytes, PeerAddress]] = self._receive
-        #: Raises OSError when it cannot leave.
+        #: Raises OSError when the datagram cannot be sent.
         self.send: Callable[[bytes, PeerAddress], int] = sock.sendto
         if ip_address(sock.getsockname()[0]).is_unspecified:
             level, option = (IPPROTO_IP, _IP_PKTINFO) if self._is_v4 else (IPPROTO_IPV6, IPV6_RECVPKTINFO)
@@ -57,14 +57,14 @@ class DatagramSocket:
 
     @classmethod
     async def bound(cls, bind: Address) -> Self:
-        """Raises OSError when the address cannot be bound."""
+        """A socket bound to this address. Raises OSError when it cannot be bound."""
         found = await trio.socket.getaddrinfo(bind.host, bind.port, type=SOCK_DGRAM, flags=AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket(family, kind, protocol)
         try:
             sock.setblocking(False)
             for option in (SO_RCVBUF, SO_SNDBUF):
-                with suppress(OSError):  # a smaller one only loses more in a burst
+                with suppress(OSError):  # a smaller buffer only loses more datagrams of a burst
                     sock.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
             sock.bind(address)
             return cls(sock)
@@ -87,33 +87,34 @@ class DatagramSocket:
         return self.socket.recvfrom(DATAGRAM_BYTES + 1)
 
     def _receive_at(self) -> tuple[bytes, PeerAddress]:
-        datagram, ancillary, _, address = self.socket.recvmsg(DATAGRAM_BYTES + 1, _PLACE_BYTES)
-        place = ancillary[0][2] if ancillary else b""
-        # in_pktinfo is interface, our address, address in the datagram; in6_pktinfo is our address, interface.
-        return datagram, (*address, place[4:8] if self._is_v4 else place[:16])
+        datagram, ancillary, _, address = self.socket.recvmsg(DATAGRAM_BYTES + 1, _PKTINFO_BYTES)
+        info = ancillary[0][2] if ancillary else b""
+        # in_pktinfo is interface, local address, destination; in6_pktinfo is local address, interface.
+        return datagram, (*address, info[4:8] if self._is_v4 else info[:16])
 
     def _send_from(self, datagram: bytes, address: PeerAddress) -> int:
-        """From our address of `address`, through the interface that the route has."""
-        *peer, place = address
-        if not place:
+        """Send from the local address in `address`; the route chooses the interface."""
+        *peer, local = address
+        if not local:
             return self.socket.sendto(datagram, tuple(peer))
         if self._is_v4:
-            ancillary = (IPPROTO_IP, _IP_PKTINFO, bytes(4) + place + bytes(4))
+            ancillary = (IPPROTO_IP, _IP_PKTINFO, bytes(4) + local + bytes(4))
         else:
-            ancillary = (IPPROTO_IPV6, IPV6_PKTINFO, place + bytes(4))
+            ancillary = (IPPROTO_IPV6, IPV6_PKTINFO, local + bytes(4))
         return self.socket.sendmsg((datagram,), (ancillary,), 0, tuple(peer))
 
 
 async def read_forever(
     sock: DatagramSocket, ingest: Ingest, take: Callable[[bytes, PeerAddress], None], taken: Callable[[], None]
 ) -> None:
-    """Hand over every datagram that comes.
+    """Read datagrams until cancelled.
 
     Args:
-        sock: where they come.
-        ingest: nothing is read while it has no room; so the pressure reaches the network, which loses.
-        take: called with each datagram and its sender; of one that is too long come DATAGRAM_BYTES and one more.
-        taken: called when everything that was there has been handed over.
+        sock: what to read from.
+        ingest: nothing is read while it has no room. Datagrams then wait in the kernel, which drops what exceeds its
+            buffer.
+        take: called with each datagram and its sender; a longer datagram is cut after DATAGRAM_BYTES + 1 bytes.
+        taken: called after all datagrams of one wake-up.
     """
     receive = sock.receive
     while True:
@@ -123,7 +124,7 @@ async def read_forever(
                 datagram, address = receive()
             except BlockingIOError:
                 break
-            except OSError:  # an ICMP error about something sent earlier
+            except OSError:  # an ICMP error about an earlier datagram
                 continue
             take(datagram, address)
         taken()

@@ -1,4 +1,4 @@
-"""What a CoAP listener counts; `trunkline statistics` shows it."""
+"""The counters of CoAP and DTLS listeners, as `trunkline statistics` shows them."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
     sessions: int
-    strangers: int  # sessions that have not shown a valid device token
+    strangers: int  # sessions without a request that had a valid device token
     observers: int
     bytes_held: int
     requests: int
-    requests_dropped: int  # over the requests that one session may have unanswered
+    requests_dropped: int  # beyond the unanswered requests that one session may have
     malformed: int
     duplicates: int
     retransmissions: int
     notifications: int
     notifications_lost: int
-    challenges: int  # answers that became a 4.01 with Echo
-    evicted: int  # sessions that went because there were too many
-    datagrams_lost: int  # which the operating system did not take
+    challenges: int  # responses that were replaced by 4.01 with Echo
+    evicted: int  # sessions that ended because a limit was exceeded
+    datagrams_lost: int  # that the operating system did not send
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +29,4 @@ class DtlsStatistics:
     handshakes_failed: int = 0
     half_open_evicted: int = 0
     hellos_dropped: int = 0
-    datagrams_lost: int = 0  # as above
+    datagrams_lost: int = 0  # as in EndpointStatistics

@@ -1,10 +1,10 @@
-"""CoAP beside aiocoap's server in the same run: messages, handshakes, memory of sessions, notifications.
+"""CoAP compared with aiocoap's server in the same run: messages, handshakes, memory of sessions, notifications.
 
     python -m tests.benchmarks.coap_ingest [--seconds 5] [--devices 50]
     python -m tests.benchmarks.coap_ingest --soak 600
 
-Ours authenticates, normalises and commits each message with synchronous=FULL before it answers; aiocoap's answers at
-once and keeps nothing. Load comes from processes of their own (coap_load.py).
+The daemon's listener authenticates, normalises and commits each message with synchronous=FULL before it answers.
+aiocoap's server answers at once and stores nothing. The load comes from another process (coap_load.py).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 import aiocoap
 import aiocoap.resource
 
-from tests.protocols.coap.dtls_client import make_certificate
+from tests.protocols.coap.dtls.client import make_certificate
 
 _SERVER, _LOAD = "tests.benchmarks.coap_server", "tests.benchmarks.coap_load"
 OBSERVERS, SESSIONS, SAMPLES = 100, 1000, 30
@@ -43,7 +43,7 @@ def _memory(pid: int) -> float:
 
 
 def _processor(pid: int) -> float:
-    """Seconds of all threads."""
+    """Processor seconds of all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
@@ -98,7 +98,7 @@ def _report(what: str, result: dict[str, Any], cost: float, yardstick: float) ->
 def _measured(pid: int, what: str, port: int, *options: str, seconds: float, yardstick: float = 0) -> float:
     before = _processor(pid)
     result = _load("posts", port, *options, seconds=seconds)
-    answered = result["rate"] * (seconds + 1)  # and the second before
+    answered = result["rate"] * (seconds + 1)  # with the second of warm-up
     _report(what, result, (_processor(pid) - before) / max(answered, 1), yardstick or result["rate"])
     rate: float = result["rate"]
     return rate
@@ -129,7 +129,7 @@ def _ours(server: subprocess.Popen[str], ports: dict[str, int], options: argpars
 
 
 def _soak(server: subprocess.Popen[str], ports: dict[str, int], options: argparse.Namespace) -> None:
-    """At full rate for that long, once plain and once over DTLS: does memory stay flat?"""
+    """Print the resident memory at full rate, once plain and once over DTLS."""
     for name, port, flags in (("plain", "coap", ()), ("DTLS", "coaps", ("--dtls",))):
         command = (_LOAD, "posts", "--port", str(ports[port]), "--devices", str(options.devices), *flags)
         begin, processor = time.monotonic(), _processor(server.pid)

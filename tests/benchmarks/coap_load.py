@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.coap_load posts|observers|handshakes|idle --port … [--dtls] [--devices 50] [--seconds 5]
 
-It prints one line of JSON. It is a process of its own, so that it takes nothing from the server but its core.
+It prints one line of JSON. It is a process of its own, so it shares no interpreter with the server.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Plain:
 
 
 class Dtls(Plain):
-    """The same beneath OpenSSL."""
+    """A connected socket with DTLS by OpenSSL."""
 
     def __init__(self, port: int, context: SSL.Context) -> None:
         super().__init__(port)
@@ -51,7 +51,7 @@ class Dtls(Plain):
         self.step()
 
     def step(self) -> bool:
-        """One step of the handshake; whether it is done."""
+        """Continue the handshake. Returns whether it is done."""
         datagram: bytes | None = b""
         while datagram is not None and not self.is_open:
             if datagram:
@@ -108,7 +108,7 @@ def connect(options: argparse.Namespace, count: int) -> Sequence[Plain]:
 
 
 def handshakes(port: int, count: int, at_once: int = 32) -> tuple[list[Dtls], float]:
-    """That many DTLS sessions, and the seconds they took."""
+    """Open DTLS sessions. Returns them and the seconds that all handshakes took."""
     context, begin = client_context(), time.perf_counter()
     done: list[Dtls] = []
     poll = select.epoll()
@@ -116,7 +116,7 @@ def handshakes(port: int, count: int, at_once: int = 32) -> tuple[list[Dtls], fl
     while len(done) < count and time.perf_counter() < begin + 60:
         while len(waiting) < at_once and len(done) + len(waiting) < count:
             peer = Dtls(port, context)
-            if peer.is_open:  # the server was quicker than this loop
+            if peer.is_open:  # the server answered before `step` returned
                 done.append(peer)
                 continue
             waiting[peer.socket.fileno()] = peer
@@ -126,7 +126,7 @@ def handshakes(port: int, count: int, at_once: int = 32) -> tuple[list[Dtls], fl
             if waiting[fd].step():
                 poll.unregister(fd)
                 done.append(waiting.pop(fd))
-        if not ready:  # something was lost
+        if not ready:  # a datagram was lost
             for peer in waiting.values():
                 peer.send_again()
     poll.close()
@@ -143,7 +143,7 @@ def path(*segments: bytes) -> bytes:
 
 
 class Poster:
-    """One device and its requests: a window of them is always under way."""
+    """One device, which always has as many requests under way as its window has."""
 
     def __init__(self, peer: Plain, number: int, *, path_: bytes) -> None:
         self.peer = peer
@@ -158,7 +158,7 @@ class Poster:
         self.peer.send(struct.pack("!BBH", 0x42, 2, self._id) + token + self._tail)
 
     def receive(self) -> list[tuple[float, bool]]:
-        """Latency and whether it was accepted, of each answer; the next request goes at once."""
+        """Read the answers and send a request for each. Returns the latency of each, and whether it was accepted."""
         found = []
         while (answer := self.peer.receive()) is not None:
             if len(answer) < 6 or not answer[1]:
@@ -194,7 +194,7 @@ def posts(options: argparse.Namespace) -> dict[str, object]:
     refused = lost = 0
     while (now := time.perf_counter()) < end:
         ready = poll.poll(0.5, 256)
-        if not ready:  # everything was lost
+        if not ready:  # all requests were lost
             lost += sum(poster.begin_again(options.window) for poster in posters.values())
         for fd, _ in ready:
             answers = posters[fd].receive()
@@ -216,7 +216,7 @@ def _share(latencies: Sequence[float], share: float) -> float:
 
 
 def observers(options: argparse.Namespace) -> dict[str, object]:
-    """Register, then acknowledge whatever comes."""
+    """Register observations, then acknowledge every notification."""
     peers = connect(options, options.devices)
     poll, by_fd = select.epoll(), {}
     for number, peer in enumerate(peers):

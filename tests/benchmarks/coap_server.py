@@ -1,4 +1,4 @@
-"""A process that serves CoAP alone, for the benchmark: real store, `synchronous=FULL`, nothing else beside it.
+"""A process that serves only CoAP, for the benchmark: a store on disk, `synchronous=FULL`, no other listener.
 
     python -m tests.benchmarks.coap_server FOLDER CERTIFICATE KEY DEVICES [SECOND_CERTIFICATE KEY]
 
@@ -20,7 +20,7 @@ from broker.devices.registry import Device
 from broker.secrets import Vault, token_hash
 from broker.services import Services, open_services
 from config.settings import Address, Limits, Settings
-from protocols.coap.dtls import DtlsListener
+from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.server import serve_coap
@@ -95,7 +95,7 @@ def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
                 now_ms=1,
             )
         )
-        # libcoap's clients take a key as text, so one device may have a token that is text in hexadecimal.
+        # The option -k of libcoap's clients is text, so one device may have a token that is text in hexadecimal.
         token = os.environ.get(f"COAP_SERVER_TOKEN_{number}") or device_token(number)
         tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), 1, 1))
 

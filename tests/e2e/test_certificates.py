@@ -10,7 +10,7 @@ import pytest
 
 from tests.daemon import TRUNKLINE, Daemon, device_token, running_daemon
 from tests.programs import require_dtls, require_program
-from tests.protocols.coap.dtls_client import make_certificate
+from tests.protocols.coap.dtls.client import make_certificate
 
 STATE = '{"data":{"state":true}}'
 

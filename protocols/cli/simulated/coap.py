@@ -1,4 +1,4 @@
-"""A device on CoAP, through aiocoap's client: it shares no code with the daemon it talks to but the codec."""
+"""A simulated device on CoAP, by aiocoap's client. The daemon shares only aiocoap's encoder of options."""
 
 import asyncio
 import logging
@@ -13,15 +13,15 @@ from aiocoap.numbers.contentformat import ContentFormat
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 from protocols.cli.simulated.waiting import within
 
-_ANSWER_SECONDS = 120  # aiocoap sends again for as long as RFC 7252 has it, then says so itself
-_GOODBYE_SECONDS = 2
+_ANSWER_SECONDS = 120  # more than aiocoap takes until it gives up (RFC 7252, 4.8.2)
+_CANCEL_SECONDS = 2
 _REFUSALS = (aiocoap.UNAUTHORIZED, aiocoap.FORBIDDEN, aiocoap.NOT_FOUND)
 
 
 def run(plan: Simulation) -> None:
     """Send until the plan is finished. Raises LinkLostError or RefusedError."""
     for name in ("coap", "coap-server"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what is wrong is said here, once
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are reported by this module
     try:
         asyncio.run(_converse(plan))
     except (Error, OSError, TimeoutError) as error:
@@ -31,15 +31,15 @@ def run(plan: Simulation) -> None:
 async def _converse(plan: Simulation) -> None:
     context = await aiocoap.Context.create_client_context()
     try:
-        await _exchange(context, plan)
+        await _observe_and_send(context, plan)
     finally:
         await context.shutdown()
 
 
-async def _exchange(context: aiocoap.Context, plan: Simulation) -> None:
+async def _observe_and_send(context: aiocoap.Context, plan: Simulation) -> None:
     observation = context.request(aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=0))
     registered = await within(_ANSWER_SECONDS, observation.response)
-    _refused(registered)
+    _raise_if_refused(registered)
     if registered.opt.observe is None:
         raise LinkLostError(f"the daemon does not let itself be observed: {registered.code}")
     tasks = {asyncio.create_task(_send(context, plan)), asyncio.create_task(_receive(observation, plan))}
@@ -51,8 +51,8 @@ async def _exchange(context: aiocoap.Context, plan: Simulation) -> None:
             with suppress(asyncio.CancelledError, Exception):
                 await task
         with suppress(Error, OSError, TimeoutError):
-            goodbye = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
-            await within(_GOODBYE_SECONDS, context.request(goodbye, handle_blockwise=False).response)
+            cancellation = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
+            await within(_CANCEL_SECONDS, context.request(cancellation, handle_blockwise=False).response)
     for task in done:
         task.result()
 
@@ -69,7 +69,7 @@ async def _send(context: aiocoap.Context, plan: Simulation) -> None:
         if answer.code.is_successful():
             plan.acknowledged()
         else:
-            _refused(answer)
+            _raise_if_refused(answer)
             plan.refused_once(_error(answer))
         if not plan.is_finished:
             await asyncio.sleep(plan.period_seconds)
@@ -84,7 +84,7 @@ async def _receive(observation: Any, plan: Simulation) -> None:
     raise LinkLostError("the daemon ended the observation")
 
 
-def _refused(answer: aiocoap.Message) -> None:
+def _raise_if_refused(answer: aiocoap.Message) -> None:
     if answer.code in _REFUSALS:
         raise RefusedError(f"{answer.code} {answer.payload.decode(errors='replace')}")
 

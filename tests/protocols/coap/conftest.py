@@ -1,4 +1,4 @@
-"""An endpoint on real services, whose time the test moves."""
+"""An endpoint on real services, with a clock that the test sets."""
 
 from collections.abc import AsyncIterator
 
@@ -13,7 +13,7 @@ from tests.protocols.coap.peers import Peer
 
 
 class Time:
-    """Seconds that pass only when told."""
+    """A clock in seconds that stands still until a test changes `now`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

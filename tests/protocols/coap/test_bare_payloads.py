@@ -1,4 +1,4 @@
-"""Devices with an Advanced Manifest, whose payload is `data` itself."""
+"""Devices with an Advanced Manifest: the payload of a request is `data` itself."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
-from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, Code, Message, Option, uint
+from protocols.coap.messages import CBOR, JSON, OCTETS, TEXT, CoapMessage, Code, Option, uint
 from tests.factories import KITCHEN_TOKEN, LIGHT_TYPE
 from tests.protocols.coap.peers import Peer, error
 
@@ -19,7 +19,7 @@ BINARY = {"format": "binary", "layout": [{"name": "temperature", "type": "int16"
 JSON_LIST = {"format": "json", "expression": "{temperature: [0]}"}
 
 
-async def posted(peer: Peer, payload: object, format_: int) -> Message:
+async def posted(peer: Peer, payload: object, format_: int) -> CoapMessage:
     peer.post(KITCHEN_TOKEN, payload, [(Option.CONTENT_FORMAT, uint(format_))])
     await wait_all_tasks_blocked()
     return peer.take()
@@ -48,8 +48,8 @@ async def test_a_bare_payload_is_transformed(
     assert found[0].data == data
 
 
-def _json(answer: Message) -> str:
-    """The answer speaks as the request did."""
+def _json(answer: CoapMessage) -> str:
+    """The body of a response as JSON; its format is that of the request."""
     is_cbor = answer.payload[:1] != b"{"
     return json.dumps(cbor2.loads(answer.payload)) if is_cbor else answer.payload.decode()
 
@@ -59,7 +59,7 @@ async def test_a_simple_manifest_takes_no_bare_payload(peer: Peer, format_: int)
     assert error(await posted(peer, b'{"data":{"state":true}}', format_)) == ("4.15", "Unsupported Content-Format")
 
 
-async def test_data_given_as_a_text_is_parsed(services: Services, peer: Peer) -> None:
+async def test_data_given_as_a_string_is_parsed(services: Services, peer: Peer) -> None:
     answer = await posted(peer, {"data": '{"state":true}'}, JSON)
     found = await services.messages.history.by_mid(json.loads(answer.payload)["data"]["mid"])
     assert found is not None
@@ -67,5 +67,5 @@ async def test_data_given_as_a_text_is_parsed(services: Services, peer: Peer) ->
 
 
 @pytest.mark.parametrize("body", [b'{"data":"\\ud800"}', b'{"data":"text"}'])
-async def test_a_text_that_is_none_is_refused(peer: Peer, body: bytes) -> None:
+async def test_a_string_that_is_not_valid_data_is_refused(peer: Peer, body: bytes) -> None:
     assert error(await posted(peer, body, JSON)) == ("4.00", "Bad Request")

@@ -1,39 +1,39 @@
-"""Bodies in blocks: what belongs together, and how little of it is held."""
+"""Block-wise transfers: which blocks belong to one body, and how much is held."""
 
 import pytest
 
 from broker.errors import BadRequest, BodyTooLarge
-from protocols.coap.blockwise import MAX_OPERATIONS, OPERATION_SECONDS, Block, Blockwise, Operation, cut
+from protocols.coap.blockwise import MAX_OPERATIONS, OPERATION_SECONDS, BlockOption, Blockwise, BlockwiseOperation, cut
 from protocols.coap.errors import RequestIncomplete
 
-OPERATION: Operation = (2, (b"a",), ())
+OPERATION: BlockwiseOperation = (2, (b"a",), ())
 
 
-def _operation(tag: bytes) -> Operation:
+def _operation(tag: bytes) -> BlockwiseOperation:
     return (2, (b"a",), (tag,))
 
 
 @pytest.mark.parametrize(
     ("value", "block"),
     [
-        (b"", Block(0, more=False, exponent=0)),
-        (b"\x0e", Block(0, more=True, exponent=6)),
-        (b"\x12", Block(1, more=False, exponent=2)),
-        (b"\xff\xff\xfe", Block((1 << 20) - 1, more=True, exponent=6)),
+        (b"", BlockOption(0, more=False, exponent=0)),
+        (b"\x0e", BlockOption(0, more=True, exponent=6)),
+        (b"\x12", BlockOption(1, more=False, exponent=2)),
+        (b"\xff\xff\xfe", BlockOption((1 << 20) - 1, more=True, exponent=6)),
     ],
 )
-def test_option_value(value: bytes, block: Block) -> None:
-    assert Block.decode(value) == block
+def test_option_value(value: bytes, block: BlockOption) -> None:
+    assert BlockOption.decode(value) == block
     assert block.encode() == value
 
 
 def test_reserved_size_is_refused() -> None:
     with pytest.raises(BadRequest):
-        Block.decode(b"\x07")
+        BlockOption.decode(b"\x07")
 
 
-def _block(number: int, *, more: bool) -> Block:
-    return Block(number, more, 0)
+def _block(number: int, *, more: bool) -> BlockOption:
+    return BlockOption(number, more, 0)
 
 
 class TestCollecting:
@@ -50,13 +50,13 @@ class TestCollecting:
             assert blocks.collect(OPERATION, _block(number, more=True), bytes((number,)) * 16, 0) is None
         assert blocks.collect(OPERATION, _block(2, more=False), b"c", 0) == bytes(16) + b"\1" * 16 + b"c"
 
-    def test_the_first_block_begins_anew(self) -> None:
+    def test_another_first_block_begins_a_new_body(self) -> None:
         blocks = Blockwise()
         for filling in (b"a", b"b"):
             blocks.collect(OPERATION, _block(0, more=True), filling * 16, 0)
         assert blocks.collect(OPERATION, _block(1, more=False), b"c", 0) == b"b" * 16 + b"c"
 
-    def test_a_gap_ends_it(self) -> None:
+    def test_a_missing_block_ends_the_transfer(self) -> None:
         blocks = Blockwise()
         blocks.collect(OPERATION, _block(0, more=True), b"a" * 16, 0)
         with pytest.raises(RequestIncomplete):
@@ -72,12 +72,12 @@ class TestCollecting:
         with pytest.raises(BadRequest):
             Blockwise().collect(OPERATION, _block(0, more=more), payload, 0)
 
-    def test_too_much(self) -> None:
+    def test_a_body_that_is_too_large(self) -> None:
         blocks = Blockwise()
         for number in range(2):
-            blocks.collect(OPERATION, Block(number, more=True, exponent=6), bytes(1024), 0)
+            blocks.collect(OPERATION, BlockOption(number, more=True, exponent=6), bytes(1024), 0)
         with pytest.raises(BodyTooLarge):
-            blocks.collect(OPERATION, Block(2, more=False, exponent=6), b"a", 0)
+            blocks.collect(OPERATION, BlockOption(2, more=False, exponent=6), b"a", 0)
         assert blocks.bytes_held == 0
 
     def test_request_tags_keep_operations_apart(self) -> None:
@@ -88,17 +88,17 @@ class TestCollecting:
         assert blocks.collect(_operation(b"y"), _block(1, more=False), b"", 0) == b"y" * 16
 
     @pytest.mark.parametrize("other", [(1, (b"a",), ()), (2, (b"b",), ()), (2, (b"a",), (b"tag",))])
-    def test_method_path_and_tags_keep_offered_bodies_apart(self, other: Operation) -> None:
+    def test_method_path_and_tags_keep_offered_bodies_apart(self, other: BlockwiseOperation) -> None:
         blocks = Blockwise()
         blocks.offer(OPERATION, b"a", 0)
         assert blocks.offered(other, 0) is None
         blocks.offer(other, b"b", 0)
         assert (blocks.offered(OPERATION, 0), blocks.offered(other, 0)) == (b"a", b"b")
 
-    def test_never_finished_ones_are_few_and_forgotten(self) -> None:
+    def test_unfinished_transfers_are_bounded_in_number_and_time(self) -> None:
         blocks = Blockwise()
         for number in range(100):
-            blocks.collect(_operation(bytes((number,))), Block(0, more=True, exponent=6), bytes(1024), 0)
+            blocks.collect(_operation(bytes((number,))), BlockOption(0, more=True, exponent=6), bytes(1024), 0)
         assert blocks.bytes_held < MAX_OPERATIONS * 2000
         blocks.forget(OPERATION_SECONDS)
         assert blocks.bytes_held == 0
@@ -107,25 +107,25 @@ class TestCollecting:
 class TestCutting:
     BODY = bytes(range(40))
 
-    def test_a_small_body_is_whole(self) -> None:
+    def test_a_small_body_is_not_cut(self) -> None:
         assert cut(self.BODY, None) is None
 
-    def test_a_large_body_is_cut_unasked(self) -> None:
+    def test_a_large_body_is_cut_although_no_block_is_wanted(self) -> None:
         part = cut(bytes(1500), None)
         assert part is not None
-        assert (part.block, len(part.payload)) == (Block(0, more=True, exponent=6), 1024)
+        assert (part.block, len(part.payload)) == (BlockOption(0, more=True, exponent=6), 1024)
 
-    def test_as_asked(self) -> None:
-        parts = [cut(self.BODY, Block(number, more=False, exponent=0)) for number in range(3)]
+    def test_into_blocks_of_the_wanted_size(self) -> None:
+        parts = [cut(self.BODY, BlockOption(number, more=False, exponent=0)) for number in range(3)]
         assert b"".join(part.payload for part in parts if part) == self.BODY
         assert [part.block.more for part in parts if part] == [True, True, False]
         assert len({part.etag for part in parts if part}) == 1
 
-    def test_behind_the_end(self) -> None:
+    def test_beyond_the_end(self) -> None:
         with pytest.raises(BadRequest):
-            cut(self.BODY, Block(3, more=False, exponent=0))
+            cut(self.BODY, BlockOption(3, more=False, exponent=0))
 
     def test_an_empty_body_has_a_first_block(self) -> None:
-        part = cut(b"", Block(0, more=False, exponent=0))
+        part = cut(b"", BlockOption(0, more=False, exponent=0))
         assert part is not None
         assert (part.block.more, part.payload) == (False, b"")

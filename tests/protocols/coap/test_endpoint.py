@@ -1,29 +1,27 @@
-"""Sessions and their limits, and what no resource ever sees."""
+"""The sessions of an endpoint: their limits, their ends, and the mitigation of amplification."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
-from protocols.coap.blockwise import OPERATION_SECONDS, Block
+from protocols.coap.blockwise import OPERATION_SECONDS, BlockOption
 from protocols.coap.echo import FRESH_SECONDS, AmplificationGuard
-from protocols.coap.endpoint import SWEEP_SECONDS, Endpoint
-from protocols.coap.exchange import PIGGYBACK_SECONDS
-from protocols.coap.messages import ACK, CON, Code, Message, Option, empty, encode
-from protocols.coap.observers import Observers
+from protocols.coap.endpoint import SESSION_SWEEP_SECONDS, Endpoint
+from protocols.coap.message_layer import PIGGYBACK_SECONDS
+from protocols.coap.messages import CON, CoapMessage, Code, Option
 from protocols.coap.session import SessionLimits
 from tests.factories import BOBS_TOKEN, HALL_TOKEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
-from tests.protocols.coap.peers import Peer, error, option
+from tests.protocols.coap.peers import Peer, encode_message, error, option
 
 STATE = {"data": {"state": True}}
+
+
 Limited = Callable[..., Endpoint]
 
 
@@ -33,7 +31,7 @@ def _endpoint(services: Services, time: Time, limits: SessionLimits, **changes: 
 
 @pytest.fixture
 async def small(services: Services, world: World, time: Time) -> Endpoint:
-    """Knows the three devices and holds three sessions."""
+    """An endpoint for at most three sessions, which has all three device tokens in memory."""
     for token in (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN):
         await services.devices.registry.by_token(token)
     return _endpoint(services, time, SessionLimits(sessions=3))
@@ -41,7 +39,7 @@ async def small(services: Services, world: World, time: Time) -> Endpoint:
 
 @pytest.fixture
 async def limited(services: Services, world: World, time: Time) -> Limited:
-    """Endpoints that know the kitchen light and hold what the test says."""
+    """Makes endpoints with these limits, which have the token of the kitchen light in memory."""
     await services.devices.registry.by_token(KITCHEN_TOKEN)
     return lambda **limits: _endpoint(services, time, SessionLimits(**limits))
 
@@ -51,7 +49,7 @@ class TestSessions:
         peer = Peer(endpoint)
         peer.send(bytes.fromhex("40001234"))  # a ping
         peer.send(bytes.fromhex("60001234"))  # an acknowledgement
-        peer.send(encode(Message(CON, Code.CONTENT, 7, b"t")))  # an answer to nothing
+        peer.send(encode_message(CoapMessage(CON, Code.CONTENT, 7, b"t")))  # an answer to nothing
         peer.send(b"\x49\x02\x12\x34" + bytes(9))  # a token of 9 bytes
         peer.send(b"garbage")
         assert [answer.type for answer in peer.inbox] == [3, 3, 3]
@@ -64,12 +62,12 @@ class TestSessions:
         time.now += COAP_EXCHANGE_SECONDS - 1
         endpoint.tick(time.now)
         assert endpoint.statistics().sessions == 1
-        time.now += SWEEP_SECONDS
+        time.now += SESSION_SWEEP_SECONDS
         endpoint.tick(time.now)
         statistics = endpoint.statistics()
         assert (statistics.sessions, statistics.bytes_held) == (0, 0)
 
-    async def test_strangers_go_before_devices_and_those_before_observers(self, small: Endpoint, time: Time) -> None:
+    async def test_are_evicted_unauthenticated_first_and_observers_last(self, small: Endpoint, time: Time) -> None:
         observer, device = Peer(small, "observer"), Peer(small, "device")
         observer.observe(KITCHEN_TOKEN)
         device.post(HALL_TOKEN, STATE)
@@ -82,14 +80,16 @@ class TestSessions:
         assert small.find("observer")
         assert small.find("device")
 
-    async def test_the_oldest_idle_goes_first(self, small: Endpoint, time: Time) -> None:
+    async def test_are_evicted_in_the_order_of_their_last_datagram(self, small: Endpoint, time: Time) -> None:
         peers = [Peer(small, number) for number in range(3)]
         for peer in (*peers, peers[0], Peer(small, 3)):
             time.now += 1
             peer.request(Code.GET, ".well-known/core")
         assert [number for number in range(4) if small.find(number)] == [0, 2, 3]
 
-    async def test_that_are_new_get_in_among_any_number_of_devices(self, small: Endpoint, time: Time) -> None:
+    async def test_that_are_new_are_served_among_any_number_of_authenticated_ones(
+        self, small: Endpoint, time: Time
+    ) -> None:
         for number in range(10):
             time.now += 1
             newcomer = Peer(small, number)
@@ -98,7 +98,9 @@ class TestSessions:
             assert newcomer.take().code == Code.CREATED
         assert [number for number in range(10) if small.find(number)] == [7, 8, 9]
 
-    async def test_of_strangers_cost_devices_no_more_than_their_reserve(self, small: Endpoint, time: Time) -> None:
+    async def test_that_are_unauthenticated_take_only_their_reserve_from_authenticated_ones(
+        self, small: Endpoint, time: Time
+    ) -> None:
         for number in range(3):
             time.now += 1
             Peer(small, number).post(KITCHEN_TOKEN, STATE)
@@ -107,7 +109,7 @@ class TestSessions:
             Peer(small, number).request(Code.GET, ".well-known/core")
         assert [number for number in range(100) if small.find(number)] == [1, 2, 99]
 
-    async def test_of_strangers_cost_observers_no_more_than_their_reserve(
+    async def test_that_are_unauthenticated_take_only_their_reserve_from_observers(
         self, small: Endpoint, services: Services
     ) -> None:
         peers = [Peer(small, number) for number in range(3)]
@@ -122,7 +124,7 @@ class TestSessions:
         assert newcomer.take().code == Code.CONTENT
         assert services.routing.connections.statistics().devices_online == 3
 
-    async def test_of_strangers_hold_a_part_of_the_bytes(self, limited: Limited) -> None:
+    async def test_that_are_unauthenticated_hold_only_their_reserve_of_bytes(self, limited: Limited) -> None:
         endpoint = limited(bytes_held=100_000)
         for number in range(3):
             Peer(endpoint, number).post(KITCHEN_TOKEN, STATE)
@@ -133,7 +135,7 @@ class TestSessions:
         assert endpoint.statistics().evicted > 30
         assert all(endpoint.find(number) for number in range(3))
 
-    async def test_that_were_heard_just_now_stay_if_another_one_can_go(self, limited: Limited) -> None:
+    async def test_that_were_heard_just_now_are_evicted_last(self, limited: Limited) -> None:
         endpoint = limited(bytes_held=14_000)
         observer, device, stranger = Peer(endpoint, "observer"), Peer(endpoint, "device"), Peer(endpoint, "stranger")
         observer.observe(KITCHEN_TOKEN)
@@ -145,7 +147,9 @@ class TestSessions:
         assert gone == ["stranger", "observer"]
         assert endpoint.statistics().bytes_held <= 14_000
 
-    async def test_an_observer_that_must_go_is_told(self, services: Services, world: World, time: Time) -> None:
+    async def test_an_evicted_observer_gets_a_final_notification(
+        self, services: Services, world: World, time: Time
+    ) -> None:
         await services.devices.registry.by_token(KITCHEN_TOKEN)
         endpoint = _endpoint(services, time, SessionLimits(bytes_held=6_000))
         observer, observed = Peer(endpoint), await services.devices.registry.get(world.kitchen)
@@ -175,12 +179,12 @@ class TestSessions:
         for _ in range(9):
             peer.post(KITCHEN_TOKEN, STATE)
         assert endpoint.statistics().requests_dropped == 4
-        assert peer.session().exchange.unanswered == 5
+        assert peer.session().message_layer.unanswered == 5
 
     async def test_count_answers_that_wait_for_their_turn_as_requests(
         self, limited: Limited, services: Services, time: Time
     ) -> None:
-        """One confirmable message is under way at any time, so they would pile up."""
+        """One confirmable message is under way at any time, so without a limit many responses would wait."""
         endpoint = limited()
         peer = Peer(endpoint)
         for _ in range(10):
@@ -189,11 +193,11 @@ class TestSessions:
             time.now += PIGGYBACK_SECONDS
             endpoint.tick(time.now)
             await services.messages.ingest.wait_committed()
-        assert peer.session().exchange.statistics().waiting == 64
+        assert (peer.session().message_layer.unanswered, peer.session().message_layer.owed) == (0, 64)
         assert endpoint.statistics().requests_dropped == 600 - 64
         while peer.inbox:
             peer.acknowledge(peer.inbox.pop(0))
-        assert peer.session().exchange.owed == 0
+        assert peer.session().message_layer.owed == 0
 
     async def test_answer_duplicates_however_many_requests_are_unanswered(self, limited: Limited) -> None:
         endpoint = limited(requests_per_session=2)
@@ -210,7 +214,7 @@ class TestSessions:
 
 
 class TestBlocks:
-    BLOCK = ((Option.BLOCK1, Block(0, more=True, exponent=6).encode()),)
+    BLOCK = ((Option.BLOCK1, BlockOption(0, more=True, exponent=6).encode()),)
 
     async def test_count_in_the_bytes_held(self, peer: Peer, endpoint: Endpoint, services: Services) -> None:
         await services.devices.registry.by_token(KITCHEN_TOKEN)
@@ -221,7 +225,7 @@ class TestBlocks:
         assert peer.session().bytes_held > before + 1024
         assert endpoint.statistics().bytes_held == peer.session().bytes_held
 
-    async def test_that_are_never_finished_are_forgotten(
+    async def test_of_unfinished_transfers_are_forgotten(
         self, peer: Peer, endpoint: Endpoint, services: Services, time: Time
     ) -> None:
         await services.devices.registry.by_token(KITCHEN_TOKEN)
@@ -237,7 +241,7 @@ class TestBlocks:
         assert endpoint.statistics().bytes_held == peer.session().bytes_held
 
 
-async def test_a_late_commit_gets_a_separate_answer(
+async def test_a_late_commit_gets_a_separate_response(
     peer: Peer, endpoint: Endpoint, services: Services, time: Time
 ) -> None:
     await services.devices.registry.by_token(KITCHEN_TOKEN)
@@ -249,7 +253,7 @@ async def test_a_late_commit_gets_a_separate_answer(
     answer = peer.take()
     assert (answer.type, answer.code) == (CON, Code.CREATED)
     peer.acknowledge(answer)
-    assert peer.session().exchange.deadline == float("inf")
+    assert peer.session().message_layer.deadline == float("inf")
 
 
 class TestAmplification:
@@ -259,7 +263,7 @@ class TestAmplification:
             services, guard=AmplificationGuard(b"key", free_bytes=20, factor=2), now=time, chance=lambda: 0.0
         )
 
-    async def test_a_large_answer_needs_an_echo_once(self, guarded: Endpoint) -> None:
+    async def test_a_large_response_needs_an_echo_once(self, guarded: Endpoint) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core")
         challenge = peer.take()
@@ -273,7 +277,7 @@ class TestAmplification:
         assert guarded.statistics().challenges == 1
 
     @pytest.mark.parametrize("what", ["another address", "too late", "invented"])
-    async def test_a_wrong_echo_gets_another(self, guarded: Endpoint, time: Time, what: str) -> None:
+    async def test_a_wrong_echo_gets_another_challenge(self, guarded: Endpoint, time: Time, what: str) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core")
         echo = option(peer.take(), Option.ECHO)
@@ -287,100 +291,17 @@ class TestAmplification:
         peer.request(Code.GET, ".well-known/core", options=[(Option.ECHO, echo)])
         assert peer.take().code == Code.UNAUTHORIZED
 
-    async def test_an_answer_in_proportion_to_the_request_needs_none(self, guarded: Endpoint) -> None:
+    async def test_a_response_in_proportion_to_the_request_needs_no_echo(self, guarded: Endpoint) -> None:
         peer = Peer(guarded)
         peer.request(Code.GET, ".well-known/core", options=[(Option.URI_QUERY, b"rt=" + b"x" * 30)])
         assert peer.take().code == Code.CONTENT
 
-    async def test_nothing_of_ours_is_larger_by_default(self, peer: Peer) -> None:
+    async def test_discovery_needs_no_echo_by_default(self, peer: Peer) -> None:
         peer.request(Code.GET, ".well-known/core", token=b"12345678")
         assert peer.take().code == Code.CONTENT
 
 
-async def test_a_bug_of_ours_is_answered_and_touches_nothing_else(
-    peer: Peer, services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> int:
-        raise ZeroDivisionError
-
-    await services.devices.registry.by_token(KITCHEN_TOKEN)
-    with monkeypatch.context() as patch:
-        patch.setattr(Ingest, "submit", broken)
-        peer.post(KITCHEN_TOKEN, STATE)
-    answer = peer.take()
-    assert error(answer) == ("5.00", "Internal Server Error")
-    assert len(json.loads(answer.payload)["error"]["id"]) == 32
-    peer.post(KITCHEN_TOKEN, STATE)
-    await wait_all_tasks_blocked()
-    assert peer.take().code == Code.CREATED
-
-
-class TestBugs:
-    """Of ours, where no request is to be answered: they end one session, and the listener serves on."""
-
-    @pytest.fixture
-    async def observer(self, peer: Peer, services: Services, world: World) -> Peer:
-        """A notification is under way to it, the only message in its inbox."""
-        await services.devices.registry.by_token(KITCHEN_TOKEN)
-        await services.devices.registry.by_token(HALL_TOKEN)
-        peer.observe(KITCHEN_TOKEN)
-        peer.inbox.clear()
-        light = await services.devices.registry.get(world.kitchen)
-        services.messages.ingest.submit_action(light, light, b'{"actions":[{"name":"setOn"}]}')
-        await services.messages.ingest.wait_committed()
-        return peer
-
-    @pytest.mark.parametrize("bug", ["delivered", "rejected", "timed_out", "end", "heard"])
-    async def test_end_one_session(
-        self, observer: Peer, endpoint: Endpoint, time: Time, monkeypatch: pytest.MonkeyPatch, bug: str
-    ) -> None:
-        def broken(*_: object) -> None:
-            raise ZeroDivisionError
-
-        notification = observer.take()
-        with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(Observers, bug, broken)
-            if bug in ("delivered", "heard"):
-                observer.acknowledge(notification)
-            elif bug in ("rejected", "end"):
-                observer.reset(notification)
-            for _ in range(6):  # as often as it is sent
-                time.now += 40
-                endpoint.tick(time.now)
-        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
-        statistics = endpoint.statistics()
-        assert (statistics.sessions, statistics.bytes_held) == (0, 0)
-        other = Peer(endpoint, "other")
-        other.observe(HALL_TOKEN)
-        assert other.take().code == Code.CONTENT
-
-    async def test_leave_nobody_online(
-        self, observer: Peer, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as patch:
-            patch.delattr(Observers, "delivered")
-            observer.acknowledge(observer.take())
-        assert error(observer.take())[0] == "5.03"
-        assert not services.routing.connections.is_online(world.kitchen)
-
-    async def test_are_raised_to_a_listener_with_an_edge_of_its_own(
-        self, observer: Peer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delattr(Observers, "delivered")
-        with pytest.raises(AttributeError):
-            endpoint.receive(observer.session(), empty(ACK, observer.take().message_id))
-
-    async def test_in_reading_a_datagram_end_nothing(self, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-        peer = Peer(endpoint)
-        with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.delattr("protocols.coap.endpoint.decode")
-            peer.request(Code.GET, ".well-known/core")
-        assert [entry["event"] for entry in logs] == ["coap_session_failed"]
-        peer.request(Code.GET, ".well-known/core")
-        assert peer.take().code == Code.CONTENT
-
-
-async def test_the_clock_task_does_what_is_due(
+async def test_tick_forever_does_what_is_due(
     services: Services, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
     endpoint = Endpoint(services, chance=lambda: 0.0)

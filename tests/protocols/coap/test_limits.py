@@ -7,7 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
 from config.settings import Limits, Settings
-from protocols.coap.messages import Code, Message, Option, uint
+from protocols.coap.messages import CoapMessage, Code, Option, uint
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import FakeClock
 from tests.protocols.coap.peers import Peer, option
@@ -21,13 +21,13 @@ def settings(settings: Settings) -> Settings:
     return Settings(state_dir=settings.state_dir, limits=Limits(coap_device="3/5"))
 
 
-async def posted(peer: Peer, body: object = STATE, token: str = KITCHEN_TOKEN) -> Message:
+async def posted(peer: Peer, body: object = STATE, token: str = KITCHEN_TOKEN) -> CoapMessage:
     peer.post(token, body)
     await wait_all_tasks_blocked()
     return peer.take()
 
 
-async def test_a_call_too_many_is_answered_429_with_the_time_to_wait(
+async def test_a_request_over_the_limit_is_answered_with_429_and_the_time_to_wait(
     peer: Peer, services: Services, fake_clock: FakeClock
 ) -> None:
     for _ in range(3):
@@ -45,14 +45,14 @@ async def test_a_call_too_many_is_answered_429_with_the_time_to_wait(
     assert json.loads(answer.payload)["error"]["message"] == "DEVICE DAILY rate limit exceeded"
 
 
-async def test_calls_count_be_they_valid_or_not_and_for_each_device_alone(peer: Peer) -> None:
+async def test_invalid_requests_count_and_each_device_has_its_own_limit(peer: Peer) -> None:
     for body in (b"{", {"data": {"state": True}, "type": "action"}, {"data": {}, "ts": -1}):
         assert (await posted(peer, body)).code == BAD_REQUEST
     assert (await posted(peer)).code == TOO_MANY_REQUESTS
     assert (await posted(peer, token=HALL_TOKEN)).code == Code.CREATED
 
 
-async def test_observing_actions_is_no_message(peer: Peer) -> None:
+async def test_an_observation_does_not_count(peer: Peer) -> None:
     for _ in range(5):
         peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}", options=[(int(Option.OBSERVE), b"")])
         await wait_all_tasks_blocked()
@@ -60,7 +60,7 @@ async def test_observing_actions_is_no_message(peer: Peer) -> None:
     assert (await posted(peer)).code == Code.CREATED
 
 
-async def test_a_used_up_quota_is_429_too(peer: Peer, services: Services, world: World) -> None:
+async def test_an_exhausted_quota_is_answered_with_429(peer: Peer, services: Services, world: World) -> None:
     services.limits.quotas.set_device_limit(world.kitchen, 0)
     answer = await posted(peer)
     assert answer.code == TOO_MANY_REQUESTS

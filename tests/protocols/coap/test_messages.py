@@ -1,4 +1,4 @@
-"""Messages as bytes: aiocoap's codec is the oracle for what is well-formed, RFC 7252 for what is not."""
+"""The codec of messages: compared with aiocoap's for well-formed messages, with RFC 7252 for malformed ones."""
 
 import aiocoap
 import pytest
@@ -12,18 +12,18 @@ from protocols.coap.messages import (
     CON,
     NON,
     RST,
+    CoapMessage,
     Code,
     MalformedMessage,
-    Message,
     Option,
-    decode,
+    decode_message,
     empty,
-    encode,
     frame,
     uint,
 )
+from tests.protocols.coap.peers import encode_message
 
-#: aiocoap keeps every number it has seen for ever, so the tests stay among those that exist.
+#: aiocoap keeps every option number for ever, so the tests use registered ones.
 _OPAQUE = (Option.ETAG, Option.ECHO, Option.REQUEST_TAG, Option.IF_MATCH)
 
 tokens = st.binary(max_size=8)
@@ -32,7 +32,7 @@ options = st.lists(st.tuples(st.sampled_from(_OPAQUE), st.binary(max_size=300)),
     lambda found: tuple(sorted(((int(number), value) for number, value in found), key=lambda one: one[0]))
 )
 messages = st.builds(
-    Message,
+    CoapMessage,
     type=st.sampled_from((CON, NON, ACK)),
     code=st.sampled_from((Code.GET, Code.POST, Code.CREATED, Code.CONTENT)).map(int),
     message_id=st.integers(0, 0xFFFF),
@@ -42,7 +42,7 @@ messages = st.builds(
 )
 
 
-def _oracle(message: Message) -> aiocoap.Message:
+def _oracle(message: CoapMessage) -> aiocoap.Message:
     theirs = aiocoap.Message(
         code=message.code, _mtype=message.type, _mid=message.message_id, _token=message.token, payload=message.payload
     )
@@ -52,18 +52,18 @@ def _oracle(message: Message) -> aiocoap.Message:
 
 
 @given(messages)
-def test_what_we_encode_is_what_aiocoap_encodes(message: Message) -> None:
-    assert encode(message) == _oracle(message).encode()
+def test_encodes_as_aiocoap_does(message: CoapMessage) -> None:
+    assert encode_message(message) == _oracle(message).encode()
 
 
 @given(messages)
-def test_what_aiocoap_encodes_we_decode(message: Message) -> None:
-    assert decode(_oracle(message).encode()) == message
+def test_decodes_what_aiocoap_encodes(message: CoapMessage) -> None:
+    assert decode_message(_oracle(message).encode()) == message
 
 
 @given(messages)
-def test_what_we_encode_aiocoap_decodes(message: Message) -> None:
-    theirs = aiocoap.Message.decode(encode(message))
+def test_aiocoap_decodes_what_is_encoded(message: CoapMessage) -> None:
+    theirs = aiocoap.Message.decode(encode_message(message))
     assert (theirs.mtype, theirs.code, theirs.mid) == (message.type, message.code, message.message_id)
     assert (theirs.token, theirs.payload) == (message.token, message.payload)
     assert tuple((int(one.number), one.encode()) for one in theirs.opt.option_list()) == message.options
@@ -72,7 +72,7 @@ def test_what_we_encode_aiocoap_decodes(message: Message) -> None:
 @given(st.binary(max_size=120))
 def test_any_bytes_are_a_message_or_malformed(datagram: bytes) -> None:
     try:
-        assert decode(datagram).least_bytes <= len(datagram)
+        assert decode_message(datagram).least_bytes <= len(datagram)
     except MalformedMessage as malformed:
         answer = malformed.answer
     else:
@@ -111,7 +111,7 @@ HEAD = bytes.fromhex("40021234")
 )
 def test_malformed(datagram: bytes, rejected: bool) -> None:
     with pytest.raises(MalformedMessage) as caught:
-        decode(datagram)
+        decode_message(datagram)
     assert caught.value.answer == (bytes.fromhex("70001234") if rejected else None)
 
 
@@ -125,20 +125,20 @@ def test_malformed(datagram: bytes, rejected: bool) -> None:
         pytest.param(((11 + 269 + 0xFF, b"a"),), id="a marker within an option number"),
     ],
 )
-def test_options_that_come_again_are_the_same(options: tuple[tuple[int, bytes], ...]) -> None:
-    """They are remembered by their bytes, whatever stands behind them."""
+def test_cached_options_are_decoded_alike(options: tuple[tuple[int, bytes], ...]) -> None:
+    """The cache is by the bytes of the options, whatever the payload is."""
     for payload in (b"\xff", b"a", b"\xb1a\xffb", b""):
-        message = Message(CON, Code.POST, 7, b"tok", options, payload)
-        assert decode(encode(message)) == message
+        message = CoapMessage(CON, Code.POST, 7, b"tok", options, payload)
+        assert decode_message(encode_message(message)) == message
     for cut in range(1, 4):
         with pytest.raises(MalformedMessage):
-            decode(encode(Message(CON, Code.POST, 7, b"tok", ((11, b"v1.1"),)))[:-cut])
+            decode_message(encode_message(CoapMessage(CON, Code.POST, 7, b"tok", ((11, b"v1.1"),)))[:-cut])
 
 
-def test_unknown_numbers_leave_nothing_behind() -> None:
+def test_unknown_option_numbers_are_not_kept() -> None:
     known = len(OptionNumber._value2member_map_)
     for number in range(3000, 3100):
-        assert decode(HEAD + b"\xe1" + (number - 269).to_bytes(2, "big") + b"x").options == ((number, b"x"),)
+        assert decode_message(HEAD + b"\xe1" + (number - 269).to_bytes(2, "big") + b"x").options == ((number, b"x"),)
     assert len(OptionNumber._value2member_map_) == known
 
 

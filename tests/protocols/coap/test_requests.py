@@ -1,4 +1,4 @@
-"""CBOR as JSON: what cannot be said in JSON is refused, and nothing small becomes large."""
+"""CBOR as JSON: values without an equivalent in JSON are refused, and so are small ones that would become large."""
 
 import json
 
@@ -39,15 +39,15 @@ def test_any_bytes_are_cbor_or_refused(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\x00", b"\x60", b"\x80", b"\x82\x00\x00", b"\x41a", b"\x61a", b"\xa0"])
-def test_no_tag_is_taken(value: bytes) -> None:
+def test_every_tag_is_refused(value: bytes) -> None:
     for tag in (*range(2000), 43_000, 55_799, 65_535, 2**32):
         tagged = cbor2.dumps(cbor2.CBORTag(tag, None))[:-1] + value
         with pytest.raises(BadRequest):
             cbor_to_json(tagged)
 
 
-def test_an_array_that_shares_itself_is_refused() -> None:
-    """187 bytes that would be 16 MiB of JSON."""
+def test_an_array_that_contains_itself_is_refused() -> None:
+    """These 187 bytes would become 16 MiB of JSON."""
     bomb = b"\x95\xd8\x1c\x81\x61x"
     for number in range(20):
         reference = b"\xd8\x1d" + bytes((number,))
@@ -57,7 +57,7 @@ def test_an_array_that_shares_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"\x00", b"\xff", b"\xa0", b" ", bytes(5000)])
-def test_what_stands_behind_the_value_is_refused(junk: bytes) -> None:
+def test_bytes_after_the_value_are_refused(junk: bytes) -> None:
     with pytest.raises(BadRequest):
         cbor_to_json(cbor2.dumps({"data": {"state": True}}) + junk)
 
@@ -66,13 +66,13 @@ def test_bytes_and_numbers_as_keys_become_text() -> None:
     assert json.loads(cbor_to_json(cbor2.dumps({1: b"bytes"}))) == {"1": "Ynl0ZXM="}
 
 
-def test_a_limit_says_how_long_to_wait() -> None:
+def test_a_limit_has_the_time_to_wait() -> None:
     answer = refusal(TooManyAttempts(retry_seconds=300), None)
     assert (answer.code, answer.options) == (0x9D, ((Option.MAX_AGE, uint(300)),))
     assert json.loads(answer.body)["error"]["code"] == 429
 
 
-def test_too_large_says_how_much_is_taken() -> None:
-    """RFC 7959 section 2.9.3."""
+def test_too_large_has_the_largest_size() -> None:
+    """RFC 7959, 2.9.3."""
     answer = refusal(BodyTooLarge(), None)
     assert (answer.code, answer.options) == (0x8D, ((Option.SIZE1, uint(COAP_BODY_BYTES)),))

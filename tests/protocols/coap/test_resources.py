@@ -1,4 +1,4 @@
-"""The data plane of reference 17, datagram by datagram."""
+"""The resources of reference 17, datagram by datagram."""
 
 import json
 
@@ -11,12 +11,12 @@ from broker.devices.registry import Devices
 from broker.envelope import Message as StoredMessage
 from broker.messages.ingest import Ingest
 from broker.services import Services
-from config.limits import COAP_BODY_BYTES, JSON_NESTING_MAX
+from config.limits import JSON_NESTING_MAX
 from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, Code, Message, Option, uint
+from protocols.coap.messages import ACK, CBOR, CON, JSON, LINK_FORMAT, NON, RST, CoapMessage, Code, Option, uint
 from protocols.coap.resources import MAX_UNKNOWN_TOKENS
-from protocols.coap.session import Rank
+from protocols.coap.session import SessionRank
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
@@ -41,7 +41,7 @@ def _nested(levels: int) -> bytes:
     return b'{"data":{"x":' + b"[" * inner + b"]" * inner + b"}}"
 
 
-async def _posted(peer: Peer, token: str, body: object, *options: tuple[int, bytes], type_: int = CON) -> Message:
+async def _posted(peer: Peer, token: str, body: object, *options: tuple[int, bytes], type_: int = CON) -> CoapMessage:
     peer.post(token, body, options, type_=type_)
     await wait_all_tasks_blocked()
     return peer.take()
@@ -178,15 +178,15 @@ async def test_refused_cbor_is_refused_in_cbor(peer: Peer, body: bytes) -> None:
     assert cbor2.loads(answer.payload) == {"error": {"code": 400, "message": "Bad Request"}}
 
 
-async def test_unknown_elective_options_are_not_there(peer: Peer) -> None:
+async def test_unknown_elective_options_are_ignored(peer: Peer) -> None:
     assert (await _posted(peer, KITCHEN_TOKEN, STATE, (2048, b"x"), (12, b"too long"))).code == Code.CREATED
 
 
-async def test_unknown_critical_option_of_a_non_confirmable_is_met_with_silence(peer: Peer) -> None:
+async def test_unknown_critical_option_of_a_non_confirmable_gets_no_answer(peer: Peer) -> None:
     peer.post(KITCHEN_TOKEN, STATE, [(2049, b"x")], type_=NON)
     await wait_all_tasks_blocked()
     assert peer.inbox == []
-    assert peer.session().exchange.unanswered == 0
+    assert peer.session().message_layer.unanswered == 0
 
 
 @pytest.mark.parametrize(
@@ -243,16 +243,16 @@ async def test_disabled_device(peer: Peer, services: Services, world: World) -> 
 
 
 class TestRank:
-    """Who was refused is no better than a stranger: it goes first when there is no room."""
+    """A session whose requests were refused stays unauthenticated, so it is evicted first."""
 
     async def test_of_a_device(self, peer: Peer) -> None:
         await _posted(peer, KITCHEN_TOKEN, STATE)
-        assert peer.session().rank is Rank.MEMBER
+        assert peer.session().rank is SessionRank.AUTHENTICATED
 
-    async def test_of_one_that_only_asks(self, peer: Peer) -> None:
+    async def test_of_a_get_without_observe(self, peer: Peer) -> None:
         peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}")
         await wait_all_tasks_blocked()
-        assert peer.session().rank is Rank.MEMBER
+        assert peer.session().rank is SessionRank.AUTHENTICATED
 
     async def test_of_a_disabled_device(self, peer: Peer, services: Services, world: World) -> None:
         await disable_kitchen(services, world)
@@ -260,113 +260,32 @@ class TestRank:
         for value in (0, 1):
             peer.observe(KITCHEN_TOKEN, value)
             await wait_all_tasks_blocked()
-        assert peer.session().rank is Rank.STRANGER
+        assert peer.session().rank is SessionRank.UNAUTHENTICATED
 
     async def test_of_a_refused_body(self, peer: Peer) -> None:
         await _posted(peer, KITCHEN_TOKEN, b"{")
-        assert peer.session().rank is Rank.STRANGER
+        assert peer.session().rank is SessionRank.UNAUTHENTICATED
 
 
-class TestRankOverTheLimit:
+class TestRankOverTheRateLimit:
     @pytest.fixture
     def settings(self, settings: Settings) -> Settings:
         return Settings(state_dir=settings.state_dir, limits=Limits(coap_device="1/5"))
 
-    async def test_is_a_strangers(self, endpoint: Endpoint) -> None:
+    async def test_stays_unauthenticated(self, endpoint: Endpoint) -> None:
         former, latter = Peer(endpoint, "former"), Peer(endpoint, "latter")
         assert (await _posted(former, KITCHEN_TOKEN, STATE)).code == Code.CREATED
         assert (await _posted(latter, KITCHEN_TOKEN, STATE)).code == 0x9D
-        assert (former.session().rank, latter.session().rank) == (Rank.MEMBER, Rank.STRANGER)
+        assert (former.session().rank, latter.session().rank) == (
+            SessionRank.AUTHENTICATED,
+            SessionRank.UNAUTHENTICATED,
+        )
 
 
 async def test_revoked_token(peer: Peer, services: Services, world: World) -> None:
     await _posted(peer, KITCHEN_TOKEN, STATE)
     await revoke_kitchen_token(services, world)
     assert error(await _posted(peer, KITCHEN_TOKEN, STATE))[0] == "4.01"
-
-
-class TestBlocks:
-    BODY = json.dumps({"data": {"text": "x" * 900}}).encode()
-
-    async def _send(self, peer: Peer, body: bytes, exponent: int, *, start: int = 0) -> Message:
-        size = 16 << exponent
-        last = (len(body) - 1) // size
-        for number in range(start, last + 1):
-            value = uint(number << 4 | (number < last) << 3 | exponent)
-            part = body[number * size : (number + 1) * size]
-            peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", part, [(Option.BLOCK1, value)])
-            await wait_all_tasks_blocked()
-            answer = peer.take()
-            if answer.code == Code.CONTINUE:
-                assert option(answer, Option.BLOCK1) == value
-                assert number < last
-            else:
-                return answer
-        raise AssertionError("no final answer")
-
-    @pytest.mark.parametrize("exponent", range(7))
-    async def test_make_a_message(self, peer: Peer, services: Services, exponent: int) -> None:
-        answer = await self._send(peer, self.BODY, exponent)
-        assert answer.code == Code.CREATED
-        stored = await _stored(services, json.loads(answer.payload)["data"]["mid"])
-        assert json.loads(stored.data) == {"text": "x" * 900}
-        assert peer.session().blocks.bytes_held == 0
-
-    async def test_that_begin_in_the_middle(self, peer: Peer) -> None:
-        assert error(await self._send(peer, self.BODY, 2, start=3)) == ("4.08", "Request Entity Incomplete")
-
-    async def test_of_more_than_two_kibibytes(self, peer: Peer) -> None:
-        assert error(await self._send(peer, b" " * 2100, 6)) == ("4.13", "Request body too large")
-        assert peer.session().blocks.bytes_held == 0
-
-    async def test_of_two_messages_at_once_are_told_apart_by_their_tags(self, peer: Peer, services: Services) -> None:
-        """RFC 9175 section 3."""
-        bodies = {tag: json.dumps({"data": {"text": tag.decode() * 60}}).encode() for tag in (b"x", b"y")}
-        answers = []
-        for number in (0, 1):
-            for tag, body in bodies.items():
-                block = (Option.BLOCK1, uint(number << 4 | (number < 1) << 3 | 2))
-                part = body[number * 64 : (number + 1) * 64]
-                peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", part, [block, (Option.REQUEST_TAG, tag)])
-                await wait_all_tasks_blocked()
-                answers.append(peer.take())
-        assert [answer.code for answer in answers] == [Code.CONTINUE, Code.CONTINUE, Code.CREATED, Code.CREATED]
-        stored = [await _stored(services, json.loads(answer.payload)["data"]["mid"]) for answer in answers[2:]]
-        assert [json.loads(one.data)["text"] for one in stored] == ["x" * 60, "y" * 60]
-
-    async def test_announced_as_too_large(self, peer: Peer) -> None:
-        options = [(Option.BLOCK1, uint(8 | 6)), (Option.SIZE1, uint(5000))]
-        peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b" " * 1024, options)
-        await wait_all_tasks_blocked()
-        answer = peer.take()
-        assert error(answer)[0] == "4.13"
-        assert option(answer, Option.SIZE1) == uint(COAP_BODY_BYTES)
-
-    async def test_of_a_stranger_are_not_held(self, peer: Peer) -> None:
-        peer.request(Code.POST, "v1.1/messages/nobody", b" " * 1024, [(Option.BLOCK1, uint(8 | 6))])
-        await wait_all_tasks_blocked()
-        assert error(peer.take())[0] == "4.01"
-        assert peer.session().blocks.bytes_held == 0
-
-    async def test_of_the_answer(self, peer: Peer, services: Services) -> None:
-        """A client with room for 16 bytes fetches the rest; the message is stored once."""
-        body, number, more = b"", 0, True
-        while more:
-            payload = json.dumps(STATE).encode() if number == 0 else b""
-            options = [(Option.BLOCK2, uint(number << 4))]
-            peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", payload, options)
-            await wait_all_tasks_blocked()
-            answer = peer.take()
-            body += answer.payload
-            more = bool(int.from_bytes(option(answer, Option.BLOCK2) or b"", "big") & 8)
-            number += 1
-        assert (await _stored(services, json.loads(body)["data"]["mid"])).data == '{"state":true}'
-        assert services.messages.ingest.statistics().messages == 1
-
-    async def test_of_an_answer_that_nobody_has(self, peer: Peer) -> None:
-        peer.request(Code.POST, f"v1.1/messages/{KITCHEN_TOKEN}", b"", [(Option.BLOCK2, uint(1 << 4))])
-        await wait_all_tasks_blocked()
-        assert error(peer.take())[0] == "4.00"
 
 
 class TestTokenLookUps:
@@ -376,7 +295,7 @@ class TestTokenLookUps:
             stranger.post(f"unknown {number}", STATE)
             if number < MAX_UNKNOWN_TOKENS:
                 assert stranger.inbox == []
-            elif number > MAX_UNKNOWN_TOKENS + 4:  # the workers have taken theirs
+            elif number > MAX_UNKNOWN_TOKENS + 4:  # the workers have taken some
                 assert error(stranger.take()) == ("5.03", "Service Unavailable")
         await wait_all_tasks_blocked()
         assert (await _posted(peer, BOBS_TOKEN, STATE)).code == Code.CREATED
@@ -390,10 +309,10 @@ class TestTokenLookUps:
         assert [peer.take().code for peer in peers].count(Code.CREATED) == 64
 
     @pytest.mark.parametrize(("owner", "method"), [(Ingest, "submit"), (Devices, "by_token")])
-    async def test_a_bug_of_ours_is_answered_and_ends_nothing(
+    async def test_an_unexpected_exception_is_answered_with_5_00_and_ends_nothing(
         self, peer: Peer, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
     ) -> None:
-        """The endpoint, which catches it for tokens that are known, is not there when a worker serves."""
+        """A worker serves these requests, outside of the endpoint's containment of requests."""
 
         def broken(*_: object) -> int:
             raise ZeroDivisionError
@@ -409,7 +328,7 @@ class TestTokenLookUps:
 
 async def test_ping_is_answered_with_a_reset(peer: Peer) -> None:
     peer.send(bytes.fromhex("40001234"))
-    assert peer.take() == Message(RST, Code.EMPTY, 0x1234)
+    assert peer.take() == CoapMessage(RST, Code.EMPTY, 0x1234)
 
 
 async def test_a_message_that_could_not_be_stored(opener: ServicesOpener, engine: SqliteEngine, time: Time) -> None:

@@ -29,7 +29,7 @@ async def _simulate(plan: Simulation) -> None:
     await trio.to_thread.run_sync(run, plan, abandon_on_cancel=True)
 
 
-async def test_sends_and_leaves(address: Address, services: Services, world: World) -> None:
+async def test_sends_and_ends_its_observation(address: Address, services: Services, world: World) -> None:
     plan = _plan(address, KITCHEN_TOKEN, 3)
     await _simulate(plan)
     assert (plan.sent, services.messages.ingest.statistics().messages) == (3, 3)
@@ -55,12 +55,12 @@ async def test_is_refused(address: Address) -> None:
         await _simulate(_plan(address, "wrong", 1))
 
 
-async def test_finds_nobody() -> None:
+async def test_without_a_server_the_link_is_lost() -> None:
     with pytest.raises(LinkLostError):
         await _simulate(_plan(Address("127.0.0.1", 1), KITCHEN_TOKEN, 1))
 
 
-async def test_learns_that_it_was_replaced(address: Address, services: Services, world: World) -> None:
+async def test_the_link_is_lost_when_the_observation_ends(address: Address, services: Services, world: World) -> None:
     plan = _plan(address, KITCHEN_TOKEN, None)
     refused = partial(_expect_the_end, plan)
     async with trio.open_nursery() as nursery:

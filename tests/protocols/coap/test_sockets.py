@@ -1,4 +1,4 @@
-"""Listeners on any address answer from the one that was asked: a connected socket hears nobody else."""
+"""Listeners on the unspecified address answer from the address that was asked: a connected socket takes no other."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -9,15 +9,16 @@ import trio
 
 from broker.services import Services
 from config.settings import Address
-from protocols.coap.dtls import serve_coap_dtls
-from protocols.coap.messages import ACK, CON, Code, Message, Option, decode, encode
+from protocols.coap.dtls.listener import serve_coap_dtls
+from protocols.coap.messages import ACK, CON, CoapMessage, Code, Option, decode_message
 from protocols.coap.server import serve_coap
 from tests.factories import KITCHEN_TOKEN, World
 from tests.programs import require_dtls
-from tests.protocols.coap.dtls_client import client_context, dtls_client, make_certificate
+from tests.protocols.coap.dtls.client import client_context, dtls_client, make_certificate
+from tests.protocols.coap.peers import encode_message
 
 PATH = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", KITCHEN_TOKEN.encode()))
-POST = Message(CON, Code.POST, 1, b"t", PATH, b'{"data":{"state":true}}')
+POST = CoapMessage(CON, Code.POST, 1, b"t", PATH, b'{"data":{"state":true}}')
 
 
 @pytest.fixture
@@ -33,13 +34,13 @@ async def port(services: Services, world: World, bind: str) -> AsyncIterator[int
         nursery.cancel_scope.cancel()
 
 
-async def _asked(host: str, port: int, message: Message) -> Message:
+async def _asked(host: str, port: int, message: CoapMessage) -> CoapMessage:
     family = trio.socket.AF_INET6 if ":" in host else trio.socket.AF_INET
     with trio.socket.socket(family, trio.socket.SOCK_DGRAM) as sock:
         await sock.connect((host, port))
-        await sock.send(encode(message))
+        await sock.send(encode_message(message))
         with trio.fail_after(5):
-            return decode(await sock.recv(2048))
+            return decode_message(await sock.recv(2048))
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,14 @@ async def test_plain(port: int, host: str) -> None:
     assert (answer.type, answer.code) == (ACK, Code.CREATED)
 
 
-async def test_one_peer_at_two_of_our_addresses_is_two(port: int, services: Services) -> None:
-    """The same message id is a duplicate only when it went to the same address (RFC 7252 section 4.4)."""
+async def test_a_client_that_asks_two_local_addresses_is_two_peers(port: int, services: Services) -> None:
+    """A message is a duplicate only when it was sent to the same address (RFC 7252, 4.4)."""
     with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as sock:
         for host in ("127.0.0.1", "127.0.0.2", "127.0.0.2"):
-            await sock.sendto(encode(POST), (host, port))
+            await sock.sendto(encode_message(POST), (host, port))
             with trio.fail_after(5):
                 datagram, sender = await sock.recvfrom(2048)
-            assert (sender, decode(datagram).code) == ((host, port), Code.CREATED)
+            assert (sender, decode_message(datagram).code) == ((host, port), Code.CREATED)
     assert services.messages.ingest.statistics().messages == 2
 
 

@@ -1,9 +1,9 @@
-"""What is read of a DTLS datagram before anything of it is proven."""
+"""The records of DTLS datagrams, as read before authentication."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.coap.datagrams import hello_key, is_client_hello, psk_identity, records
+from protocols.coap.dtls.records import hello_key, is_client_hello, psk_identity, records
 
 _bodies = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
 
@@ -13,19 +13,19 @@ def _record(body: bytes) -> bytes:
 
 
 @given(_bodies)
-def test_records_are_taken_apart(bodies: list[bytes]) -> None:
+def test_a_datagram_is_split_into_records(bodies: list[bytes]) -> None:
     whole = [_record(body) for body in bodies]
     assert records(b"".join(whole)) == whole
 
 
-def test_records_without_anything_and_too_many_are_left_out() -> None:
-    """They cost a call each and say nothing."""
+def test_empty_records_and_too_many_are_left_out() -> None:
+    """Each record costs a call into GnuTLS."""
     assert records(_record(b"") * 5 + _record(b"x")) == [_record(b"x")]
     assert len(records(_record(b"x") * 200)) == 32
 
 
 @given(_bodies, st.binary(min_size=1, max_size=50), st.data())
-def test_a_record_that_is_cut_short_is_left_out(bodies: list[bytes], body: bytes, data: st.DataObject) -> None:
+def test_a_truncated_record_is_left_out(bodies: list[bytes], body: bytes, data: st.DataObject) -> None:
     whole = [_record(one) for one in bodies]
     last = _record(body)
     end = data.draw(st.integers(0, len(last) - 1))
@@ -33,7 +33,7 @@ def test_a_record_that_is_cut_short_is_left_out(bodies: list[bytes], body: bytes
 
 
 @given(st.binary(max_size=200))
-def test_anything_can_be_read(datagram: bytes) -> None:
+def test_no_datagram_raises(datagram: bytes) -> None:
     for record in records(datagram):
         psk_identity(record)
         is_client_hello(record)
@@ -43,18 +43,18 @@ HELLO = b"\x16\xfe\xfd" + bytes(8) + b"\0\x36" + b"\x01" + bytes(53)
 
 
 def test_an_encrypted_record_is_no_hello() -> None:
-    """Its 14th byte is the first of a nonce, and may be anything."""
+    """Its 14th byte is the first of a nonce, which may equal any type of message."""
     assert is_client_hello(HELLO)
     assert not is_client_hello(HELLO[:3] + b"\0\x01" + HELLO[5:])
 
 
 def test_a_record_that_is_too_short_is_no_hello() -> None:
-    """Its answer would be longer than itself, and may go to somebody who has not asked."""
+    """The answer would be longer than the record, and its address may be spoofed."""
     assert not is_client_hello(HELLO[:11] + b"\0\x10" + HELLO[13:29])
 
 
-def test_a_hello_is_known_again_in_another_record() -> None:
-    """Not so with another cookie: a device may have the same random numbers after each start."""
+def test_a_retransmitted_hello_has_the_same_key() -> None:
+    """With another cookie the key differs: a device may send the same random number after each start."""
     again = HELLO[:10] + b"\x05" + HELLO[11:]
     assert hello_key(again) == hello_key(HELLO)
     assert hello_key(HELLO[:65] + b"x" + HELLO[66:]) != hello_key(HELLO)

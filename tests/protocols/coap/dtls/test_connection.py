@@ -1,6 +1,5 @@
-"""DTLS connections by GnuTLS, in memory, with OpenSSL on the other side and garbage between them."""
+"""DTLS connections by GnuTLS, in memory, with OpenSSL as the client, and garbage between them."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from OpenSSL import SSL
 
-from protocols.coap import dtls_self_test, gnutls
-from protocols.coap.datagrams import records
-from protocols.coap.dtls_connection import COOKIE_SECONDS, ConnectionOver, DtlsConnection, DtlsContext
-from protocols.coap.dtls_self_test import self_test
-from protocols.coap.gnutls import DtlsUnavailable
+from protocols.coap.dtls import connection as connection_module
+from protocols.coap.dtls import gnutls
+from protocols.coap.dtls import self_test as self_test_module
+from protocols.coap.dtls.connection import COOKIE_SECONDS, DtlsConnection, DtlsContext
+from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
+from protocols.coap.dtls.records import records
+from protocols.coap.dtls.self_test import self_test
 from tests.programs import require_dtls
 from tests.protocols.coap.conftest import Time
-from tests.protocols.coap.dtls_client import client_context, psk_context
+from tests.protocols.coap.dtls.client import client_context, psk_context
 
 ADDRESS = b"10.0.0.1:5684"
 IDENTITY, KEY = "0" * 32, bytes(range(16))
@@ -29,7 +30,7 @@ def library() -> None:
 
 
 class Client:
-    """OpenSSL's side."""
+    """A client by OpenSSL."""
 
     def __init__(self, context: SSL.Context) -> None:
         self.session = SSL.Connection(context, None)
@@ -37,7 +38,7 @@ class Client:
         self.session.set_connect_state()
 
     def shake_hands(self, flight: list[bytes]) -> list[bytes]:
-        """The records of its next flight."""
+        """Take a flight of the server. Returns the records of the next flight."""
         for datagram in flight:
             self.session.bio_write(datagram)
         with suppress(SSL.WantReadError):
@@ -68,7 +69,7 @@ def _context(time: Time | None = None) -> DtlsContext:
 
 
 def _begun(client: Client, context: DtlsContext, sent: list[bytes]) -> tuple[DtlsConnection, list[bytes]]:
-    """After the cookie; and the hello."""
+    """A connection after the cookie exchange, and the ClientHello with the cookie."""
     client.shake_hands([])
     hello = client.shake_hands([context.challenge(ADDRESS)])
     prestate = context.prestate(hello[0], ADDRESS)
@@ -89,7 +90,7 @@ def _connected(client: Client, context: DtlsContext, sent: list[bytes]) -> DtlsC
 
 
 class TestCookies:
-    def test_are_asked_for(self) -> None:
+    def test_are_required(self) -> None:
         hello = _client().shake_hands([])
         assert _context().prestate(hello[0], ADDRESS) is None
 
@@ -104,7 +105,7 @@ class TestCookies:
         ("steps", "is_good"),
         [([0.9], True), ([1.0], True), ([0.9, 0.9], True), ([1.0, 1.0], False), ([2.0], False), ([100.0], False)],
     )
-    def test_grow_old(self, time: Time, steps: list[float], is_good: bool) -> None:
+    def test_expire(self, time: Time, steps: list[float], is_good: bool) -> None:
         context, client = _context(time), _client()
         client.shake_hands([])
         hello = client.shake_hands([context.challenge(ADDRESS)])
@@ -118,7 +119,7 @@ class TestCookies:
         assert _context().prestate(garbage, ADDRESS) is None
 
     def test_are_answered_with_fewer_bytes_than_asked_for(self) -> None:
-        """Nobody can use us to flood somebody else."""
+        """So no amplification is possible."""
         assert len(_context().challenge(ADDRESS)) < sum(map(len, _client().shake_hands([])))
 
 
@@ -147,7 +148,7 @@ class TestHandshakes:
         with pytest.raises(SSL.Error, match="unknown psk identity"):
             client.shake_hands(sent)
 
-    def test_with_a_wrong_key_do_not_end(self) -> None:
+    def test_with_a_wrong_key_do_not_complete(self) -> None:
         sent: list[bytes] = []
         client = _client(key=bytes(16))
         connection, flight = _begun(client, _context(), sent)
@@ -156,7 +157,7 @@ class TestHandshakes:
         flight = client.shake_hands(sent)
         assert not any(connection.shake_hands(record) for record in flight)
 
-    def test_without_a_cipher_of_ours(self) -> None:
+    def test_without_a_common_cipher(self) -> None:
         sent: list[bytes] = []
         client = Client(client_context(b"PSK-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"))
         connection, flight = _begun(client, _context(), sent)
@@ -166,7 +167,7 @@ class TestHandshakes:
             client.shake_hands(sent)
 
     @given(st.lists(st.binary(max_size=100), max_size=5))
-    def test_meet_garbage(self, garbage: list[bytes]) -> None:
+    def test_garbage_completes_none(self, garbage: list[bytes]) -> None:
         sent: list[bytes] = []
         connection, flight = _begun(_client(), _context(), sent)
         connection.shake_hands(flight[0])
@@ -177,8 +178,9 @@ class TestHandshakes:
         finally:
             connection.close()
 
-    def test_our_flight_is_sent_again(self) -> None:
-        """GnuTLS's own clock says when."""
+    def test_the_last_flight_is_sent_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The clock is GnuTLS's own, so the time-out is short."""
+        monkeypatch.setattr(connection_module, "RETRANSMISSION_SECONDS", 0.05)
         sent: list[bytes] = []
         connection, flight = _begun(_client(), _context(), sent)
         connection.shake_hands(flight[0])
@@ -207,7 +209,7 @@ def pair() -> Iterator[tuple[Client, DtlsConnection]]:
 class TestRecords:
     @given(data=st.data())
     def test_that_are_forged_change_nothing(self, pair: tuple[Client, DtlsConnection], data: st.DataObject) -> None:
-        """Of any kind, epoch and length."""
+        """The changes may affect type, epoch and length."""
         client, connection = pair
         record = client.encrypt(b"once")
         forged = bytearray(record)
@@ -227,7 +229,7 @@ class TestRecords:
         assert connection.receive(header + len(body).to_bytes(2, "big") + body) == b""
         assert connection.receive(client.encrypt(b"again")) == b"again"
 
-    def test_that_are_repeated_are_taken_once(self, pair: tuple[Client, DtlsConnection]) -> None:
+    def test_that_are_replayed_are_taken_once(self, pair: tuple[Client, DtlsConnection]) -> None:
         client, connection = pair
         first, second = client.encrypt(b"first"), client.encrypt(b"second")
         assert [connection.receive(one) for one in (second, first, first, second)] == [b"second", b"first", b"", b""]
@@ -241,20 +243,20 @@ class TestEndings:
         with pytest.raises(ConnectionOver, match="close_notify"):
             connection.receive(client.said()[0])
 
-    def test_goodbye(self) -> None:
+    def test_sending_close_notify(self) -> None:
         sent: list[bytes] = []
         client = _client()
         connection = _connected(client, _context(), sent)
-        connection.say_goodbye()
+        connection.send_close_notify()
         with pytest.raises(SSL.ZeroReturnError):
             client.decrypt(sent.pop())
 
-    def test_after_them_nothing_can_be_said(self) -> None:
+    def test_a_closed_connection_raises(self) -> None:
         client = _client()
         connection = _connected(client, _context(), [])
         connection.close()
         connection.close()
-        connection.say_goodbye()
+        connection.send_close_notify()
         for act in (lambda: connection.send(b"x"), lambda: connection.receive(b"x"), connection.shake_hands):
             with pytest.raises(ConnectionOver):
                 act()
@@ -282,14 +284,14 @@ class TestUnavailable:
         with pytest.raises(DtlsUnavailable, match="gnutls_check_version"):
             self_test()
 
-    def test_flawed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As if GnuTLS took the second fragment."""
-        monkeypatch.setattr(dtls_self_test, "_fragment", lambda *_: bytes(14))
+    def test_vulnerable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Simulated: an empty record is accepted in place of the second fragment."""
+        monkeypatch.setattr(self_test_module, "_fragment", lambda *_: bytes(14))
         with pytest.raises(DtlsUnavailable, match="CVE-2026-33845"):
             self_test()
 
     def test_without_its_ciphers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules[DtlsContext.__module__], "_PRIORITIES", b"NONE:+ROT13")
+        monkeypatch.setattr(connection_module, "_PRIORITIES", b"NONE:+ROT13")
         with pytest.raises(DtlsUnavailable, match="GnuTLS: "):
             self_test()
 

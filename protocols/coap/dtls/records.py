@@ -1,7 +1,7 @@
-"""What can be read of a DTLS datagram without any key (RFC 6347 sections 4.1 and 4.2.2). Nothing here can fail.
+"""The records of DTLS datagrams, as far as they can be read without a key (RFC 6347, 4.1 and 4.2.2).
 
-A ClientHello in fragments has no cookie where it is looked for, and is asked for one for ever; no client is known that
-would send one.
+Nothing here raises. A ClientHello in fragments is not supported: no cookie is found in it, so the listener answers each
+time with another HelloVerifyRequest. No client is known to send one.
 """
 
 import re
@@ -13,7 +13,7 @@ CHANGE_CIPHER_SPEC = 20
 _HANDSHAKE_HEADER_BYTES = 12
 _HANDSHAKE = 22
 _MAX_RECORDS = 32
-#: The shortest hello: both headers, version, random, no session, no cookie, one cipher suite, one compression method.
+#: The shortest ClientHello: two headers, version, random, no session id, no cookie, one cipher, one compression method.
 _HELLO_BYTES = RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES + 2 + 32 + 1 + 1 + 4 + 2
 _CLIENT_HELLO = 1
 _CLIENT_KEY_EXCHANGE = 16
@@ -22,9 +22,9 @@ _IDENTITY: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 def records(datagram: bytes) -> list[bytes]:
-    """The whole records of a datagram that have something in them, if there are not too many.
+    """The complete records of a datagram that are not empty, at most _MAX_RECORDS.
 
-    GnuTLS would take the beginning of the next datagram for the rest of one that is cut short.
+    A truncated record is left out: GnuTLS would take the beginning of the next datagram for the rest of it.
     """
     found: list[bytes] = []
     at, length = 0, len(datagram)
@@ -37,11 +37,16 @@ def records(datagram: bytes) -> list[bytes]:
 
 
 def is_in_clear(record: bytes) -> bool:
+    """Whether the record is of epoch 0, which is not encrypted."""
     return record[3:5] == _IN_CLEAR
 
 
 def is_client_hello(record: bytes) -> bool:
-    """The epoch counts: what is encrypted may look like anything. So does the length, as it is answered unseen."""
+    """Whether the record is a ClientHello.
+
+    It must be of epoch 0, because an encrypted record may contain any bytes. It must not be shorter than a ClientHello
+    can be, because the answer, which goes to an unverified address, would be longer.
+    """
     return (
         record[0] == _HANDSHAKE
         and is_in_clear(record)
@@ -51,15 +56,16 @@ def is_client_hello(record: bytes) -> bool:
 
 
 def hello_key(hello: bytes) -> int:
-    """The same for a hello that is said again, in another record. Its cookie counts.
+    """Equal for a ClientHello and its retransmission, which is in another record.
 
-    So a device whose random numbers are the same after each start gets in with its next cookie at the latest.
+    The key includes the cookie. So a device that sends the same random number after each start begins a new handshake
+    with its next cookie at the latest.
     """
     return hash(hello[RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES :])
 
 
 def psk_identity(record: bytes) -> bytes | None:
-    """The identity in a ClientKeyExchange, if it can be one of our devices (RFC 4279 section 2, RFC 5489 section 2)."""
+    """The identity in a ClientKeyExchange, if it has the form of a device id (RFC 4279, 2; RFC 5489, 2)."""
     if record[0] != _HANDSHAKE or not is_in_clear(record) or record[RECORD_HEADER_BYTES] != _CLIENT_KEY_EXCHANGE:
         return None
     body = record[RECORD_HEADER_BYTES + _HANDSHAKE_HEADER_BYTES :]

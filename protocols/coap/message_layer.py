@@ -1,15 +1,14 @@
-"""The message layer towards one peer, without I/O: RFC 7252 section 4, in both roles.
+"""The message layer towards one peer, without I/O, as server and as client (RFC 7252, 4).
 
-Theory of operation. Messages come in through `receive` and leave through `take_output`; what they mean comes back as
-events. Time is a number that the caller passes in, the next moment at which something is due is `deadline`, and `tick`
-does what is due. Nothing else happens by itself.
+Messages come in through `receive`, which returns events; datagrams to send are taken with `take_output`. The caller
+passes the time in as a number and calls `tick` at `deadline`.
 
-- A request is reported once (incoming.py remembers it). A duplicate is answered from memory: with the answer, with the
-  empty ACK, or not at all while the answer is still to come.
-- `respond` piggybacks the answer on the ACK if it comes within PIGGYBACK_SECONDS; after that the empty ACK has gone and
-  the answer is a confirmable message of its own. A NON request gets a NON answer.
-- A confirmable message of ours (outgoing.py) ends in exactly one event: Delivered, Rejected or TimedOut, with its
-  sender's tag. The answer to a request of ours ends it likewise in ResponseReceived, Rejected or TimedOut.
+- A request is reported once (incoming.py remembers it). A duplicate gets what the request got: the response, the empty
+  ACK, or nothing while the response is still to come.
+- `respond` sends the response in the ACK (piggybacked) within PIGGYBACK_SECONDS. After that `tick` has sent the empty
+  ACK, and the response is a confirmable message of its own. A NON request gets a NON response.
+- A confirmable message to the peer (outgoing.py) ends in exactly one event, with its sender's tag: Delivered, Rejected
+  or TimedOut. A request to the peer ends in ResponseReceived, Rejected or TimedOut.
 """
 
 from collections.abc import Callable
@@ -17,10 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocols.coap.incoming import Incoming, Remembered
-from protocols.coap.messages import ACK, CON, NON, RST, Code, Message, empty, frame
+from protocols.coap.messages import ACK, CON, NON, RST, CoapMessage, Code, empty, frame
 from protocols.coap.outgoing import Outgoing
 
-#: Clients send again after 2 s at the earliest; a commit rarely takes this long.
+#: Clients send again after 2 s at the earliest (RFC 7252, 4.2), and a commit rarely takes 1 s.
 PIGGYBACK_SECONDS: Final = 1.0
 
 
@@ -36,60 +35,49 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class ResponseReceived:
-    """The answer to the request that `tag` was given for."""
+    """The response to a request to the peer that was sent with this tag."""
 
     tag: object
-    message: Message
+    message: CoapMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The peer acknowledged a confirmable message."""
+    """The peer acknowledged a confirmable message with this tag."""
 
     tag: object
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The peer answered with a Reset. For a ping that is the pong."""
+    """The peer answered a confirmable message with a Reset, as it does to every ping (RFC 7252, 4.3)."""
 
     tag: object
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The peer did not answer any of the transmissions, or the answer it promised never came."""
+    """The peer did not answer any transmission of a message, or never sent the response that it promised."""
 
     tag: object
 
 
-Event = RequestReceived | ResponseReceived | Delivered | Rejected | TimedOut
+MessageEvent = RequestReceived | ResponseReceived | Delivered | Rejected | TimedOut
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeStatistics:
-    remembered: int
-    unanswered: int
-    waiting: int
-    requests_under_way: int
-    bytes_held: int
-    duplicates: int
-    retransmissions: int
-
-
-class Exchange:
-    """What one peer and we owe each other. Knows no socket, no clock, no resource."""
+class MessageLayer:
+    """The messages between one peer and the endpoint. Knows no socket, no clock and no resource."""
 
     __slots__ = ("_outgoing", "_remembered", "_unacknowledged", "duplicates", "take_output", "unanswered")
 
     def __init__(self, random: Callable[[], float]) -> None:
-        """`random` gives numbers from 0 to 1: the first message id, and the spread of time-outs."""
+        """`random` gives numbers from 0 to 1, for the first message id and the spread of time-outs."""
         self._outgoing = Outgoing(random)
         self._remembered = Remembered()
-        self._unacknowledged: dict[Incoming, float] = {}  # when the empty ACK is due; the first one is due first
+        self._unacknowledged: dict[Incoming, float] = {}  # when the empty ACK is due, in this order
         self.unanswered = 0
         self.duplicates = 0
-        #: The datagrams to send since the last call, in order.
+        #: The datagrams to send that are new since the last call, in order.
         self.take_output: Callable[[], list[bytes]] = self._outgoing.take
 
     @property
@@ -98,7 +86,7 @@ class Exchange:
 
     @property
     def owed(self) -> int:
-        """Answers that the peer does not have yet: not given, or waiting for their turn."""
+        """Responses that the peer does not have: not given yet, or waiting to be sent."""
         return self.unanswered + self._outgoing.answers
 
     @property
@@ -107,18 +95,18 @@ class Exchange:
 
     # --- In --------------------------------------------------------------------------------------------------------
 
-    def knows(self, message: Message, now: float) -> bool:
-        """Whether this request repeats one that is remembered."""
+    def knows(self, message: CoapMessage, now: float) -> bool:
+        """Whether this request is a duplicate."""
         return self._remembered.duplicate(message, now) is not None
 
-    def receive(self, message: Message, now: float) -> tuple[Event, ...]:
-        """What this message means. Answers that need no decision are left in the output."""
+    def receive(self, message: CoapMessage, now: float) -> tuple[MessageEvent, ...]:
+        """Take a message. Acknowledgements, Resets and answers to duplicates are put into the output at once."""
         if message.type == ACK:
             return self._acknowledged(message, now)
         if message.type == RST:
             return self._rejected(message, now)
         if message.code == Code.EMPTY:
-            if message.type == CON:  # a ping (RFC 7252 section 4.3)
+            if message.type == CON:  # a ping (RFC 7252, 4.3)
                 self._outgoing.put(empty(RST, message.message_id))
             return ()
         known = self._remembered.duplicate(message, now)
@@ -135,10 +123,10 @@ class Exchange:
             return (RequestReceived(incoming),)
         return self._answered(message, now)
 
-    def _acknowledged(self, message: Message, now: float) -> tuple[Event, ...]:
+    def _acknowledged(self, message: CoapMessage, now: float) -> tuple[MessageEvent, ...]:
         outgoing, current = self._outgoing, self._outgoing.current
         if current is None or current.message_id != message.message_id:
-            return ()  # late, or not ours
+            return ()  # late, or of no message that was sent
         if message.code == Code.EMPTY:
             outgoing.finish(now)
             if current.is_request:
@@ -150,14 +138,14 @@ class Exchange:
             return (ResponseReceived(current.tag, message),)
         return ()
 
-    def _rejected(self, message: Message, now: float) -> tuple[Event, ...]:
+    def _rejected(self, message: CoapMessage, now: float) -> tuple[MessageEvent, ...]:
         current = self._outgoing.current
         if current is None or current.message_id != message.message_id:
             return ()
         self._outgoing.finish(now)
         return (Rejected(current.tag),)
 
-    def _answered(self, message: Message, now: float) -> tuple[Event, ...]:
+    def _answered(self, message: CoapMessage, now: float) -> tuple[MessageEvent, ...]:
         """A separate response."""
         tag = self._outgoing.answered(message.token, now)
         if tag is None:
@@ -175,7 +163,7 @@ class Exchange:
     # --- Out -------------------------------------------------------------------------------------------------------
 
     def respond(self, incoming: Incoming, code: int, options: bytes, payload: bytes, now: float) -> None:
-        """Answer a request, once."""
+        """Answer a request, once. Raises RuntimeError for a second answer."""
         if incoming.is_answered:
             raise RuntimeError("a request is answered once")
         self.unanswered -= 1
@@ -192,40 +180,40 @@ class Exchange:
         self._remembered.settle(incoming)
 
     def ignore(self, incoming: Incoming) -> None:
-        """A request that gets no answer, and neither do its duplicates."""
+        """Give a request and its duplicates no answer."""
         self.unanswered -= 1
         self._unacknowledged.pop(incoming, None)
         self._remembered.settle(incoming)
 
     def send(self, code: int, token: bytes, options: bytes, payload: bytes, tag: object, now: float) -> None:
-        """Send a confirmable message when it is its turn: a request, a response of its own, a notification, a ping.
+        """Send a confirmable message when it is its turn: a request, a separate response, a notification or a ping.
 
         Args:
-            code: Code.EMPTY is a ping; its pong comes as Rejected.
-            token: of the request that is answered, or a fresh one.
+            code: Code.EMPTY for a ping, which ends in Rejected.
+            token: of the request that is answered, or a new one.
             options: encoded.
             payload: of the message.
-            tag: what the event about its fate will carry; not None for a request.
+            tag: returned in the event that ends the message; not None for a request.
             now: the time.
         """
         self._outgoing.send(code, token, options, payload, tag, now)
 
     def cancel(self, tag: object, now: float) -> None:
-        """Stop sending what was sent with this tag; no event will come about it."""
+        """Do not send the messages with this tag any more. No event will come of them."""
         self._outgoing.cancel(tag, now)
 
     # --- Time ------------------------------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to do; infinity when nothing is under way."""
+        """When `tick` has something to do; infinity when it has not."""
         due = self._outgoing.deadline
         for first in self._unacknowledged.values():
             return min(due, first)
         return due
 
-    def tick(self, now: float) -> tuple[Event, ...]:
-        """Do what is due: promise an answer, send again, give up, forget."""
+    def tick(self, now: float) -> tuple[MessageEvent, ...]:
+        """Do what is due at `now`: empty ACKs, retransmissions, time-outs, forgetting old requests."""
         self._remembered.forget(now)
         while self._unacknowledged:
             incoming, due = next(iter(self._unacknowledged.items()))
@@ -236,14 +224,3 @@ class Exchange:
             incoming.answer = empty(ACK, incoming.message_id)
             self._outgoing.put(incoming.answer)
         return tuple(TimedOut(tag) for tag in self._outgoing.tick(now))
-
-    def statistics(self) -> ExchangeStatistics:
-        return ExchangeStatistics(
-            remembered=len(self._remembered),
-            unanswered=self.unanswered,
-            waiting=self._outgoing.waiting,
-            requests_under_way=self._outgoing.promised,
-            bytes_held=self.bytes_held,
-            duplicates=self.duplicates,
-            retransmissions=self._outgoing.retransmissions,
-        )

@@ -1,14 +1,15 @@
-"""The proof at the start that this GnuTLS does what DTLS needs: a handshake with ourselves, in memory."""
+"""The self-test of GnuTLS before a listener opens: a handshake in memory, and a test for a known vulnerability."""
 
 import time
 from ctypes import byref, c_void_p
 from typing import Final
 from weakref import finalize
 
-from protocols.coap import gnutls
-from protocols.coap.datagrams import records
-from protocols.coap.dtls_connection import ConnectionOver, DtlsConnection, DtlsContext
-from protocols.coap.gnutls import Datum, DtlsUnavailable
+from protocols.coap.dtls import gnutls
+from protocols.coap.dtls.connection import DtlsConnection, DtlsContext
+from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
+from protocols.coap.dtls.gnutls import Datum
+from protocols.coap.dtls.records import records
 
 _IDENTITY: Final = b"0" * 32
 _KEY: Final = bytes(range(16))
@@ -16,7 +17,7 @@ _MAX_FLIGHTS: Final = 10
 
 
 class _ClientContext(DtlsContext):
-    """That of a client with a pre-shared key."""
+    """The context of a client with a pre-shared key."""
 
     side = gnutls.CLIENT
 
@@ -33,9 +34,9 @@ class _ClientContext(DtlsContext):
 
 
 def self_test() -> None:
-    """Shake hands with ourselves, exchange a message, and see that a known flaw is mended. Raises DtlsUnavailable."""
+    """Test a handshake, a message and the fix of CVE-2026-33845. Raises DtlsUnavailable when one of them fails."""
     try:
-        answer = _talk_to_ourselves()
+        answer = _exchange_messages()
         is_flawed = _takes_a_fragment_of_another_length()
     except ConnectionOver as error:
         raise DtlsUnavailable(f"the self-test failed: {error}") from error
@@ -43,16 +44,16 @@ def self_test() -> None:
         raise DtlsUnavailable("the self-test failed: the message was lost")
     if is_flawed:
         raise DtlsUnavailable(
-            "this GnuTLS can be made to write behind its buffers by anybody (CVE-2026-33845, mended in 3.8.13 and in"
-            " Debian's 3.7.9-2+deb12u7): update it"
+            "this GnuTLS has CVE-2026-33845, a buffer overflow before authentication; update it (to 3.8.13, or to"
+            " Debian's 3.7.9-2+deb12u7)"
         )
 
 
 def _takes_a_fragment_of_another_length() -> bool:
-    """Distributions mend flaws and keep the version number, so what GnuTLS does tells.
+    """Whether GnuTLS has CVE-2026-33845. Its version does not tell: distributions fix it without a new version number.
 
-    Two fragments of one message that do not agree on its length: a flawed one takes both, and puts them into a buffer
-    of the first's. The second is within that buffer here.
+    Two fragments of one message state different lengths of the message. A vulnerable GnuTLS accepts both and writes the
+    second into a buffer of the first's length. The second fragment here lies within this buffer.
     """
     to_server, to_client = list[bytes](), list[bytes]()
     _, server = _begin(to_server, to_client)
@@ -66,7 +67,7 @@ def _takes_a_fragment_of_another_length() -> bool:
 
 
 def _fragment(record: int, length: int, offset: int, part: bytes) -> bytes:
-    """Of a message that is not due yet, in a record in clear (RFC 6347 section 4.2.2)."""
+    """A fragment of a handshake message that is not due yet, in a record of epoch 0 (RFC 6347, 4.2.2)."""
     body = (
         b"\x0f" + length.to_bytes(3, "big") + b"\0\5" + offset.to_bytes(3, "big") + len(part).to_bytes(3, "big") + part
     )
@@ -74,26 +75,27 @@ def _fragment(record: int, length: int, offset: int, part: bytes) -> bytes:
 
 
 def _begin(to_server: list[bytes], to_client: list[bytes]) -> tuple[DtlsConnection, DtlsConnection]:
-    """A client and a server after the cookie; the client's hello is on its way."""
+    """A client and a server after the cookie exchange. The client's second hello is in `to_server`."""
     address = b"here"
     context = DtlsContext((), now=time.monotonic)
     client = DtlsConnection(_ClientContext(), to_server.append)
     client.shake_hands()
     if context.prestate(to_server.pop(), address) is not None:
-        raise ConnectionOver("a hello without a cookie was let in")
+        raise ConnectionOver("a hello without a cookie was accepted")
     client.shake_hands(context.challenge(address))
     prestate = context.prestate(to_server[0], address)
     if prestate is None:
-        raise ConnectionOver("a good cookie was not let in")
+        raise ConnectionOver("a valid cookie was not accepted")
     server = DtlsConnection(context, to_client.append, prestate)
     server.key = _IDENTITY, _KEY
     return client, server
 
 
-def _talk_to_ourselves() -> bytes:
+def _exchange_messages() -> bytes:
+    """The answer of the server to the client, after a handshake."""
     to_server, to_client = list[bytes](), list[bytes]()
     client, server = _begin(to_server, to_client)
-    if not _exchange(server, to_server, client, to_client):
+    if not _shake_hands(server, to_server, client, to_client):
         raise ConnectionOver("the handshake does not end")
     client.send(b"ping")
     if server.receive(to_server.pop()) != b"ping":
@@ -102,8 +104,10 @@ def _talk_to_ourselves() -> bytes:
     return client.receive(to_client.pop())
 
 
-def _exchange(server: DtlsConnection, to_server: list[bytes], client: DtlsConnection, to_client: list[bytes]) -> bool:
-    """Hand over flights until both are done."""
+def _shake_hands(
+    server: DtlsConnection, to_server: list[bytes], client: DtlsConnection, to_client: list[bytes]
+) -> bool:
+    """Pass flights between both until both are done. Returns whether they are."""
     are_done = {server: False, client: False}
     for _ in range(_MAX_FLIGHTS):
         for one, flight in ((server, to_server), (client, to_client)):

@@ -1,10 +1,10 @@
-"""DTLS 1.2 connections of a server by GnuTLS: datagrams go in and come out, and nothing here waits or has a socket.
+"""DTLS 1.2 connections of a server by GnuTLS, without I/O: the caller passes records in and gets datagrams to send.
 
-GnuTLS because a device that says something once an hour holds its connection all that time: one takes 10 KiB of GnuTLS
-and 58 of OpenSSL, which keeps the buffers of its handshake (`tests/benchmarks/README.md`).
+A device that sends once an hour keeps its connection all the time. A connection takes 10 KiB in GnuTLS and 58 in
+OpenSSL, which keeps the buffers of its handshake (`tests/benchmarks/README.md`).
 
-What GnuTLS calls back is made once for each context. While one of its connections is at work, the context holds the
-datagram for it and collects what it has to say; everything here happens in one thread.
+The functions that GnuTLS calls are made once for each context. During a call into GnuTLS the context holds the record
+for the connection in this call, and collects the datagrams that it sends. All calls are made in one thread.
 """
 
 import errno
@@ -15,40 +15,37 @@ from typing import Any, Final
 from weakref import finalize
 
 from broker.registration.certificates import ClientCertificate
-from protocols.coap import gnutls
-from protocols.coap.gnutls import Datum, DtlsUnavailable, Prestate
+from protocols.coap.dtls import gnutls
+from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
+from protocols.coap.dtls.gnutls import Datum, Prestate
 from protocols.tls import CHAIN_BYTES, Chain
 
-#: Forward secrecy where the peer can, CCM-8 where it is small (RFC 7252 section 9.1.3, RFC 7925 section 4).
+#: Forward secrecy for clients that support it, AES-128-CCM-8 for constrained ones (RFC 7252, 9.1.3; RFC 7925, 4).
 _PRIORITIES: Final = (
     b"NONE:+VERS-DTLS1.2:+ECDHE-ECDSA:+ECDHE-RSA:+ECDHE-PSK:+PSK"
     b":+AES-128-GCM:+AES-128-CCM-8:+AES-128-CCM:+AES-128-CBC:+AEAD:+SHA256"
     b":+COMP-NULL:+SIGN-ALL:-SIGN-RSA-SHA1:-SIGN-ECDSA-SHA1:+GROUP-ALL:+CTYPE-X509:%SERVER_PRECEDENCE"
 )
 RETRANSMISSION_SECONDS: Final = 1.0
-#: Whoever makes a connection bounds its handshake; but this long it can be asked for its last flight (OpenSSL's clients
-#: ask after 1, 3, 7, 15 and 31 seconds).
+#: For this long after a handshake GnuTLS sends its last flight again when the client asks (OpenSSL's clients ask after
+#: 1, 3, 7, 15 and 31 s). The listener bounds the handshake itself.
 _LAST_FLIGHT_SECONDS: Final = 70.0
 COOKIE_SECONDS: Final = 60.0
-#: What IPv6 carries everywhere (RFC 8200 section 5), without its header and that of UDP.
+#: The MTU that every IPv6 link supports (RFC 8200, 5), without the headers of IPv6 and UDP.
 _FLIGHT_BYTES: Final = 1280 - 48
 _RECORD_BYTES: Final = 16 * 1024
 
 
-class ConnectionOver(Exception):
-    """The peer has ended it, broken it, or could not show what it had to show."""
-
-
 class DtlsContext:
-    """What the connections of a listener share: certificates, ciphers, and the secret of its cookies."""
+    """What the connections of a listener share: certificates, ciphers and the keys of cookies."""
 
     side = gnutls.SERVER
 
     def __init__(self, chains: Iterable[Chain], *, now: Callable[[], float]) -> None:
-        """`now` gives seconds.
+        """A context with these certificate chains; `now` gives seconds.
 
         Raises:
-            DtlsUnavailable: there is no GnuTLS that could be used.
+            DtlsUnavailable: GnuTLS is missing, too old, or lacks a cipher.
             OSError: a certificate and its key cannot be used.
         """
         self.library = gnutls.load()
@@ -61,7 +58,7 @@ class DtlsContext:
             gnutls.Wait(lambda _pointer, _milliseconds: self.incoming is not None),
         )
         self._find_key_function = gnutls.FindKey(self._find_key)
-        #: For the connection at work, and of it.
+        #: The connection in the present call into GnuTLS, the record for it, and the records that it sends.
         self.at_work: DtlsConnection | None = None
         self.incoming: bytes | None = None
         self.outgoing: list[bytes] = []
@@ -75,7 +72,8 @@ class DtlsContext:
         self._check(library.gnutls_priority_init(byref(self._priorities), _PRIORITIES, None))
         self._check(library.gnutls_psk_allocate_server_credentials(byref(self._keys)))
         self._check(library.gnutls_certificate_allocate_credentials(byref(self._certificates)))
-        # A connection refers to its context, so none is left by then; at the end of the process nobody knows.
+        # A connection refers to its context, so the context is freed last. At the end of the process the order is
+        # unknown, so nothing is freed then.
         finalize(self, _free, library, self._priorities, self._keys, self._certificates).atexit = False
         library.gnutls_psk_set_server_credentials_function(self._keys, self._find_key_function)
         for certificate, key in chains:
@@ -90,6 +88,7 @@ class DtlsContext:
             raise DtlsUnavailable(f"GnuTLS: {self.reason(code)}")
 
     def reason(self, code: int) -> str:
+        """GnuTLS's text for an error code."""
         text: bytes = self.library.gnutls_strerror(code)
         return text.decode()
 
@@ -99,15 +98,15 @@ class DtlsContext:
         self._check(library.gnutls_priority_set(handle, self._priorities))
         self._check(library.gnutls_credentials_set(handle, gnutls.CERTIFICATE_CREDENTIALS, self._certificates))
         self._check(library.gnutls_credentials_set(handle, gnutls.PSK_CREDENTIALS, self._keys))
-        # Asked for, so that a securely registered device can show its own, but neither required nor verified here.
+        # A securely registered device authenticates with its certificate. It is neither required nor verified here.
         library.gnutls_certificate_server_set_request(handle, gnutls.REQUEST_CERTIFICATE)
 
     # --- Cookies -----------------------------------------------------------------------------------------------------
 
     def prestate(self, hello: bytes, address: bytes) -> Prestate | None:
-        """What a connection needs that begins with this hello; None when it has no cookie that this address was given.
+        """What a connection needs that begins with this ClientHello. None if it has no valid cookie for this address.
 
-        A cookie is good for one to two times COOKIE_SECONDS.
+        A cookie is valid for at least COOKIE_SECONDS and at most twice as long.
         """
         prestate = Prestate()
         verify = self.library.gnutls_dtls_cookie_verify
@@ -117,7 +116,7 @@ class DtlsContext:
         return None
 
     def challenge(self, address: bytes) -> bytes:
-        """A HelloVerifyRequest with the cookie of an address (RFC 6347 section 4.2.1)."""
+        """A HelloVerifyRequest with the cookie of an address (RFC 6347, 4.2.1)."""
         key = self._current_cookie_keys()[0]
         self.library.gnutls_dtls_cookie_send(byref(key), address, len(address), byref(Prestate()), None, self.push)
         challenge = b"".join(self.outgoing)
@@ -132,11 +131,11 @@ class DtlsContext:
             self._next_cookie_key = now + COOKIE_SECONDS
         return self._cookie_keys
 
-    # --- What GnuTLS calls: none of it may raise ---------------------------------------------------------------------
+    # --- The functions that GnuTLS calls, which must not raise -------------------------------------------------------
 
     def _pull(self, _pointer: object, buffer: int, size: int) -> int:
         datagram = self.incoming
-        if not datagram:  # GnuTLS takes an empty one for the end
+        if not datagram:  # GnuTLS would take an empty datagram for the end of the connection
             if self.at_work is not None:
                 self.at_work.would_block()
             return -1
@@ -162,15 +161,24 @@ class DtlsContext:
 
 
 class DtlsConnection:
-    """One peer."""
+    """The connection of one peer."""
 
     __slots__ = ("_context", "_handle", "_send", "key")
 
     def __init__(self, context: DtlsContext, send: Callable[[bytes], None], prestate: Prestate | None = None) -> None:
-        """`send` takes a datagram, at once."""
+        """A connection before its handshake.
+
+        Args:
+            context: of the listener.
+            send: sends a datagram or loses it, without waiting.
+            prestate: of the ClientHello, from `DtlsContext.prestate`.
+
+        Raises:
+            ConnectionOver: GnuTLS cannot make a connection.
+        """
         self._context = context
         self._send = send
-        #: Who the peer may prove to be in its handshake, and with which pre-shared key.
+        #: An identity and its pre-shared key, with which the peer can authenticate in the handshake.
         self.key: tuple[bytes, bytes] | None = None
         self._handle: c_void_p | None = None
         library, handle = context.library, c_void_p()
@@ -193,7 +201,7 @@ class DtlsConnection:
         self.close()
 
     def close(self) -> None:
-        """Free what GnuTLS holds."""
+        """Free the memory that GnuTLS holds. A second call does nothing."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._context.library.gnutls_deinit(handle)
@@ -212,16 +220,20 @@ class DtlsConnection:
             self._send(datagram)
 
     def would_block(self) -> None:
-        """There is no datagram for GnuTLS now."""
+        """Tell GnuTLS that no record has come."""
         self._context.library.gnutls_transport_set_errno(self._handle, errno.EAGAIN)
 
     # --- The handshake -----------------------------------------------------------------------------------------------
 
     def shake_hands(self, record: bytes | None = None) -> bool:
-        """Go on with a record of the peer, or send again what it has not answered; whether it is done.
+        """Continue the handshake with a record of the peer, or without one send the last flight again.
 
-        Of a datagram with several, GnuTLS may leave some for a call that never comes. Raises ConnectionOver when the
-        handshake has failed; the peer was told.
+        A datagram with several records must be passed in one by one: GnuTLS may keep the later ones for another call.
+
+        Returns whether the handshake is done.
+
+        Raises:
+            ConnectionOver: the handshake has failed, and an alert was sent.
         """
         library, handle = self._begin(record)
         try:
@@ -229,7 +241,7 @@ class DtlsConnection:
                 if code == gnutls.AGAIN:
                     return False
                 if library.gnutls_error_is_fatal(code):
-                    if self._context.has_no_key:  # for which GnuTLS has "internal error" (RFC 4279 section 2)
+                    if self._context.has_no_key:  # RFC 4279, 2; GnuTLS would send internal_error
                         library.gnutls_alert_send(handle, gnutls.FATAL, gnutls.UNKNOWN_PSK_IDENTITY)
                     else:
                         library.gnutls_alert_send_appropriate(handle, code)
@@ -242,24 +254,28 @@ class DtlsConnection:
 
     @property
     def retransmits_in(self) -> float:
-        """Seconds until `shake_hands` has something to send again."""
+        """Seconds until `shake_hands` has to send the last flight again."""
         _, handle = self._begin(None)
         milliseconds: int = self._context.library.gnutls_dtls_get_timeout(handle)
         return milliseconds / 1000
 
     @property
     def certificate(self) -> ClientCertificate | None:
-        """What the peer has shown; None when nothing, or a pre-shared key."""
+        """The certificate of the peer, not verified; None when it sent none."""
         library, handle = self._begin(None)
         count = c_uint()
         shown = library.gnutls_certificate_get_peers(handle, byref(count))
         chain = [string_at(shown[index].data, shown[index].size) for index in range(count.value)]
         return ClientCertificate(chain[0], tuple(chain[1:])) if chain else None
 
-    # --- Afterwards --------------------------------------------------------------------------------------------------
+    # --- After the handshake -----------------------------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        """Raises ConnectionOver."""
+        """Encrypt and send a message.
+
+        Raises:
+            ConnectionOver: the connection has ended, or the message is too long for the peer.
+        """
         library, handle = self._begin(None)
         code = library.gnutls_record_send(handle, message, len(message))
         self._flush()
@@ -267,9 +283,10 @@ class DtlsConnection:
             raise ConnectionOver(self._context.reason(code))
 
     def receive(self, record: bytes) -> bytes:
-        """The message in a record; none when it is forged, repeated, or has none.
+        """Decrypt a record. Returns its message, or nothing when the record is forged, a replay or has no message.
 
-        Raises ConnectionOver for an alert that ends the connection.
+        Raises:
+            ConnectionOver: the record is an alert that ends the connection.
         """
         library, handle = self._begin(record)
         context = self._context
@@ -278,7 +295,7 @@ class DtlsConnection:
                 library.gnutls_alert_send(handle, gnutls.WARNING, gnutls.NO_RENEGOTIATION)
             elif count != gnutls.AGAIN and library.gnutls_error_is_fatal(count):
                 raise ConnectionOver(context.reason(count))
-            if context.incoming is None:  # otherwise it was busy with something earlier
+            if context.incoming is None:  # otherwise GnuTLS has not taken the record yet
                 break
         if context.outgoing:
             self._flush()
@@ -286,8 +303,8 @@ class DtlsConnection:
             raise ConnectionOver("close_notify")
         return string_at(context.buffer, count) if count > 0 else b""
 
-    def say_goodbye(self) -> None:
-        """Send close_notify, if it can still be sent."""
+    def send_close_notify(self) -> None:
+        """Send close_notify, unless the connection is closed."""
         if self._handle is not None:
             library, handle = self._begin(None)
             library.gnutls_bye(handle, gnutls.CLOSE_WRITING)
@@ -305,7 +322,7 @@ def _new_cookie_key() -> Datum:
 
 
 def _joined(records: Sequence[bytes]) -> Iterator[bytes]:
-    """As few datagrams as can be."""
+    """Put records together into as few datagrams as possible."""
     datagram = b""
     for record in records:
         if datagram and len(datagram) + len(record) > _FLIGHT_BYTES:

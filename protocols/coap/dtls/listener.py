@@ -1,12 +1,12 @@
-"""The CoAP listener over DTLS: handshakes, and a straight way for what is said after them.
+"""The CoAP listener over DTLS: handshakes and sessions.
 
-- **Before the cookie** a peer has cost a hash and left nothing; only so many first hellos are looked at for each
-  wake-up, so that a flood of them does not starve the sessions.
-- **A handshake** is a task. The keys of devices lie in the store, and GnuTLS does not wait for them; so what names an
-  identity is held back until its key was read.
-- **A session** has no task. What its peer says is decrypted where it is read, so that all that came in one go is
-  submitted together, and answers are encrypted where they are given. A new handshake from its address leaves it alone
-  until it is done: whoever repeats an old hello of a peer disturbs nobody.
+- **Before the cookie** a peer costs one hash and leaves no state. Only HELLOS_PER_WAKE_UP ClientHellos are read at each
+  wake-up, so a flood of them does not starve the sessions.
+- **A handshake** is a task. Device keys are in the store, and GnuTLS cannot wait for them, so a record that names an
+  identity is passed to GnuTLS after its key was read.
+- **A session** has no task. Its records are decrypted as they are read, so all messages of one wake-up are submitted
+  together. Its responses are encrypted as they are sent. A handshake from the address of a session does not affect the
+  session until it is complete, so an old ClientHello of a peer, sent again by somebody else, does no harm.
 """
 
 from collections import OrderedDict
@@ -16,13 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 import trio
 
 from broker.services import Services
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
-from protocols.coap.datagrams import (
+from protocols.coap.containment import contain
+from protocols.coap.dtls.connection import DtlsConnection, DtlsContext
+from protocols.coap.dtls.errors import ConnectionOver
+from protocols.coap.dtls.gnutls import Prestate
+from protocols.coap.dtls.records import (
     APPLICATION_DATA,
     CHANGE_CIPHER_SPEC,
     hello_key,
@@ -31,27 +34,22 @@ from protocols.coap.datagrams import (
     psk_identity,
     records,
 )
-from protocols.coap.dtls_connection import ConnectionOver, DtlsConnection, DtlsContext
-from protocols.coap.dtls_self_test import self_test
+from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
-from protocols.coap.gnutls import Prestate
-from protocols.coap.server import say_goodbye
-from protocols.coap.session import Session, SessionLimits
+from protocols.coap.session import CoapSession, SessionLimits
 from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics
 from protocols.tls import Chain, require_two_kinds
 
-HANDSHAKE_SECONDS = 30.0
+_HANDSHAKE_SECONDS = 30.0
 HELLOS_PER_WAKE_UP = 64
 _MAX_WAITING_DATAGRAMS = 16
 _KEYS_AT_ONCE = 2
 _KEYS_PER_HANDSHAKE = 4
-#: GnuTLS sets each of them aside, 4 KiB a time. A client sends one with each of its flights.
+#: A client sends one ChangeCipherSpec with each of its flights. GnuTLS keeps each early one, which takes 4 KiB.
 _CHANGES_PER_HANDSHAKE = 16
-#: GnuTLS calls a flight overdue while it waits for the rest of the peer's.
+#: A lower bound, because GnuTLS also calls a flight overdue while it waits for the rest of the peer's flight.
 _SOONEST_RETRANSMISSION_SECONDS = 0.25
-
-_log = structlog.get_logger(__name__)
 
 
 class DtlsListener:
@@ -59,7 +57,7 @@ class DtlsListener:
 
     def __init__(self, services: Services, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
         self._services = services
-        # 10,000 sessions, for which GnuTLS holds 110 MiB beside the `bytes_held` of our limits.
+        # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
         self.endpoint = endpoint or Endpoint(services, limits=self._limits)
         self._peers: _Peers | None = None
@@ -67,7 +65,7 @@ class DtlsListener:
     async def serve(
         self, bind: Address, first: Chain, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
     ) -> None:
-        """As `serve_coap_dtls`."""
+        """Serve until cancelled, as `serve_coap_dtls`."""
         if second is not None:
             require_two_kinds(first, second)
         self_test()
@@ -80,9 +78,7 @@ class DtlsListener:
                     task_status.started(sock.address)
                     await read_forever(sock, self._services.messages.ingest, peers.take, peers.taken)
             finally:
-                # Sessions outlive the reading by what there is to tell them.
-                await say_goodbye(self._services, self.endpoint)
-                self.endpoint.close_all()
+                await self.endpoint.stop()
 
     def statistics(self) -> DtlsStatistics:
         return DtlsStatistics() if self._peers is None else self._peers.statistics()
@@ -98,7 +94,7 @@ async def serve_coap_dtls(
     listener: DtlsListener | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; then tell every observer.
+    """Serve until cancelled, then tell every observer and end every session with close_notify.
 
     Args:
         services: the broker.
@@ -106,26 +102,26 @@ async def serve_coap_dtls(
         certificate: the server's chain in PEM, ECDSA or RSA.
         key: its private key.
         second: another chain and its key, of the other kind.
-        listener: one to look into from outside; by default one of its own.
-        task_status: told the bound address.
+        listener: what serves, for a caller that reads its statistics; by default a new one.
+        task_status: gets the bound address.
 
     Raises:
-        DtlsUnavailable: there is no GnuTLS, or the self-test failed; nothing was opened.
-        OSError: the address cannot be bound, or the certificate cannot be used.
+        DtlsUnavailable: GnuTLS is missing or the self-test failed. Nothing was opened.
+        OSError: the address cannot be bound, or a certificate cannot be used.
     """
     listener = listener or DtlsListener(services)
     await listener.serve(bind, (certificate, key), second, task_status=task_status)
 
 
-class _Open(NamedTuple):
-    """A session: who takes its records, and by which hello it began."""
+class _DtlsSession(NamedTuple):
+    """What takes the records of a session, and the key of the ClientHello that began it."""
 
     take: Callable[[bytes], None]
     hello: int
 
 
-class _HalfOpen(NamedTuple):
-    """A handshake under way."""
+class _Handshake(NamedTuple):
+    """A handshake under way, and the key of the ClientHello that began it."""
 
     hello: int
     arrived: trio.MemorySendChannel[list[bytes]]
@@ -133,7 +129,7 @@ class _HalfOpen(NamedTuple):
 
 
 class _Peers:
-    """Everybody who speaks to one socket."""
+    """The handshakes and sessions on one socket, by the address of the peer."""
 
     def __init__(
         self,
@@ -144,15 +140,15 @@ class _Peers:
         context: DtlsContext,
         nursery: trio.Nursery,
     ) -> None:
-        """Handshakes are tasks of `nursery`."""
+        """No peers yet. Handshakes will be tasks of `nursery`."""
         self._services = services
         self._endpoint = endpoint
         self._limits = limits
         self._socket = sock
         self._context = context
         self._nursery = nursery
-        self._half_open: OrderedDict[PeerAddress, _HalfOpen] = OrderedDict()
-        self._sessions: dict[PeerAddress, _Open] = {}
+        self._half_open: OrderedDict[PeerAddress, _Handshake] = OrderedDict()
+        self._sessions: dict[PeerAddress, _DtlsSession] = {}
         self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
         self._hellos = 0  # since the last wake-up
         self._handshakes = self._failed = self._evicted = self._hellos_dropped = self._lost = 0
@@ -160,7 +156,7 @@ class _Peers:
     # --- In ----------------------------------------------------------------------------------------------------------
 
     def take(self, datagram: bytes, address: PeerAddress) -> None:
-        """A datagram from the network."""
+        """Take a datagram from an address."""
         found = records(datagram)
         if not found:
             return
@@ -170,11 +166,11 @@ class _Peers:
                 return
             half_open = self._half_open.get(address)
             if half_open is not None:
-                with suppress(trio.WouldBlock):  # otherwise it is lost, and will be sent again
+                with suppress(trio.WouldBlock):  # then it is lost, and the peer sends it again
                     half_open.arrived.send_nowait(found)
                 if is_in_clear(found[0]):
                     return
-                # It may be the goodbye of the session before; whom it is not for, drops it.
+                # An encrypted record may also be the close_notify of the session. Each side drops what is not for it.
         session = self._sessions.get(address)
         if session is not None:
             for record in found:
@@ -186,7 +182,7 @@ class _Peers:
         self._endpoint.submitted()
 
     def _send(self, address: PeerAddress, datagram: bytes) -> None:
-        """Sent or lost, at once: DTLS and CoAP both send again."""
+        """Send a datagram or lose it. Handshakes and CoAP have retransmissions."""
         try:
             self._socket.send(datagram, address)
         except OSError:
@@ -207,15 +203,15 @@ class _Peers:
         key, former = hello_key(hello), self._half_open.get(address)
         for known in (former, self._sessions.get(address)):
             if known is not None and known.hello == key:
-                return  # said again; so will our flight be, when its time has come
+                return  # a retransmission; the flight that answers it has its own
         if former is not None:
             del self._half_open[address]
             former.scope.cancel()
         arrived, arriving = trio.open_memory_channel[list[bytes]](_MAX_WAITING_DATAGRAMS)
         arrived.send_nowait([hello])
-        scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS)
-        half_open = self._half_open[address] = _HalfOpen(key, arrived, scope)
-        self._nursery.start_soon(self._shake_hands, address, half_open, prestate, arriving)
+        scope = trio.CancelScope(deadline=trio.current_time() + _HANDSHAKE_SECONDS)
+        handshake = self._half_open[address] = _Handshake(key, arrived, scope)
+        self._nursery.start_soon(self._shake_hands, address, handshake, prestate, arriving)
         if len(self._half_open) > self._limits.half_open_handshakes:
             self._half_open.popitem(last=False)[1].scope.cancel()
             self._evicted += 1
@@ -223,23 +219,18 @@ class _Peers:
     async def _shake_hands(
         self,
         address: PeerAddress,
-        half_open: _HalfOpen,
+        handshake: _Handshake,
         prestate: Prestate,
         arriving: trio.MemoryReceiveChannel[list[bytes]],
     ) -> None:
-        """The edge of one peer: what is raised in it ends it and touches nothing else."""
         connection: DtlsConnection | None = None
-        try:
-            with half_open.scope:
+        with contain("coap_handshake_failed", address), suppress(ConnectionOver):
+            with handshake.scope:
                 connection = await self._connect(address, prestate, arriving)
             if connection is not None:
                 self._handshakes += 1
-                self._open_session(address, connection, half_open.hello)
-        except ConnectionOver:
-            pass  # it gave up, or could not show what it had to show
-        except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a handshake
-            _log.exception("coap_handshake_failed")
-        if self._half_open.get(address) is half_open:
+                self._open_session(address, connection, handshake.hello)
+        if self._half_open.get(address) is handshake:
             del self._half_open[address]
         if connection is None:
             self._failed += 1
@@ -254,7 +245,7 @@ class _Peers:
             flight: list[bytes] = []
             with trio.move_on_after(max(connection.retransmits_in, _SOONEST_RETRANSMISSION_SECONDS)):
                 flight = await arriving.receive()
-            for record in flight or (None,):  # None: it is time to send again
+            for record in flight or (None,):  # None: the flight is overdue, send it again
                 if record is not None:
                     changes += record[0] == CHANGE_CIPHER_SPEC
                     if changes > _CHANGES_PER_HANDSHAKE:
@@ -262,21 +253,23 @@ class _Peers:
                     identity = psk_identity(record)
                     if identity is not None and identity not in identities and len(identities) < _KEYS_PER_HANDSHAKE:
                         identities.add(identity)
-                        connection.key = await self._find_key(identity) or connection.key
+                        connection.key = await self._find_key(address, identity) or connection.key
                 if connection.shake_hands(record):
                     return connection
 
-    async def _find_key(self, identity: bytes) -> tuple[bytes, bytes] | None:
-        """A device and its key, read anew for each handshake; None when there is none.
+    async def _find_key(self, address: PeerAddress, identity: bytes) -> tuple[bytes, bytes] | None:
+        """A device id and its key, from the store; None when the device does not exist.
 
-        Raises ConnectionOver when it cannot be told, so that no device takes itself for an unknown one.
+        Raises:
+            ConnectionOver: the key could not be read. An alert would tell the device that it does not exist.
         """
+        key: bytes | None = None
+        device = identity.decode()
         async with self._keys_at_once:
-            try:
-                key = await self._services.devices.registry.pre_shared_key(identity.decode(), self._services.core.vault)
-            except Exception as error:
-                _log.exception("coap_key_not_read", device=identity.decode())
-                raise ConnectionOver("its key could not be read") from error
+            with contain("coap_key_not_read", address, details={"device": device}) as contained:
+                key = await self._services.devices.registry.pre_shared_key(device, self._services.core.vault)
+        if contained.error_id is not None:
+            raise ConnectionOver("its key could not be read")
         return None if key is None else (identity, key)
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
@@ -284,48 +277,41 @@ class _Peers:
     def _open_session(self, address: PeerAddress, connection: DtlsConnection, hello: int) -> None:
         endpoint = self._endpoint
         if self._sessions.pop(address, None) is not None and (former := endpoint.find(address)) is not None:
-            self._close(former)  # its peer has begun anew
-        self._sessions[address] = _Open(_ignore, hello)  # so that it is told if it has to go at once
+            endpoint.close(former)  # without close_notify: its peer has begun a new connection
+        self._sessions[address] = _DtlsSession(_ignore, hello)  # `_end` needs an entry if `open` ends it at once
         session = endpoint.open(
             address,
             partial(self._send_in, connection),
             partial(self._end, address, connection),
             idle_seconds=COAP_IDLE_SECONDS,
-            is_verified=True,
+            is_address_verified=True,
             certificate=connection.certificate,
         )
         if not session.is_closed:
-            self._sessions[address] = _Open(partial(self._take, connection, session), hello)
+            self._sessions[address] = _DtlsSession(partial(self._take, connection, session), hello)
 
-    def _take(self, connection: DtlsConnection, session: Session, record: bytes) -> None:
-        try:
-            message = connection.receive(record)
-            if message:
-                self._endpoint.receive(session, message)
-        except ConnectionOver:
-            self._close(session)
-        except Exception:  # noqa: BLE001 - the one catch for bugs of ours in a session
-            _log.exception("coap_session_failed")
-            self._close(session)
-
-    def _close(self, session: Session) -> None:
-        try:
-            self._endpoint.close(session)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("coap_session_failed")
-            session.end()
+    def _take(self, connection: DtlsConnection, session: CoapSession, record: bytes) -> None:
+        with self._endpoint.contained(session.key):
+            try:
+                message = connection.receive(record)
+                if message:
+                    self._endpoint.receive(session, message)
+            except ConnectionOver:
+                self._endpoint.close(session)
 
     def _send_in(self, connection: DtlsConnection, message: bytes) -> None:
         try:
             connection.send(message)
-        except ConnectionOver:  # it is over, or its peer takes only shorter ones
+        except ConnectionOver:  # it has ended, or the message is too long for its peer
             self._lost += 1
 
     def _end(self, address: PeerAddress, connection: DtlsConnection) -> None:
-        if self._sessions.pop(address, None) is not None:  # otherwise its peer knows
-            with suppress(ConnectionOver):
-                connection.say_goodbye()
-        connection.close()
+        try:
+            if self._sessions.pop(address, None) is not None:  # otherwise the peer has begun a new connection
+                with suppress(ConnectionOver):
+                    connection.send_close_notify()
+        finally:
+            connection.close()
 
     def statistics(self) -> DtlsStatistics:
         return DtlsStatistics(
@@ -340,4 +326,4 @@ class _Peers:
 
 
 def _ignore(_record: bytes) -> None:
-    """Of a session that is about to be opened."""
+    """Takes the records of a session while it is being opened: none can come."""

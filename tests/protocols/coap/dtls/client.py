@@ -1,9 +1,10 @@
-"""A DTLS client in a test's hand: pyOpenSSL over a datagram socket, one datagram at a time."""
+"""A DTLS client: pyOpenSSL over a datagram socket, one datagram at a time."""
 
 import datetime as dt
 import ipaddress
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
 from config.settings import Address
-from protocols.coap.messages import Message, decode, encode
+from protocols.coap.messages import CON, CoapMessage, Code, Option, decode_message
+from tests.factories import KITCHEN_TOKEN
+from tests.protocols.coap.peers import encode_message
 
 _ffi, _lib = _openssl.ffi, _openssl.lib
 _MTU = 1400
@@ -55,7 +58,7 @@ def make_certificate(folder: Path, kind: str, *, padding: int = 0) -> tuple[Path
 
 
 def psk_context(identity: str, token: str, ciphers: bytes) -> SSL.Context:
-    """A client's context with a device id and a device token."""
+    """The context of a client that authenticates with a device id and a device token."""
     name, key = identity.encode(), bytes.fromhex(token)
 
     def offer(_ssl: object, _hint: object, names: object, name_bytes: int, out: object, out_bytes: int) -> int:
@@ -68,7 +71,7 @@ def psk_context(identity: str, token: str, ciphers: bytes) -> SSL.Context:
     )
     context = client_context(ciphers)
     _lib.SSL_CTX_set_psk_client_callback(context._context, callback)
-    context.set_app_data(callback)  # it must live as long as the context
+    context.set_app_data(callback)  # keeps the callback alive as long as the context
     return context
 
 
@@ -85,13 +88,16 @@ class DtlsClient:
         self.connect(context)
 
     def connect(self, context: SSL.Context) -> None:
-        """From the same port as before, if there was a connection: as after a restart."""
+        """Begin a connection. A later one is from the same port, as after a restart of the client."""
         self.session = SSL.Connection(context, None)
         self.session.set_ciphertext_mtu(_MTU)
         self.session.set_connect_state()
 
     async def handshake(self, *, answers: int = 100, seconds: float = 5) -> None:
-        """Until it is done, or the server has answered that often. Raises TooSlowError when it does not answer."""
+        """Shake hands until it is done or the server has answered `answers` times.
+
+        Raises TooSlowError when the server does not answer within `seconds`.
+        """
         for _ in range(answers):
             if await self.begin():
                 return
@@ -99,7 +105,7 @@ class DtlsClient:
                 self.session.bio_write(await self.socket.recv(4096))
 
     async def begin(self) -> bool:
-        """Send what can be sent now; whether the handshake is done."""
+        """Send what can be sent now. Returns whether the handshake is done."""
         try:
             self.session.do_handshake()
         except SSL.WantReadError:
@@ -109,7 +115,7 @@ class DtlsClient:
         return True
 
     async def begin_with(self) -> bytes:
-        """The hello with a cookie, which is sent, too."""
+        """Send the ClientHello with a cookie, and return it."""
         with suppress(SSL.WantReadError):
             self.session.do_handshake()
         hello, *_ = self._take()
@@ -121,7 +127,7 @@ class DtlsClient:
             await self.socket.send(datagram)
 
     async def send_again(self) -> None:
-        """The last flight of the handshake, when its time-out has passed."""
+        """Send the last flight of the handshake again, when its time-out has passed."""
         await trio.sleep(self.session.DTLSv1_get_timeout() or 0)
         self.session.DTLSv1_handle_timeout()
         await self._flush()
@@ -139,23 +145,29 @@ class DtlsClient:
             flight = flight[end:]
         return records
 
-    def encrypt(self, message: Message) -> bytes:
-        self.session.write(encode(message))
+    def encrypt(self, message: CoapMessage) -> bytes:
+        self.session.write(encode_message(message))
         return self.session.bio_read(4096)
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: CoapMessage) -> None:
         await self.socket.send(self.encrypt(message))
 
-    async def receive(self) -> Message:
+    def send_at_once(self, messages: Sequence[CoapMessage]) -> None:
+        """Send without a checkpoint, so the listener finds all of them when it wakes up."""
+        with socket.socket(fileno=os.dup(self.socket.fileno())) as sock:
+            for message in messages:
+                sock.send(self.encrypt(message))
+
+    async def receive(self) -> CoapMessage:
         while True:
             with trio.fail_after(5):
                 self.session.bio_write(await self.socket.recv(4096))
             try:
-                return decode(self.session.read(4096))
-            except SSL.WantReadError:  # a late part of the handshake
+                return decode_message(self.session.read(4096))
+            except SSL.WantReadError:  # a retransmission of the handshake
                 continue
 
-    async def ask(self, message: Message) -> Message:
+    async def ask(self, message: CoapMessage) -> CoapMessage:
         await self.send(message)
         return await self.receive()
 
@@ -163,7 +175,7 @@ class DtlsClient:
         self.session.shutdown()
         return self.session.bio_read(4096)
 
-    async def say_goodbye(self) -> None:
+    async def send_close_notify(self) -> None:
         await self.socket.send(self.close_notify())
 
     @property
@@ -176,3 +188,25 @@ def dtls_client(address: Address, context: SSL.Context) -> Iterator[DtlsClient]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((address.host, address.port))
         yield DtlsClient(sock, context)
+
+
+STATE = b'{"data":{"state":true}}'
+ECDSA, PSK = b"ECDHE-ECDSA-AES128-CCM8", b"PSK-AES128-CCM8"
+HALF_OPEN = 4
+
+
+def post(message_id: int, token: str = KITCHEN_TOKEN) -> CoapMessage:
+    path = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"messages", token.encode()))
+    return CoapMessage(CON, Code.POST, message_id, b"t", path, STATE)
+
+
+def observe(message_id: int, token: str = KITCHEN_TOKEN) -> CoapMessage:
+    path = tuple((int(Option.URI_PATH), one) for one in (b"v1.1", b"actions", token.encode()))
+    return CoapMessage(CON, Code.GET, message_id, b"o", ((Option.OBSERVE, b""), *path))
+
+
+async def still_serves(address: Address) -> None:
+    """Assert that a new client is served."""
+    with dtls_client(address, client_context(ECDSA)) as client:
+        await client.handshake()
+        assert (await client.ask(post(1))).code == Code.CREATED

@@ -1,7 +1,9 @@
-"""The functions of GnuTLS that DTLS needs, as gnutls/gnutls.h and gnutls/dtls.h have them.
+"""The binding of GnuTLS through ctypes: the functions that DTLS needs, from gnutls/gnutls.h and gnutls/dtls.h.
 
-They are called with the interpreter's lock held: a record takes two microseconds, and to let go of the lock and get it
-back takes longer as soon as another thread wants it. None of them waits, as no connection here has a socket.
+Only the modules of this package import it (a contract in pyproject.toml). A wrong type here is memory corruption.
+
+The functions are called with the interpreter's lock held: a record takes 2 µs, and to release the lock and get it back
+takes longer as soon as another thread wants it. No function waits, because no connection here has a socket.
 """
 
 from ctypes import (
@@ -20,8 +22,10 @@ from ctypes import (
 from functools import cache
 from typing import Any, Final, Self
 
+from protocols.coap.dtls.errors import DtlsUnavailable
+
 _LIBRARY: Final = "libgnutls.so.30"
-#: The oldest that this was tested with: Debian 12's.
+#: The oldest version that was tested: that of Debian 12.
 _OLDEST: Final = b"3.7.9"
 
 SERVER, CLIENT, DATAGRAM, NONBLOCK, NO_TICKETS = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 10
@@ -36,36 +40,33 @@ AGAIN, REHANDSHAKE = -28, -37
 COOKIE_KEY_BYTES = 16
 
 
-class DtlsUnavailable(Exception):
-    """GnuTLS is not there, or what is there does not work."""
-
-
 class Datum(Structure):
-    """Bytes of somebody else's."""
+    """gnutls_datum_t: a pointer to bytes and their number."""
 
     _fields_ = (("data", c_void_p), ("size", c_uint))
 
     @classmethod
     def of(cls, data: bytes) -> Self:
+        """A datum that points to `data` and keeps it alive."""
         datum = cls(cast(c_char_p(data), c_void_p), len(data))
         datum.keeps_alive = data
         return datum
 
 
 class Prestate(Structure):
-    """What a connection must know of the hello that had a good cookie."""
+    """gnutls_dtls_prestate_st: what a connection needs of the ClientHello whose cookie was verified."""
 
     _fields_ = (("record_seq", c_uint), ("hsk_read_seq", c_uint), ("hsk_write_seq", c_uint))
 
 
-#: Functions that GnuTLS calls.
+#: The types of functions that GnuTLS calls.
 Transfer = PYFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
 Wait = PYFUNCTYPE(c_int, c_void_p, c_uint)
 FindKey = PYFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Datum))
 
 _HANDLE: Final = POINTER(c_void_p)
 
-#: What each function gives and takes.
+#: The types of the result and of the arguments of each function.
 _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "gnutls_check_version": (c_char_p, c_char_p),
     "gnutls_strerror": (c_char_p, c_int),
@@ -109,13 +110,13 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 
 @cache
 def load() -> Any:
-    """The library of the operating system. Raises DtlsUnavailable when it is missing or too old."""
+    """Load the library of the operating system. Raises DtlsUnavailable when it is missing or too old."""
     try:
         library: Any = PyDLL(_LIBRARY)
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-        # GnuTLS frees what it is given with the other half of this pair.
+        # GnuTLS frees with gnutls_free what it is given, so it must come from gnutls_malloc.
         allocate = PYFUNCTYPE(c_void_p, c_size_t)
         library.allocate = allocate(c_void_p.in_dll(library, "gnutls_malloc").value or 0)
     except (OSError, AttributeError, ValueError) as error:

@@ -1,0 +1,259 @@
+"""DTLS handshakes: certificates, pre-shared keys, floods."""
+
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from OpenSSL import SSL
+from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
+
+from broker.secrets import token_hash
+from broker.services import Services
+from config.settings import Address
+from protocols.coap.dtls.connection import DtlsContext
+from protocols.coap.dtls.errors import DtlsUnavailable
+from protocols.coap.dtls.listener import HELLOS_PER_WAKE_UP, DtlsListener, serve_coap_dtls
+from protocols.coap.messages import Code
+from protocols.tls import CHAIN_BYTES
+from storage.database import Transaction
+from storage.records import DeviceTokenRecord
+from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.programs import require_dtls
+from tests.protocols.coap.dtls.client import (
+    HALF_OPEN,
+    PSK,
+    DtlsClient,
+    client_context,
+    dtls_client,
+    make_certificate,
+    post,
+    psk_context,
+    still_serves,
+)
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    require_dtls()
+
+
+class TestCertificates:
+    @pytest.mark.parametrize(
+        ("kind", "cipher"),
+        [
+            ("ecdsa", "ECDHE-ECDSA-AES128-CCM8"),
+            ("ecdsa", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+            ("ecdsa", "ECDHE-ECDSA-AES128-SHA256"),
+            ("rsa", "ECDHE-RSA-AES128-GCM-SHA256"),
+            ("rsa", "ECDHE-RSA-AES128-SHA256"),
+        ],
+    )
+    async def test_of_the_server(self, address: Address, cipher: str) -> None:
+        with dtls_client(address, client_context(cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(post(1))).code == Code.CREATED
+
+    async def test_two_of_the_server_must_be_of_different_kinds(
+        self, services: Services, certificates: dict[str, tuple[Path, Path]], tmp_path: Path
+    ) -> None:
+        other = make_certificate(tmp_path, "rsa")
+        with pytest.raises(OSError, match="same kind of key"):
+            await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["rsa"], second=other)
+
+    async def test_of_a_client_are_neither_required_nor_verified(
+        self, address: Address, certificates: dict[str, tuple[Path, Path]], context: SSL.Context
+    ) -> None:
+        context.use_certificate_file(str(certificates["rsa"][0]))
+        context.use_privatekey_file(str(certificates["rsa"][1]))
+        with dtls_client(address, context) as client:
+            await client.handshake()
+            assert (await client.ask(post(1))).code == Code.CREATED
+
+    async def test_of_a_client_are_refused_when_they_are_too_long(
+        self, address: Address, listener: DtlsListener, context: SSL.Context, tmp_path: Path
+    ) -> None:
+        certificate, key = make_certificate(tmp_path, "ecdsa", padding=CHAIN_BYTES)
+        context.use_certificate_file(str(certificate))
+        context.use_privatekey_file(str(key))
+        with dtls_client(address, context) as client, pytest.raises(SSL.Error, match="alert"):
+            await client.handshake()
+        assert listener.statistics().handshakes_failed == 1
+
+    async def test_that_cannot_be_read(self, services: Services, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="cannot use certificate"):
+            await serve_coap_dtls(services, Address("127.0.0.1", 0), tmp_path / "none.pem", tmp_path / "none.key")
+
+
+@pytest.mark.parametrize("order", [("ecdsa", "rsa"), ("rsa", "ecdsa")])
+@pytest.mark.parametrize("cipher", ["ECDHE-ECDSA-AES128-CCM8", "ECDHE-RSA-AES128-GCM-SHA256"])
+async def test_two_certificates_serve_clients_of_either_kind(
+    services: Services,
+    world: World,
+    certificates: dict[str, tuple[Path, Path]],
+    order: tuple[str, str],
+    cipher: str,
+) -> None:
+    first, second = (certificates[kind] for kind in order)
+    serve = partial(serve_coap_dtls, services, Address("127.0.0.1", 0), *first, second=second)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve)
+        with dtls_client(address, client_context(cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(post(1))).code == Code.CREATED
+        nursery.cancel_scope.cancel()
+
+
+class TestPreSharedKeys:
+    @pytest.mark.parametrize(
+        "cipher",
+        [
+            "PSK-AES128-CCM8",
+            "PSK-AES128-CCM",
+            "PSK-AES128-GCM-SHA256",
+            "PSK-AES128-CBC-SHA256",
+            "ECDHE-PSK-AES128-CBC-SHA256",
+        ],
+    )
+    async def test_device_id_and_token(self, address: Address, cipher: str) -> None:
+        with dtls_client(address, psk_context(KITCHEN, KITCHEN_TOKEN, cipher.encode())) as client:
+            await client.handshake()
+            assert client.cipher == cipher
+            assert (await client.ask(post(1))).code == Code.CREATED
+
+    @pytest.mark.parametrize(
+        "identity",
+        [
+            pytest.param("f" * 32, id="no such device"),
+            pytest.param("root", id="no device id"),
+            pytest.param("\N{SNOWMAN}", id="no ASCII"),
+        ],
+    )
+    async def test_of_an_unknown_device_get_an_alert(
+        self, address: Address, listener: DtlsListener, identity: str
+    ) -> None:
+        with dtls_client(address, psk_context(identity, KITCHEN_TOKEN, PSK)) as client:
+            with pytest.raises(SSL.Error, match="unknown psk identity"):
+                await client.handshake()
+            assert (listener.statistics().sessions, listener.statistics().handshakes_failed) == (0, 1)
+            await still_serves(address)
+
+    async def test_of_another_device_get_no_answer(self, address: Address, listener: DtlsListener) -> None:
+        """Records that are encrypted with a wrong key look forged, and forged ones are dropped (RFC 6347, 4.1.2.7)."""
+        with dtls_client(address, psk_context(KITCHEN, HALL_TOKEN, PSK)) as client:
+            with pytest.raises(trio.TooSlowError):
+                await client.handshake(seconds=0.2)
+            assert (listener.statistics().sessions, listener.statistics().half_open) == (0, 1)
+            await still_serves(address)
+
+    async def test_are_read_anew_for_each_handshake(self, address: Address, services: Services, world: World) -> None:
+        for token in (KITCHEN_TOKEN, "77" * 16):
+            sealed = services.core.vault.seal(token)
+            await services.core.database.write(partial(_put_sealed, world, sealed))
+            with dtls_client(address, psk_context(KITCHEN, token, PSK)) as client:
+                await client.handshake()
+
+    async def test_that_cannot_be_read_get_no_alert(
+        self, address: Address, services: Services, listener: DtlsListener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An alert would tell the device that it was deleted."""
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a disk error")
+
+        with monkeypatch.context() as patched, capture_logs() as logs:
+            patched.setattr(services.devices.registry, "pre_shared_key", fail)
+            context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
+            with dtls_client(address, context) as client, pytest.raises(trio.TooSlowError):
+                await client.handshake(seconds=0.2)
+        assert [entry["event"] for entry in logs] == ["coap_key_not_read"]
+        assert listener.statistics().handshakes_failed == 1
+        await still_serves(address)
+
+
+def _put_sealed(world: World, sealed: bytes, tx: Transaction) -> None:
+    tx.devices.put_token(DeviceTokenRecord(world.kitchen, token_hash(KITCHEN_TOKEN), sealed, world.application, 1))
+
+
+class TestFloods:
+    async def test_half_open_handshakes_are_bounded(
+        self, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        """The clients have sent a valid cookie and nothing after it."""
+        for _ in range(HALF_OPEN * 3):
+            with dtls_client(address, context) as client:
+                await client.handshake(answers=2)
+        await wait_all_tasks_blocked(0.01)
+        statistics = listener.statistics()
+        assert (statistics.half_open, statistics.half_open_evicted) == (HALF_OPEN, 2 * HALF_OPEN)
+        await still_serves(address)
+
+    async def test_hellos_without_a_cookie_leave_no_state(
+        self, client: DtlsClient, address: Address, listener: DtlsListener, context: SSL.Context
+    ) -> None:
+        await client.handshake()
+        with dtls_client(address, context) as attacker:
+            for _ in range(HELLOS_PER_WAKE_UP * 2):
+                attacker.connect(context)
+                await attacker.begin()
+            assert (await client.ask(post(1))).code == Code.CREATED
+        statistics = listener.statistics()
+        assert (statistics.half_open, statistics.sessions) == (0, 1)
+
+    async def test_a_bounded_number_of_hellos_is_read_at_each_wake_up(
+        self, address: Address, listener: DtlsListener
+    ) -> None:
+        """Nothing is awaited while they are sent, so all of them are there when the listener wakes up."""
+        hello = b"\x16\xfe\xfd" + bytes(8) + b"\0\x36" + b"\x01" + bytes(53)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as attacker:
+            for _ in range(HELLOS_PER_WAKE_UP + 10):
+                attacker.sendto(hello, (address.host, address.port))
+            with trio.fail_after(5):
+                while not listener.statistics().hellos_dropped:
+                    await trio.lowlevel.checkpoint()
+        assert listener.statistics().hellos_dropped == 10
+
+    async def test_a_handshake_with_too_many_records_is_ended(
+        self, client: DtlsClient, address: Address, listener: DtlsListener
+    ) -> None:
+        """GnuTLS keeps every early ChangeCipherSpec."""
+        await client.handshake(answers=2)
+        for number in range(1, 100):
+            await client.socket.send(b"\x14\xfe\xfd\0\0" + number.to_bytes(6, "big") + b"\0\x01\x01")
+        with trio.fail_after(5):
+            while not listener.statistics().handshakes_failed:
+                await trio.lowlevel.checkpoint()
+        assert listener.statistics().half_open == 0
+        await still_serves(address)
+
+    async def test_a_handshake_looks_up_a_bounded_number_of_keys(
+        self, client: DtlsClient, services: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+
+        async def find(identity: str, _vault: object) -> None:
+            asked.append(identity)
+
+        monkeypatch.setattr(services.devices.registry, "pre_shared_key", find)
+        await client.handshake(answers=2)
+        for number in range(40):
+            identity = f"{number // 2:032x}".encode()
+            body = len(identity).to_bytes(2, "big") + identity
+            length = len(body).to_bytes(3, "big")
+            message = b"\x10" + length + b"\0\x09" + b"\0\0\0" + length + body
+            header = b"\x16\xfe\xfd\0\0" + (100 + number).to_bytes(6, "big") + len(message).to_bytes(2, "big")
+            await client.socket.send(header + message)
+            await wait_all_tasks_blocked(0.001)
+        assert asked == [f"{number:032x}" for number in range(4)]
+
+
+async def test_without_a_working_library_nothing_is_opened(
+    services: Services, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DtlsContext, "_find_key", lambda *_: -1)
+    with pytest.raises(DtlsUnavailable, match="the self-test failed"):
+        await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["ecdsa"])
