@@ -1,26 +1,40 @@
 # make run    the demo: everything in .venv, nothing else to install
-# make test   everything CI checks
-# make clean  undo both
+# make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
+# make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
+# make clean  undo all of them
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test clean
+.PHONY: run lint unit check test clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
 	$(BIN)/trunkline demo
 
-test: $(VENV)/.installed-test
+# Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
+unexport PYTHONDONTWRITEBYTECODE
+# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto --dist loadfile
+
+check: lint unit
+
+unit: $(VENV)/.installed-test
+	$(PYTEST) --ignore tests/e2e -m "not processes"
+
+test: lint
+	$(PYTEST)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find broker config protocols storage tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trunkline needs Python 3.11 or newer: make PYTHON=…")'

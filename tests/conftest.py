@@ -20,6 +20,11 @@ if TYPE_CHECKING:  # most tests have no use for Selenium
     from tests.browser import Chromium
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End-to-end tests first: their files take longest, and one that came last would keep one processor busy alone."""
+    items.sort(key=lambda item: "/e2e/" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cheap_passwords() -> Iterator[None]:
     """Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process."""

@@ -127,7 +127,10 @@ def _provisioned(devices: int) -> Path:
         _WORLD + "".join(_DEVICE.format(id=device_id(n), n=n, token=device_token(n)) for n in range(devices)),
         encoding="utf-8",
     )
-    subprocess.run([TRUNKLINE, "provision", file, "--config", config], check=True, capture_output=True, timeout=60)
+    # The settings that a test gives its daemon by variables are not for this one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
+    command = [TRUNKLINE, "provision", file, "--config", config]
+    subprocess.run(command, check=True, capture_output=True, timeout=60, env=environment)
     return folder
 
 

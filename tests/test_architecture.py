@@ -1,9 +1,7 @@
-"""The arrows between the packages point the way the design says, and ARCHITECTURE.md names what exists."""
+"""ARCHITECTURE.md names what exists, and no folder hides a library. Import contracts are checked by `make lint`."""
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,19 +13,6 @@ ARCHITECTURE = ROOT / "broker" / "ARCHITECTURE.md"
 _NAMED = re.compile(r"`([\w.-]*/[\w./-]*|[\w-]+\.(?:py|md|toml))(?:: ([\w.]+))?`")
 #: "Add a capability" uses these for the new capability's number and noun.
 _PLACEHOLDERS = {"NNNN_x.": "[0-9]*_*.", "_x.": "_*.", "/x.": "/*.", "/x/": "/*/"}
-
-
-def test_import_contracts_are_kept() -> None:
-    run = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " 0 broken" in run.stdout
 
 
 def test_systemd_folder_holds_no_python() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token
 
+pytestmark = pytest.mark.processes
+
 SECONDS = 60
 
 

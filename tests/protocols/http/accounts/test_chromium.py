@@ -15,6 +15,8 @@ from tests.browser import Chromium
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
 from tests.protocols.http.accounts.test_pages import ask_for_their_locks
 
+pytestmark = pytest.mark.processes
+
 
 @contextmanager
 def site(redirect_to: str = "") -> Iterator[int]:

@@ -16,6 +16,8 @@ from tests.builders import ServicesOpener
 from tests.factories import ADA_TOKEN, DASHBOARD, KITCHEN, LIGHT_TYPE, World
 from tests.protocols.http.accounts.test_chromium import site
 
+pytestmark = pytest.mark.processes
+
 
 @dataclass
 class Collector(ManualProcessor):
