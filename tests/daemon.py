@@ -129,7 +129,7 @@ def _provisioned(devices: int) -> Path:
     )
     # The settings that a test gives its daemon by variables are not for this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-    command = [TRUNKLINE, "provision", file, "--config", config]
+    command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", config]
     subprocess.run(command, check=True, capture_output=True, timeout=60, env=environment)
     return folder
 

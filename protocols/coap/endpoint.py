@@ -18,7 +18,6 @@ import trio
 
 from broker.errors import DomainError, StorageUnavailable
 from broker.registration.certificates import ClientCertificate
-from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
 from protocols.coap.containment import contain
 from protocols.coap.echo import AmplificationGuard
@@ -48,6 +47,7 @@ from protocols.coap.messages import (
 from protocols.coap.observers import Observers
 from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal, response_options
 from protocols.coap.resources import Resources
+from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, CoapSessions, SessionLimits, SessionRank
 from protocols.coap.statistics import EndpointStatistics
 
@@ -64,7 +64,7 @@ class Endpoint:
 
     def __init__(
         self,
-        services: Services,
+        rooms: CoapRooms,
         *,
         guard: AmplificationGuard | None = None,
         limits: SessionLimits | None = None,
@@ -74,20 +74,20 @@ class Endpoint:
         """An endpoint without sessions.
 
         Args:
-            services: the broker.
+            rooms: the broker.
             guard: limits answers to peers whose address is not verified; None where the listener verifies addresses.
             limits: of the sessions.
             now: the clock, in seconds.
             chance: gives numbers from 0 to 1.
         """
-        self._ingest = services.messages.ingest
+        self._ingest = rooms.messages.ingest
         self._guard = guard
         self._limits = limits or SessionLimits()
         self.now = now
         self._chance = chance
         self._sessions = CoapSessions(self._limits)
-        self._observers = Observers(services, guard, now, self._changed, self.contained)
-        self._resources = Resources(services, self._observers, self._reply, self._authenticated, self.contained)
+        self._observers = Observers(rooms, guard, now, self._changed, self.contained)
+        self._resources = Resources(rooms, self._observers, self._reply, self._authenticated, self.contained)
         self._sooner = trio.Event()
         self._wakes_at = inf
         self._next_sweep = inf

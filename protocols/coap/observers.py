@@ -14,13 +14,13 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import BadRequest, Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.routing.connections import CloseReason
-from broker.services import Services
 from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of
 from protocols.coap.containment import contain
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import NotificationBody, Observation
 from protocols.coap.requests import CoapRequest, CoapResponse, json_to, refusal, response_options
+from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, Observer
 
 #: An observation ends when this many pings in a row had no answer.
@@ -60,7 +60,7 @@ class Observers:
 
     def __init__(
         self,
-        services: Services,
+        rooms: CoapRooms,
         guard: AmplificationGuard | None,
         now: Callable[[], float],
         changed: Callable[[CoapSession], None],
@@ -69,19 +69,19 @@ class Observers:
         """No observations.
 
         Args:
-            services: the broker.
+            rooms: the broker.
             guard: limits notifications to peers whose address is not verified.
             now: the endpoint's clock, in seconds.
             changed: called when a session has something to send, or fewer or more observers than before.
             contained: a block in which an exception ends the session with this key.
         """
-        self._services = services
-        self._presence = services.devices.presence
+        self._rooms = rooms
+        self._presence = rooms.devices.presence
         self._guard = guard
         self._now = now
         self._changed = changed
         self._contained = contained
-        self._now_ms = services.core.clock.now_ms
+        self._now_ms = rooms.core.clock.now_ms
         self._observers = self._notifications = self._lost = 0
         # The observers with a notification that is acknowledged but not fetched to its end; when its time is over.
         self._fetching: dict[Observer, float] = {}
@@ -100,7 +100,7 @@ class Observers:
         observation = Observation(token, request.path, request.answer_format, exponent)
         observer = Observer(session, device, observation)
         observer.connection.enter_context(
-            self._services.routing.connections.connect(
+            self._rooms.routing.connections.connect(
                 device,
                 protocol="COAP",
                 token=caller.token,

@@ -25,7 +25,6 @@ from broker.errors import (
 )
 from broker.limits.meters import Channel
 from broker.nesting import check_nesting
-from broker.services import Services
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.containment import contain
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
@@ -42,6 +41,7 @@ from protocols.coap.requests import (
     json_to,
     refusal,
 )
+from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import PublishForbidden, SubscribeForbidden
 from storage.sql import StoreError
@@ -87,7 +87,7 @@ class Resources:
 
     def __init__(
         self,
-        services: Services,
+        rooms: CoapRooms,
         observers: Observers,
         reply: _Reply,
         authenticated: Callable[[CoapSession], None],
@@ -96,14 +96,14 @@ class Resources:
         """The resources of one endpoint.
 
         Args:
-            services: the broker.
+            rooms: the broker.
             observers: the endpoint's observations.
             reply: answers a request, unless its session is closed.
             authenticated: called when a request with a valid device token was not refused.
             contained: a block in which an exception ends the session with this key.
         """
-        self._services = services
-        self._ingest = services.messages.ingest
+        self._rooms = rooms
+        self._ingest = rooms.messages.ingest
         self._observers = observers
         self._reply = reply
         self._authenticated = authenticated
@@ -132,7 +132,7 @@ class Resources:
                 return
         check_formats(request)
         token = last.decode("ascii", "replace")
-        known = self._services.devices.registry.by_token_nowait(token)
+        known = self._rooms.devices.registry.by_token_nowait(token)
         if known is None or token in self._unknown:
             self._look_up(token, session, incoming, request)
         else:
@@ -173,7 +173,7 @@ class Resources:
             first, *_ = self._unknown[token][0]
             with contain("coap_request_failed", first.key) as lookup:
                 try:
-                    outcome = await self._services.devices.registry.by_token(token)
+                    outcome = await self._rooms.devices.registry.by_token(token)
                 except DomainError as error:
                     outcome = error
                 except StoreError as error:
@@ -217,7 +217,7 @@ class Resources:
     ) -> None:
         is_post = request.method == Code.POST
         try:
-            self._services.registration.admission.check(device, session.certificate)
+            self._rooms.registration.admission.check(device, session.certificate)
         except PermissionDenied:
             raise (PublishForbidden if is_post else SubscribeForbidden) from None
         if is_post:
@@ -256,7 +256,7 @@ class Resources:
 
     def _count(self, caller: Caller) -> None:
         """Raises RateLimitExceeded."""
-        meter = self._services.limits.meters.of(Channel.COAP, caller)
+        meter = self._rooms.limits.meters.of(Channel.COAP, caller)
         if meter is not None:
             meter.count()
 

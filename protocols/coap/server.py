@@ -10,15 +10,15 @@ from typing import Any
 
 import trio
 
-from broker.services import Services
 from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
+from protocols.coap.rooms import CoapRooms
 from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 
 
 async def serve_coap(
-    services: Services,
+    rooms: CoapRooms,
     bind: Address,
     *,
     endpoint: Endpoint | None = None,
@@ -27,7 +27,7 @@ async def serve_coap(
     """Serve until cancelled, then tell every observer.
 
     Args:
-        services: the broker.
+        rooms: the broker.
         bind: where to listen.
         endpoint: what serves, for a caller that reads its statistics; by default a new one.
         task_status: gets the bound address.
@@ -35,13 +35,13 @@ async def serve_coap(
     Raises:
         OSError: the address cannot be bound.
     """
-    endpoint = endpoint or Endpoint(services, guard=new_guard())
+    endpoint = endpoint or Endpoint(rooms, guard=new_guard())
     with await DatagramSocket.bound(bind) as sock:
         try:
             async with trio.open_nursery() as nursery:
                 endpoint.start(nursery)
                 task_status.started(sock.address)
-                await read_forever(sock, services.messages.ingest, _taker(endpoint, sock), endpoint.submitted)
+                await read_forever(sock, rooms.messages.ingest, _taker(endpoint, sock), endpoint.submitted)
         finally:
             await endpoint.stop()
 

@@ -15,11 +15,11 @@ from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.routing.connections import CloseReason
-from broker.services import Services
 from config.limits import MAX_DATA_BYTES
 from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.packets import SUBSCRIPTION_REFUSED, Packet, ProtocolError, Publish, RequestedFilter
+from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
     MqttSession,
     PingReceived,
@@ -55,23 +55,23 @@ class MqttExchange:
         "_outbox",
         "_own_topics",
         "_received",
+        "_rooms",
         "_sends_bare_actions",
-        "_services",
         "_session",
         "_unacknowledged",
     )
 
     def __init__(
         self,
-        services: Services,
+        rooms: MqttRooms,
         device: Device,
         meter: Meter | None,
         session: MqttSession,
         outbox: Outbox,
         end: Callable[[], None],
     ) -> None:
-        self._services = services
-        self._ingest = services.messages.ingest
+        self._rooms = rooms
+        self._ingest = rooms.messages.ingest
         self._device = device
         self._meter = meter
         self._session = session
@@ -82,7 +82,7 @@ class MqttExchange:
         # Subscriptions as the client wrote them. Of two forms of one topic, deliveries go to the later one.
         self._actions_topics: list[bytes] = []
         self._errors_topics: list[bytes] = []
-        self._sends_bare_actions = services.core.settings.mqtt.action_payload == "array"
+        self._sends_bare_actions = rooms.core.settings.mqtt.action_payload == "array"
         self._received: list[bytes] = []  # QoS 2 messages of this read
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
 
@@ -158,7 +158,7 @@ class MqttExchange:
                 for topic in topics:
                     self._forget(topic)
             case PingReceived():
-                self._services.devices.presence.touch(self._device.key)
+                self._rooms.devices.presence.touch(self._device.key)
             case _:  # PeerLeft; events of CONNECT cannot come any more
                 pass
 

@@ -15,7 +15,6 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
-from broker.services import Services
 from config.limits import MQTT_CONNECT_SECONDS
 from config.settings import Address
 from protocols.listeners import end_gently, sender_at_once, serve_tcp
@@ -23,6 +22,7 @@ from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connack_code
 from protocols.mqtt.exchange import MqttExchange, log_fault
 from protocols.mqtt.packets import Packet, ProtocolError
+from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
 from protocols.refusals import refusal_for
@@ -34,7 +34,7 @@ _RECEIVE_BYTES = 65536
 
 
 async def serve_mqtt(
-    services: Services,
+    rooms: MqttRooms,
     bind: Address,
     *,
     connections: trio.Nursery,
@@ -44,7 +44,7 @@ async def serve_mqtt(
     """Accept MQTT connections until cancelled.
 
     Args:
-        services: the broker.
+        rooms: the broker.
         bind: where to listen.
         connections: the nursery in which connections go on when this listener has ended.
         ssl_context: for TLS; None for plain text.
@@ -55,7 +55,7 @@ async def serve_mqtt(
     """
     await serve_tcp(
         bind,
-        partial(serve_mqtt_connection, services),
+        partial(serve_mqtt_connection, rooms),
         protocol="mqtt",
         connections=connections,
         ssl_context=ssl_context,
@@ -63,9 +63,9 @@ async def serve_mqtt(
     )
 
 
-async def serve_mqtt_connection(services: Services, stream: trio.abc.Stream) -> None:
+async def serve_mqtt_connection(rooms: MqttRooms, stream: trio.abc.Stream) -> None:
     """Serve one connection from its first byte to its last."""
-    await _Connection(services, stream).run()
+    await _Connection(rooms, stream).run()
 
 
 class _Connection:
@@ -75,14 +75,14 @@ class _Connection:
         "_is_over",
         "_outbox",
         "_reader",
+        "_rooms",
         "_scope",
-        "_services",
         "_session",
         "_stream",
     )
 
-    def __init__(self, services: Services, stream: trio.abc.Stream) -> None:
-        self._services = services
+    def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream) -> None:
+        self._rooms = rooms
         self._stream = stream
         self._reader = PacketReader()
         self._session = MqttSession()
@@ -111,7 +111,7 @@ class _Connection:
     async def _end_when_stopping(self, unauthenticated: trio.CancelScope) -> None:
         """When the daemon stops, end a connection without a device. The broker closes connections of devices."""
         with unauthenticated:
-            await self._services.core.life.stopping.wait()
+            await self._rooms.core.life.stopping.wait()
             self._scope.cancel()
 
     async def _receive(self) -> Sequence[Packet]:
@@ -141,12 +141,12 @@ class _Connection:
 
     async def _authenticate(self, offered: CredentialsOffered) -> tuple[Device, Caller] | None:
         try:
-            if self._services.core.life.stopping.is_set():
+            if self._rooms.core.life.stopping.is_set():
                 raise StorageUnavailable
-            device, caller = await self._services.devices.registry.authenticate(offered.device_id, offered.token)
-            self._services.registration.admission.check(device, peer_certificate(self._stream))
+            device, caller = await self._rooms.devices.registry.authenticate(offered.device_id, offered.token)
+            self._rooms.registration.admission.check(device, peer_certificate(self._stream))
             # reference 16.2: a device that has used up its rate limit is refused. CONNECT does not count as a message.
-            if (meter := self._services.limits.meters.of(Channel.MQTT, caller)) is not None:
+            if (meter := self._rooms.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
             return device, caller
         except (DomainError, StoreError) as error:
@@ -156,14 +156,14 @@ class _Connection:
     async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], silence_seconds: float) -> None:
         structlog.contextvars.bind_contextvars(device=device.id)
         exchange = self._exchange = MqttExchange(
-            self._services,
+            self._rooms,
             device,
-            self._services.limits.meters.of(Channel.MQTT, caller),
+            self._rooms.limits.meters.of(Channel.MQTT, caller),
             self._session,
             self._outbox,
             self._scope.cancel,
         )
-        with self._services.routing.connections.connect(
+        with self._rooms.routing.connections.connect(
             device,
             protocol="MQTT",
             token=caller.token,
@@ -178,7 +178,7 @@ class _Connection:
                 exchange.leave()
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
-        ingest, outbox, scope = self._services.messages.ingest, self._outbox, self._scope
+        ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope
         scope.deadline = trio.current_time() + silence_seconds
         while True:
             exchange.handle(packets)

@@ -16,12 +16,12 @@ import structlog
 import trio
 
 from broker.errors import DomainError
-from broker.services import Services
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
 from protocols.websocket.errors import code_and_text
 from protocols.websocket.frames import FrameForm, ping
+from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import (
     GOING_AWAY,
     INTERNAL_ERROR,
@@ -88,13 +88,13 @@ class Conversation(Protocol):
 class OpenWebSocket:
     def __init__(
         self,
-        services: Services,
+        rooms: WebSocketRooms,
         stream: trio.abc.Stream,
         early: bytes,
         converse: "Callable[[OpenWebSocket], Conversation]",
     ) -> None:
         """`early` is what the peer has sent behind its handshake."""
-        self._services = services
+        self._rooms = rooms
         self._stream = stream
         self._early = early
         self._reader = FrameReader()
@@ -228,7 +228,7 @@ class OpenWebSocket:
                 conversation.deadline,
             )
             with self._nap:
-                await self._services.core.life.stopping.wait()
+                await self._rooms.core.life.stopping.wait()
                 self.close(GOING_AWAY, "server shuts down")
                 return
             now = trio.current_time()
@@ -244,7 +244,7 @@ class OpenWebSocket:
                 next_ping += PING_SECONDS
                 await self._check()
                 if self._ending is None:
-                    beat = ping(self._services.core.clock.now_ms(), conversation.form)
+                    beat = ping(self._rooms.core.clock.now_ms(), conversation.form)
                     self._outbox.put(encode_frame(beat) + encode_ping_frame())
 
     async def _check(self) -> None:

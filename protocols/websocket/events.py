@@ -11,11 +11,11 @@ from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
-from broker.services import Services
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
+from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
 
@@ -63,7 +63,7 @@ class EventSelection:
         return self.reach.allows(device, Permission.READ)
 
 
-async def select_events(services: Services, request: HandshakeRequest) -> EventSelection:
+async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> EventSelection:
     """Resolve the parameters of a request.
 
     Raises:
@@ -74,23 +74,23 @@ async def select_events(services: Services, request: HandshakeRequest) -> EventS
     """
     if not request.token:
         raise Unauthorized
-    caller = await services.accounts.tokens.caller(request.token)
-    devices = [await services.devices.registry.find(id_) for id_ in named_ids(request, "dids", "did")]
+    caller = await rooms.accounts.tokens.caller(request.token)
+    devices = [await rooms.devices.registry.find(id_) for id_ in named_ids(request, "dids", "did")]
     uid = request.value("uid")
-    user = None if uid is None else await services.accounts.users.find(uid, caller)
-    reach = await services.accounts.permissions.reach(caller)
+    user = None if uid is None else await rooms.accounts.users.find(uid, caller)
+    reach = await rooms.accounts.permissions.reach(caller)
 
     for device in devices:
         if not reach.allows(device, Permission.READ):
             raise PermissionDenied(f"READ on device {device.id}")
-    if user is not None and not await acts_for(services, reach, user.key):
+    if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
     if caller.kind is TokenKind.APPLICATION and user is None and not devices:
         raise ValidationFailed.of("uid", "Required parameter")
     patterns = named_ids(request, "events", "event")
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
         raise ValidationFailed.of("events", f"Maximum length {EVENT_PATTERN_MAX_CHARACTERS}")
-    await services.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
+    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
     return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)
 
@@ -99,7 +99,7 @@ class EventFeed(Watcher[EventSelection]):
     """One subscriber of the event feed."""
 
     def _subscribed(self) -> AbstractContextManager[None]:
-        return self._services.routing.events.subscribe(
+        return self._rooms.routing.events.subscribe(
             EventSubscriber(
                 self._selection.concerns,
                 self._connection.offer,
@@ -110,4 +110,4 @@ class EventFeed(Watcher[EventSelection]):
         )
 
     async def _select(self) -> EventSelection:
-        return await select_events(self._services, self._request)
+        return await select_events(self._rooms, self._request)

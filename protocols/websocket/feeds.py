@@ -15,11 +15,11 @@ from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
 from broker.messages.ingest import Ingest
 from broker.routing.feeds import FeedEncoding, Subscriber
-from broker.services import Services
 from config.limits import IDS_MAX
 from protocols.rendering import action_frame, action_object, message_frame, message_object
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import HandshakeRequest
+from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
 from storage.records import MessageRow
@@ -72,7 +72,7 @@ class LiveSelection:
         return self.with_shared and self.owner in device.shared_with
 
 
-async def select_live(services: Services, request: HandshakeRequest) -> LiveSelection:
+async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveSelection:
     """Resolve the parameters of a request.
 
     Raises:
@@ -83,12 +83,12 @@ async def select_live(services: Services, request: HandshakeRequest) -> LiveSele
     """
     if not request.token:
         raise Unauthorized
-    caller = await services.accounts.tokens.caller(request.token)
-    devices = [await services.devices.registry.find(id_) for id_ in named_ids(request, "sdids", "sdid")]
-    types = [await services.device_types.catalog.find(id_) for id_ in named_ids(request, "sdtids")]
+    caller = await rooms.accounts.tokens.caller(request.token)
+    devices = [await rooms.devices.registry.find(id_) for id_ in named_ids(request, "sdids", "sdid")]
+    types = [await rooms.device_types.catalog.find(id_) for id_ in named_ids(request, "sdtids")]
     uid = request.value("uid")
-    user = None if uid is None else await services.accounts.users.find(uid, caller)
-    reach = await services.accounts.permissions.reach(caller)
+    user = None if uid is None else await rooms.accounts.users.find(uid, caller)
+    reach = await rooms.accounts.permissions.reach(caller)
 
     for device in devices:
         if not reach.allows(device, Permission.READ):
@@ -98,9 +98,9 @@ async def select_live(services: Services, request: HandshakeRequest) -> LiveSele
     owner = None if devices else caller.user
     if user is not None:
         owner = user.key
-    if user is not None and not await acts_for(services, reach, user.key):
+    if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
-    await services.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
+    await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     return LiveSelection(reach, _keys(devices), _keys(types), owner, with_shared=request.flag("includeSharedDevices"))
 
 
@@ -116,11 +116,11 @@ def _keys(named: list[Device] | list[DeviceType]) -> frozenset[int] | None:
     return frozenset(one.key for one in named) or None
 
 
-async def acts_for(services: Services, reach: Reach, user: int) -> bool:
+async def acts_for(rooms: WebSocketRooms, reach: Reach, user: int) -> bool:
     """Whether the caller may select by `user`. A device token may name its owner, which changes nothing."""
     caller = reach.caller
     if caller.kind is TokenKind.DEVICE and caller.device is not None:
-        return (await services.devices.registry.get(caller.device)).owner == user
+        return (await rooms.devices.registry.get(caller.device)).owner == user
     return reach.covers_user(user)
 
 
@@ -128,11 +128,11 @@ class LiveFeed(Watcher[LiveSelection]):
     """One subscriber of the live feed."""
 
     def _subscribed(self) -> AbstractContextManager[None]:
-        return self._services.routing.feeds.subscribe(
+        return self._rooms.routing.feeds.subscribe(
             Subscriber(
                 self._selection.watches,
                 self._offer,
-                encodings(self._services.messages.ingest)[self.form],
+                encodings(self._rooms.messages.ingest)[self.form],
                 self._selection.reach.caller.token,
                 self._close,
             )
@@ -142,4 +142,4 @@ class LiveFeed(Watcher[LiveSelection]):
         self._connection.offer(frames, count)
 
     async def _select(self) -> LiveSelection:
-        return await select_live(self._services, self._request)
+        return await select_live(self._rooms, self._request)

@@ -29,7 +29,6 @@ from broker.errors import (
 from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
-from broker.services import Services
 from config.limits import REGISTRATION_SECONDS
 from protocols.refusals import refusal_for
 from protocols.tls import peer_certificate
@@ -50,6 +49,7 @@ from protocols.websocket.events import EventFeed, select_events
 from protocols.websocket.feeds import LiveFeed, encodings, select_live
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
+from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import encode_frame
 from storage.sql import StoreError
 
@@ -62,21 +62,23 @@ DESTINATIONS_REMEMBERED: Final = 1000
 _log = structlog.get_logger(__name__)
 
 
-async def serve_websocket_connection(services: Services, head: bytes, early: bytes, stream: trio.abc.Stream) -> None:
+async def serve_websocket_connection(rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream) -> None:
     """Serve one connection to its end.
 
     Args:
-        services: the broker.
+        rooms: the broker.
         head: the whole head of the client's handshake.
         early: what the client has sent behind the head.
         stream: the rest of the connection.
     """
-    connection = await _shake_hands(services, head, early, stream)
+    connection = await _shake_hands(rooms, head, early, stream)
     if connection is not None:
         await connection.run()
 
 
-async def _shake_hands(services: Services, head: bytes, early: bytes, stream: trio.abc.Stream) -> OpenWebSocket | None:
+async def _shake_hands(
+    rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream
+) -> OpenWebSocket | None:
     handshake = Handshake(head, stream)
     try:
         request = await handshake.receive()
@@ -84,22 +86,22 @@ async def _shake_hands(services: Services, head: bytes, early: bytes, stream: tr
             return None
         try:
             shown = peer_certificate(stream)
-            conversation = await _admit(services, request, shown)
+            conversation = await _admit(rooms, request, shown)
             if request.token:
-                await services.registration.admission.check_caller(
-                    await services.accounts.tokens.caller(request.token), shown
+                await rooms.registration.admission.check_caller(
+                    await rooms.accounts.tokens.caller(request.token), shown
                 )
         except (DomainError, StoreError) as error:
             await handshake.refuse(refusal_for(error))
             return None
         await handshake.accept()
-        return OpenWebSocket(services, stream, early, conversation)
+        return OpenWebSocket(rooms, stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return None
 
 
 async def _admit(
-    services: Services, request: HandshakeRequest, shown: ClientCertificate | None
+    rooms: WebSocketRooms, request: HandshakeRequest, shown: ClientCertificate | None
 ) -> Callable[[OpenWebSocket], Conversation]:
     """The conversation of a path.
 
@@ -111,17 +113,17 @@ async def _admit(
         case "/v1.1/websocket":
             meter = None
             if request.token is not None:
-                caller = await services.accounts.tokens.caller(request.token)
-                await services.registration.admission.check_caller(caller, shown)  # before the limit: reference 3.2
-                meter = services.limits.meters.of(Channel.WEBSOCKET, caller)
+                caller = await rooms.accounts.tokens.caller(request.token)
+                await rooms.registration.admission.check_caller(caller, shown)  # before the limit: reference 3.2
+                meter = rooms.limits.meters.of(Channel.WEBSOCKET, caller)
             if meter is not None:  # reference 19.1: a used-up limit fails the handshake
                 meter.check()
             channel = DeviceChannel(ack=request.flag("ack"), handshake_token=request.token, handshake_meter=meter)
-            return partial(DeviceConversation, services, channel, shown)
+            return partial(DeviceConversation, rooms, channel, shown)
         case "/v1.1/live":
-            return partial(LiveFeed, services, request, await select_live(services, request))
+            return partial(LiveFeed, rooms, request, await select_live(rooms, request))
         case "/v1.1/events":
-            return partial(EventFeed, services, request, await select_events(services, request))
+            return partial(EventFeed, rooms, request, await select_events(rooms, request))
         case _:
             raise NotFound
 
@@ -142,11 +144,11 @@ class DeviceConversation:
     """Connects one device channel with the broker."""
 
     def __init__(
-        self, services: Services, channel: DeviceChannel, shown: ClientCertificate | None, connection: OpenWebSocket
+        self, rooms: WebSocketRooms, channel: DeviceChannel, shown: ClientCertificate | None, connection: OpenWebSocket
     ) -> None:
-        self._services = services
+        self._rooms = rooms
         self._shown = shown
-        self._ingest = services.messages.ingest
+        self._ingest = rooms.messages.ingest
         self._channel = channel
         self._connection = connection
         self._registrations: dict[str, _Registration] = {}
@@ -207,8 +209,8 @@ class DeviceConversation:
 
     async def _register(self, request: RegistrationRequested) -> None:
         try:
-            meter = self._services.limits.meters.of(
-                Channel.WEBSOCKET, await self._services.accounts.tokens.caller(request.token)
+            meter = self._rooms.limits.meters.of(
+                Channel.WEBSOCKET, await self._rooms.accounts.tokens.caller(request.token)
             )
             if meter is not None:
                 meter.count()
@@ -222,11 +224,11 @@ class DeviceConversation:
 
     async def _authorize(self, sdid: str, token: str) -> tuple[Device, Reach]:
         """The device and the reach of the token. Raises DomainError, StoreError."""
-        tokens = self._services.accounts.tokens
+        tokens = self._rooms.accounts.tokens
         caller = await tokens.caller(token)
-        device = await self._services.devices.registry.find(sdid)
-        await self._services.registration.admission.check_caller(caller, self._shown)
-        reach = await self._services.accounts.permissions.reach(caller)
+        device = await self._rooms.devices.registry.find(sdid)
+        await self._rooms.registration.admission.check_caller(caller, self._shown)
+        reach = await self._rooms.accounts.permissions.reach(caller)
         await tokens.caller(token)  # it may have been revoked meanwhile
         if not _may_speak_for(reach, device):
             raise PermissionDenied(f"READ and WRITE on device {sdid}")
@@ -237,7 +239,7 @@ class DeviceConversation:
     def _connect(self, device: Device, reach: Reach, token: str) -> None:
         link, caller = ExitStack(), reach.caller
         link.enter_context(
-            self._services.routing.connections.connect(
+            self._rooms.routing.connections.connect(
                 device,
                 protocol="WEBSOCKET",
                 token=caller.token,
@@ -276,7 +278,7 @@ class DeviceConversation:
 
     def pinged(self) -> None:
         for registration in self._registrations.values():
-            self._services.devices.presence.touch(registration.device.key)
+            self._rooms.devices.presence.touch(registration.device.key)
 
     # --- Messages and Actions ---
 
@@ -296,7 +298,7 @@ class DeviceConversation:
             return refusal_for(error)
 
     async def _find_destination(self, offer: ActionOffered) -> Device:
-        destination = await self._services.devices.registry.find(offer.ddid)
+        destination = await self._rooms.devices.registry.find(offer.ddid)
         if len(self._destinations) >= DESTINATIONS_REMEMBERED:
             self._destinations.clear()
         self._destinations[offer.sdid, offer.ddid] = destination

@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 
 from broker.errors import Unauthorized
 from broker.routing.connections import CloseReason
-from broker.services import Services
 from protocols.websocket.connection import OpenWebSocket
 from protocols.websocket.errors import TokenEnded
 from protocols.websocket.frames import FrameForm, form_of
 from protocols.websocket.handshake import HandshakeRequest
+from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import POLICY_VIOLATION
 
 S = TypeVar("S")
@@ -25,8 +25,10 @@ class Watcher(ABC, Generic[S]):
 
     deadline = math.inf
 
-    def __init__(self, services: Services, request: HandshakeRequest, selection: S, connection: OpenWebSocket) -> None:
-        self._services = services
+    def __init__(
+        self, rooms: WebSocketRooms, request: HandshakeRequest, selection: S, connection: OpenWebSocket
+    ) -> None:
+        self._rooms = rooms
         self._request = request
         self._selection = selection
         self._connection = connection

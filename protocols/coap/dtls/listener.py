@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import trio
 
-from broker.services import Services
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.containment import contain
@@ -36,6 +35,7 @@ from protocols.coap.dtls.records import (
 )
 from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
+from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionLimits
 from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics
@@ -55,11 +55,11 @@ _SOONEST_RETRANSMISSION_SECONDS = 0.25
 class DtlsListener:
     """One UDP socket and its DTLS sessions."""
 
-    def __init__(self, services: Services, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
-        self._services = services
+    def __init__(self, rooms: CoapRooms, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
+        self._rooms = rooms
         # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
-        self.endpoint = endpoint or Endpoint(services, limits=self._limits)
+        self.endpoint = endpoint or Endpoint(rooms, limits=self._limits)
         self._peers: _Peers | None = None
 
     async def serve(
@@ -74,9 +74,9 @@ class DtlsListener:
             try:
                 async with trio.open_nursery() as nursery:
                     self.endpoint.start(nursery)
-                    peers = self._peers = _Peers(self._services, self.endpoint, self._limits, sock, context, nursery)
+                    peers = self._peers = _Peers(self._rooms, self.endpoint, self._limits, sock, context, nursery)
                     task_status.started(sock.address)
-                    await read_forever(sock, self._services.messages.ingest, peers.take, peers.taken)
+                    await read_forever(sock, self._rooms.messages.ingest, peers.take, peers.taken)
             finally:
                 await self.endpoint.stop()
 
@@ -85,7 +85,7 @@ class DtlsListener:
 
 
 async def serve_coap_dtls(
-    services: Services,
+    rooms: CoapRooms,
     bind: Address,
     certificate: Path,
     key: Path,
@@ -97,7 +97,7 @@ async def serve_coap_dtls(
     """Serve until cancelled, then tell every observer and end every session with close_notify.
 
     Args:
-        services: the broker.
+        rooms: the broker.
         bind: where to listen.
         certificate: the server's chain in PEM, ECDSA or RSA.
         key: its private key.
@@ -109,7 +109,7 @@ async def serve_coap_dtls(
         DtlsUnavailable: GnuTLS is missing or the self-test failed. Nothing was opened.
         OSError: the address cannot be bound, or a certificate cannot be used.
     """
-    listener = listener or DtlsListener(services)
+    listener = listener or DtlsListener(rooms)
     await listener.serve(bind, (certificate, key), second, task_status=task_status)
 
 
@@ -133,7 +133,7 @@ class _Peers:
 
     def __init__(
         self,
-        services: Services,
+        rooms: CoapRooms,
         endpoint: Endpoint,
         limits: SessionLimits,
         sock: DatagramSocket,
@@ -141,7 +141,7 @@ class _Peers:
         nursery: trio.Nursery,
     ) -> None:
         """No peers yet. Handshakes will be tasks of `nursery`."""
-        self._services = services
+        self._rooms = rooms
         self._endpoint = endpoint
         self._limits = limits
         self._socket = sock
@@ -267,7 +267,7 @@ class _Peers:
         device = identity.decode()
         async with self._keys_at_once:
             with contain("coap_key_not_read", address, details={"device": device}) as contained:
-                key = await self._services.devices.registry.pre_shared_key(device, self._services.core.vault)
+                key = await self._rooms.devices.registry.pre_shared_key(device, self._rooms.core.vault)
         if contained.error_id is not None:
             raise ConnectionOver("its key could not be read")
         return None if key is None else (identity, key)

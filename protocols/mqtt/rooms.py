@@ -1,0 +1,32 @@
+"""The rooms of the broker that the MQTT front end uses."""
+
+from typing import Protocol
+
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
+from broker.messages.room import MessagesRoom
+from broker.registration.room import RegistrationRoom
+from broker.routing.room import RoutingRoom
+
+
+class MqttRooms(Protocol):
+    """`broker/services.py: Services` has them all; a capability that is not named here is not used here."""
+
+    @property
+    def core(self) -> Core: ...
+
+    @property
+    def devices(self) -> DevicesRoom: ...
+
+    @property
+    def registration(self) -> RegistrationRoom: ...
+
+    @property
+    def limits(self) -> LimitsRoom: ...
+
+    @property
+    def messages(self) -> MessagesRoom: ...
+
+    @property
+    def routing(self) -> RoutingRoom: ...
