@@ -1,63 +1,69 @@
 """The one place where CoAP catches exceptions that no code expects, which are bugs of the daemon."""
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeVar, TypeVarTuple
 
 import structlog
 
 from broker.ids import new_id
 from config.settings import Address
 
+T = TypeVar("T")
+_Arguments = TypeVarTuple("_Arguments")
+
+_NO_DETAILS: Final[Mapping[str, object]] = MappingProxyType({})
+
 _log = structlog.get_logger(__name__)
 
 
-class contain:  # noqa: N801 - named as contextlib's `suppress`
-    """A block whose exceptions end one exchange, session, observation or handshake and touch nothing else.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call raised an exception, which the log has under this id."""
 
-    An exception is logged once, with the peer, and goes no further than the block. A cancellation passes. Each message
-    takes three such blocks, so this is no `@contextmanager`, which costs several times as much.
+    error_id: str
+
+
+def contain(event: str, peer: Hashable, act: Callable[[*_Arguments], T], *arguments: *_Arguments) -> T | Failure:
+    """Call a function whose exceptions end one exchange, session or observation and touch nothing else.
+
+    An exception is logged once and not raised. A call and not a `with` block, because each message takes three of them:
+    a context manager costs 1 µs, a call 0.3.
+
+    Args:
+        event: the event in the log.
+        peer: the address of the peer, or the key of its session.
+        act: what to call.
+        arguments: of the call.
     """
+    try:
+        return act(*arguments)
+    except Exception as error:  # noqa: BLE001 - this is what the function is for
+        return _logged(event, peer, error, _NO_DETAILS)
 
-    __slots__ = ("_details", "_end", "_event", "_peer", "error_id")
 
-    def __init__(
-        self,
-        event: str,
-        peer: Hashable,
-        end: Callable[[Hashable], None] | None = None,
-        details: Mapping[str, object] | None = None,
-    ) -> None:
-        """A block that serves one peer.
+async def contain_async(
+    event: str,
+    peer: Hashable,
+    act: Callable[[*_Arguments], Awaitable[T]],
+    *arguments: *_Arguments,
+    details: Mapping[str, object] = _NO_DETAILS,
+) -> T | Failure:
+    """As `contain`, for an asynchronous function. A cancellation is raised.
 
-        Args:
-            event: the event in the log.
-            peer: the address of the peer, or the key of its session.
-            end: called with `peer` after an exception, to end what the block was part of.
-            details: further fields of the log entry.
-        """
-        self._event = event
-        self._peer = peer
-        self._end = end
-        self._details = details
-        #: The id of the logged exception; None when the block raised none.
-        self.error_id: str | None = None
+    `details` are further fields of the log entry.
+    """
+    try:
+        return await act(*arguments)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _logged(event, peer, error, details)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):  # None, or a cancellation
-            return False
-        self.error_id = new_id()
-        _log.error(self._event, error_id=self.error_id, peer=_text(self._peer), exc_info=error, **(self._details or {}))
-        if self._end is not None:
-            with suppress(Exception):  # the bug that was just logged may also break the end
-                self._end(self._peer)
-        return True
+def _logged(event: str, peer: Hashable, error: Exception, details: Mapping[str, object]) -> Failure:
+    failure = Failure(new_id())
+    _log.error(event, error_id=failure.error_id, peer=_text(peer), exc_info=error, **details)
+    return failure
 
 
 def _text(peer: Hashable) -> str:

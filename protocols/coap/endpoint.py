@@ -19,7 +19,7 @@ import trio
 from broker.errors import DomainError, StorageUnavailable
 from broker.registration.certificates import ClientCertificate
 from config.limits import COAP_EXCHANGE_SECONDS
-from protocols.coap.containment import contain
+from protocols.coap.containment import Failure, contain
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.errors import BadOption, InternalError
 from protocols.coap.incoming import Incoming
@@ -131,14 +131,14 @@ class Endpoint:
         """The open session of a peer."""
         return self._sessions.find(key)
 
-    def contained(self, key: Hashable) -> contain:
-        """A block in which an exception ends the session with this key, if there is one, and nothing else."""
-        return contain("coap_session_failed", key, self._close_failed)
+    def contained(self, key: Hashable, act: Callable[..., object], *arguments: object) -> None:
+        """Call a function. An exception ends the session with this key, if there is one, and nothing else."""
+        if isinstance(contain("coap_session_failed", key, act, *arguments), Failure):
+            self._close_failed(key)
 
     def close(self, session: CoapSession) -> None:
         """End a session: tell its observers and forget it. An exception on the way is logged, and the session ends."""
-        with contain("coap_session_failed", session.key):
-            self._close(session)
+        contain("coap_session_failed", session.key, self._close, session)
 
     def _close(self, session: CoapSession) -> None:
         if session.is_closed:
@@ -155,7 +155,8 @@ class Endpoint:
     def _close_failed(self, key: Hashable) -> None:
         session = self._sessions.find(key)
         if session is not None:
-            self._close(session)
+            with suppress(Exception):  # the bug that was just logged may also break the end
+                self._close(session)
 
     def _make_room(self, latest: CoapSession) -> None:
         while (session := self._sessions.surplus(latest)) is not None:
@@ -176,25 +177,33 @@ class Endpoint:
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def receive_from(self, key: Hashable, datagram: bytes, send_to: Callable[[Hashable, bytes], None]) -> None:
+    def receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> None:
         """Take a datagram from an address.
 
         Only a request opens a session. Another message of an unknown peer is rejected if it is confirmable, and leaves
         nothing behind.
+
+        Args:
+            send_to: sends a datagram to an address or loses it, without waiting.
+            key: the address.
+            datagram: what came.
         """
-        with self.contained(key):
-            try:
-                message = decode_message(datagram)
-            except MalformedMessage as malformed:
-                self._reject(malformed, partial(send_to, key))
-                return
-            session = self._sessions.find(key)
-            if session is not None:
-                self._receive(session, message)
-            elif message.is_request and message.type in (CON, NON):
-                self._receive(self.open(key, partial(send_to, key), _nothing), message)
-            elif message.type == CON:
-                send_to(key, empty(RST, message.message_id))
+        if contain("coap_session_failed", key, self._receive_from, send_to, key, datagram) is not None:
+            self._close_failed(key)
+
+    def _receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> None:
+        try:
+            message = decode_message(datagram)
+        except MalformedMessage as malformed:
+            self._reject(malformed, partial(send_to, key))
+            return
+        session = self._sessions.find(key)
+        if session is not None:
+            self._receive(session, message)
+        elif message.is_request and message.type in (CON, NON):
+            self._receive(self.open(key, partial(send_to, key), _nothing), message)
+        elif message.type == CON:
+            send_to(key, empty(RST, message.message_id))
 
     def receive(self, session: CoapSession, datagram: bytes) -> None:
         """Take a datagram of a session. The caller contains exceptions (`contained`)."""
@@ -234,7 +243,9 @@ class Endpoint:
         match event:
             case RequestReceived(incoming):
                 self._requests += 1
-                self._request(session, incoming, now)
+                failure = contain("coap_request_failed", session.key, self._request, session, incoming, now)
+                if failure is not None and not incoming.is_answered:
+                    self._answer_failure(session, incoming, failure)
             case Delivered(tag):
                 self._observers.delivered(session, tag)
             case Rejected(tag):
@@ -246,21 +257,24 @@ class Endpoint:
 
     def _request(self, session: CoapSession, incoming: Incoming, now: float) -> None:
         request: CoapRequest | None = None
-        with contain("coap_request_failed", session.key) as contained:
-            try:
-                request = read_request(incoming.message)
-                if request.echo is not None and self._guard is not None and not session.is_address_verified:
-                    session.is_address_verified = self._guard.proves(request.echo, session.key, now)
-                self._resources.handle(session, incoming, request, now)
-            except BadOption as error:
-                if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
-                    session.message_layer.ignore(incoming)
-                else:
-                    self._answer(session, incoming, refusal(error, request))
-            except DomainError as error:
+        try:
+            request = read_request(incoming.message)
+            if request.echo is not None and self._guard is not None and not session.is_address_verified:
+                session.is_address_verified = self._guard.proves(request.echo, session.key, now)
+            self._resources.handle(session, incoming, request, now)
+        except BadOption as error:
+            if incoming.message.type == NON:  # RFC 7252, 5.4.1: rejected, that is, ignored
+                session.message_layer.ignore(incoming)
+            else:
                 self._answer(session, incoming, refusal(error, request))
-        if contained.error_id is not None and not incoming.is_answered:
-            self._answer(session, incoming, refusal(InternalError(), request, error_id=contained.error_id))
+        except DomainError as error:
+            self._answer(session, incoming, refusal(error, request))
+
+    def _answer_failure(self, session: CoapSession, incoming: Incoming, failure: Failure) -> None:
+        request: CoapRequest | None = None
+        with suppress(DomainError):
+            request = read_request(incoming.message)
+        self._answer(session, incoming, refusal(InternalError(), request, error_id=failure.error_id))
 
     # --- Out ---------------------------------------------------------------------------------------------------------
 
@@ -296,32 +310,35 @@ class Endpoint:
     def tick(self, now: float) -> None:
         """Do what is due at `now`: retransmissions, time-outs, and the sweep of all sessions every few seconds."""
         for session in self._sessions.due(now):
-            self._tick(session, now)
+            self.contained(session.key, self._tick, session, now)
         if self._next_sweep <= now:
             self._sweep(now)
 
     def _tick(self, session: CoapSession, now: float) -> None:
-        with self.contained(session.key):
-            for event in session.message_layer.tick(now):
-                self._handle(session, event, now)
-            if not session.is_closed:
-                self._settle(session)
+        for event in session.message_layer.tick(now):
+            self._handle(session, event, now)
+        if not session.is_closed:
+            self._settle(session)
 
     def _sweep(self, now: float) -> None:
         """Bound in time what no datagram may ever end: block-wise transfers, notifications in blocks, sessions."""
         for session in self._sessions.with_blocks():
-            with self.contained(session.key):
-                session.blocks.forget(now)
-                self._sessions.account(session)
+            self.contained(session.key, self._forget_blocks, session, now)
         self._observers.sweep(now)
         for session in self._sessions.silent(now, SessionRank.UNAUTHENTICATED, SessionRank.AUTHENTICATED):
             self.close(session)
         for session in self._sessions.silent(now, SessionRank.OBSERVER):
-            with self.contained(session.key):
-                if session.message_layer.deadline == inf:  # otherwise a message is under way that also asks
-                    self._observers.ping(session, now)
-            self._tick(session, now)
+            self.contained(session.key, self._ping, session, now)
         self._next_sweep = now + SESSION_SWEEP_SECONDS if len(self._sessions) else inf
+
+    def _forget_blocks(self, session: CoapSession, now: float) -> None:
+        session.blocks.forget(now)
+        self._sessions.account(session)
+
+    def _ping(self, session: CoapSession, now: float) -> None:
+        if session.message_layer.deadline == inf:  # otherwise a message is under way that also asks
+            self._observers.ping(session, now)
+        self._tick(session, now)
 
     async def tick_forever(self) -> None:
         """Call `tick` whenever something is due, until cancelled."""

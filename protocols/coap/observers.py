@@ -4,7 +4,7 @@ An observation counts as the device's persistent connection from its registratio
 or no longer answers. When the broker ends it, the peer gets a final notification: an error code, no Observe option.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +15,6 @@ from broker.envelope import Action
 from broker.errors import BadRequest, Conflict, DomainError, SourceDeviceDisabled, StorageUnavailable, Unauthorized
 from broker.routing.connections import CloseReason
 from protocols.coap.blockwise import MAX_EXPONENT, BlockOption, block_of
-from protocols.coap.containment import contain
 from protocols.coap.echo import AmplificationGuard
 from protocols.coap.messages import Code, Option, content_format, encode_options, uint
 from protocols.coap.observe import NotificationBody, Observation
@@ -64,7 +63,7 @@ class Observers:
         guard: AmplificationGuard | None,
         now: Callable[[], float],
         changed: Callable[[CoapSession], None],
-        contained: Callable[[Hashable], contain],
+        contained: Callable[..., None],
     ) -> None:
         """No observations.
 
@@ -73,7 +72,7 @@ class Observers:
             guard: limits notifications to peers whose address is not verified.
             now: the endpoint's clock, in seconds.
             changed: called when a session has something to send, or fewer or more observers than before.
-            contained: a block in which an exception ends the session with this key.
+            contained: `Endpoint.contained`.
         """
         self._rooms = rooms
         self._presence = rooms.devices.presence
@@ -280,10 +279,12 @@ class Observers:
     def sweep(self, now: float) -> None:
         """Give up notifications whose blocks the peer no longer fetches. Call it every few seconds."""
         for observer in [one for one, until in self._fetching.items() if until <= now]:
-            with self._contained(observer.session.key):
-                if observer in self._fetching:  # otherwise it has ended since, with the session of another one
-                    self._settled(observer)
-                    self._changed(observer.session)
+            self._contained(observer.session.key, self._give_up, observer)
+
+    def _give_up(self, observer: Observer) -> None:
+        if observer in self._fetching:  # otherwise it has ended since, with the session of another one
+            self._settled(observer)
+            self._changed(observer.session)
 
     def statistics(self) -> ObserverStatistics:
         return ObserverStatistics(self._observers, self._notifications, self._lost)

@@ -4,7 +4,7 @@ The device token is the last segment of a path. A request whose token is not in 
 worker that looks the token up in the store. Requests with the same token are served in their order.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -26,7 +26,7 @@ from broker.errors import (
 from broker.limits.meters import Channel
 from broker.nesting import check_nesting
 from config.limits import COAP_BODY_BYTES
-from protocols.coap.containment import contain
+from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
 from protocols.coap.incoming import Incoming
 from protocols.coap.messages import CBOR, LINK_FORMAT, Code, Option, uint
@@ -91,7 +91,7 @@ class Resources:
         observers: Observers,
         reply: _Reply,
         authenticated: Callable[[CoapSession], None],
-        contained: Callable[[Hashable], contain],
+        contained: Callable[..., None],
     ) -> None:
         """The resources of one endpoint.
 
@@ -100,7 +100,7 @@ class Resources:
             observers: the endpoint's observations.
             reply: answers a request, unless its session is closed.
             authenticated: called when a request with a valid device token was not refused.
-            contained: a block in which an exception ends the session with this key.
+            contained: `Endpoint.contained`.
         """
         self._rooms = rooms
         self._ingest = rooms.messages.ingest
@@ -169,34 +169,47 @@ class Resources:
             done: called when the requests with one token have been served.
         """
         async for token in self._lookups_due:
-            outcome: tuple[Device, Caller] | DomainError = InternalError()
             first, *_ = self._unknown[token][0]
-            with contain("coap_request_failed", first.key) as lookup:
-                try:
-                    outcome = await self._rooms.devices.registry.by_token(token)
-                except DomainError as error:
-                    outcome = error
-                except StoreError as error:
-                    outcome = StorageUnavailable(str(error))
+            outcome = await contain_async("coap_request_failed", first.key, self._outcome, token)
             for session, incoming, request in self._unknown.pop(token):
-                with self._contained(session.key):
-                    if isinstance(outcome, DomainError):
-                        self._refuse(session, incoming, request, outcome, lookup.error_id)
-                    else:
-                        self._serve_known(session, incoming, request, *outcome, now())
+                self._contained(session.key, self._serve_looked_up, session, incoming, request, outcome, now())
             done()
 
-    def _serve_known(
+    async def _outcome(self, token: str) -> tuple[Device, Caller] | DomainError:
+        try:
+            return await self._rooms.devices.registry.by_token(token)
+        except DomainError as error:
+            return error
+        except StoreError as error:
+            return StorageUnavailable(str(error))
+
+    def _serve_looked_up(
+        self,
+        session: CoapSession,
+        incoming: Incoming,
+        request: CoapRequest,
+        outcome: tuple[Device, Caller] | DomainError | Failure,
+        now: float,
+    ) -> None:
+        if isinstance(outcome, tuple):
+            serve = partial(self._serve_or_refuse, session, incoming, request, *outcome, now)
+            failure = contain("coap_request_failed", session.key, serve)
+            if failure is None or incoming.is_answered:
+                return
+            outcome = failure
+        if isinstance(outcome, Failure):
+            self._refuse(session, incoming, request, InternalError(), outcome.error_id)
+        else:
+            self._refuse(session, incoming, request, outcome)
+
+    def _serve_or_refuse(
         self, session: CoapSession, incoming: Incoming, request: CoapRequest, device: Device, caller: Caller, now: float
     ) -> None:
-        with contain("coap_request_failed", session.key) as contained:
-            try:
-                self._serve(session, incoming, request, device, caller, now)
-            except DomainError as error:
-                if not incoming.is_answered:
-                    self._refuse(session, incoming, request, error)
-        if contained.error_id is not None and not incoming.is_answered:
-            self._refuse(session, incoming, request, InternalError(), contained.error_id)
+        try:
+            self._serve(session, incoming, request, device, caller, now)
+        except DomainError as error:
+            if not incoming.is_answered:
+                self._refuse(session, incoming, request, error)
 
     def _refuse(
         self,
@@ -317,17 +330,16 @@ class Resources:
             _log.error("coap_messages_not_stored", messages=len(stored), reason=error.reason)
         mid = self._ingest.mid
         for session, incoming, request, position in stored:
-            with self._contained(session.key):
-                if error is not None:
-                    self._reply(session, incoming, refusal(error, request))
-                else:
-                    self._reply(session, incoming, self._created(session, request, mid(position)))
+            if error is None:
+                self._contained(session.key, self._reply_created, session, incoming, request, mid(position))
+            else:
+                self._contained(session.key, self._reply, session, incoming, refusal(error, request))
 
-    def _created(self, session: CoapSession, request: CoapRequest, mid: str) -> CoapResponse:
+    def _reply_created(self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str) -> None:
         format_ = request.answer_format
         response = CoapResponse(Code.CREATED, json_to(format_, b'{"data":{"mid":"%b"}}' % mid.encode()), format_)
         if request.block1 is not None:
             response = response._replace(options=((Option.BLOCK1, request.block1.encode()),))
-        if request.block2 is None:
-            return response
-        return in_blocks(response, request, session.blocks, session.last_heard)
+        if request.block2 is not None:
+            response = in_blocks(response, request, session.blocks, session.last_heard)
+        self._reply(session, incoming, response)

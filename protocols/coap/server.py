@@ -14,7 +14,7 @@ from config.settings import Address
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.rooms import CoapRooms
-from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
+from protocols.coap.sockets import DatagramSocket, read_forever
 
 
 async def serve_coap(
@@ -37,18 +37,14 @@ async def serve_coap(
     """
     endpoint = endpoint or Endpoint(rooms, guard=new_guard())
     with await DatagramSocket.bound(bind) as sock:
+        take = partial(endpoint.receive_from, partial(_send, endpoint, sock.send))
         try:
             async with trio.open_nursery() as nursery:
                 endpoint.start(nursery)
                 task_status.started(sock.address)
-                await read_forever(sock, rooms.messages.ingest, _taker(endpoint, sock), endpoint.submitted)
+                await read_forever(sock, rooms.messages.ingest, take, endpoint.submitted)
         finally:
             await endpoint.stop()
-
-
-def _taker(endpoint: Endpoint, sock: DatagramSocket) -> Callable[[bytes, PeerAddress], None]:
-    receive, send_to = endpoint.receive_from, partial(_send, endpoint, sock.send)
-    return lambda datagram, address: receive(address, datagram, send_to)
 
 
 def _send(endpoint: Endpoint, send: Callable[[bytes, Any], int], address: Any, datagram: bytes) -> None:

@@ -105,7 +105,7 @@ class DatagramSocket:
 
 
 async def read_forever(
-    sock: DatagramSocket, ingest: Ingest, take: Callable[[bytes, PeerAddress], None], taken: Callable[[], None]
+    sock: DatagramSocket, ingest: Ingest, take: Callable[[PeerAddress, bytes], None], taken: Callable[[], None]
 ) -> None:
     """Read datagrams until cancelled.
 
@@ -113,7 +113,7 @@ async def read_forever(
         sock: what to read from.
         ingest: nothing is read while it has no room. Datagrams then wait in the kernel, which drops what exceeds its
             buffer.
-        take: called with each datagram and its sender; a longer datagram is cut after DATAGRAM_BYTES + 1 bytes.
+        take: called with the sender and each datagram; a longer datagram is cut after DATAGRAM_BYTES + 1 bytes.
         taken: called after all datagrams of one wake-up.
     """
     receive = sock.receive
@@ -126,7 +126,7 @@ async def read_forever(
                 break
             except OSError:  # an ICMP error about an earlier datagram
                 continue
-            take(datagram, address)
+            take(address, datagram)
         taken()
         if not ingest.has_room:
             await ingest.wait_room()

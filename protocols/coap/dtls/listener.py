@@ -20,7 +20,7 @@ import trio
 
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
-from protocols.coap.containment import contain
+from protocols.coap.containment import Failure, contain_async
 from protocols.coap.dtls.connection import DtlsConnection, DtlsContext
 from protocols.coap.dtls.errors import ConnectionOver
 from protocols.coap.dtls.gnutls import Prestate
@@ -155,7 +155,7 @@ class _Peers:
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def take(self, datagram: bytes, address: PeerAddress) -> None:
+    def take(self, address: PeerAddress, datagram: bytes) -> None:
         """Take a datagram from an address."""
         found = records(datagram)
         if not found:
@@ -223,17 +223,30 @@ class _Peers:
         prestate: Prestate,
         arriving: trio.MemoryReceiveChannel[list[bytes]],
     ) -> None:
-        connection: DtlsConnection | None = None
-        with contain("coap_handshake_failed", address), suppress(ConnectionOver):
-            with handshake.scope:
-                connection = await self._connect(address, prestate, arriving)
-            if connection is not None:
-                self._handshakes += 1
-                self._open_session(address, connection, handshake.hello)
+        is_done = await contain_async(
+            "coap_handshake_failed", address, self._complete, address, handshake, prestate, arriving
+        )
         if self._half_open.get(address) is handshake:
             del self._half_open[address]
-        if connection is None:
+        if is_done is not True:
             self._failed += 1
+
+    async def _complete(
+        self,
+        address: PeerAddress,
+        handshake: _Handshake,
+        prestate: Prestate,
+        arriving: trio.MemoryReceiveChannel[list[bytes]],
+    ) -> bool:
+        """Shake hands and open a session. Returns whether the peer has done its part in time."""
+        connection: DtlsConnection | None = None
+        with suppress(ConnectionOver), handshake.scope:
+            connection = await self._connect(address, prestate, arriving)
+        if connection is None:
+            return False
+        self._handshakes += 1
+        self._open_session(address, connection, handshake.hello)
+        return True
 
     async def _connect(
         self, address: PeerAddress, prestate: Prestate, arriving: trio.MemoryReceiveChannel[list[bytes]]
@@ -263,12 +276,12 @@ class _Peers:
         Raises:
             ConnectionOver: the key could not be read. An alert would tell the device that it does not exist.
         """
-        key: bytes | None = None
-        device = identity.decode()
+        device, read = identity.decode(), self._rooms.devices.registry.pre_shared_key
         async with self._keys_at_once:
-            with contain("coap_key_not_read", address, details={"device": device}) as contained:
-                key = await self._rooms.devices.registry.pre_shared_key(device, self._rooms.core.vault)
-        if contained.error_id is not None:
+            key = await contain_async(
+                "coap_key_not_read", address, read, device, self._rooms.core.vault, details={"device": device}
+            )
+        if isinstance(key, Failure):
             raise ConnectionOver("its key could not be read")
         return None if key is None else (identity, key)
 
@@ -288,16 +301,16 @@ class _Peers:
             certificate=connection.certificate,
         )
         if not session.is_closed:
-            self._sessions[address] = _DtlsSession(partial(self._take, connection, session), hello)
+            take = partial(endpoint.contained, address, self._take, connection, session)
+            self._sessions[address] = _DtlsSession(take, hello)
 
     def _take(self, connection: DtlsConnection, session: CoapSession, record: bytes) -> None:
-        with self._endpoint.contained(session.key):
-            try:
-                message = connection.receive(record)
-                if message:
-                    self._endpoint.receive(session, message)
-            except ConnectionOver:
-                self._endpoint.close(session)
+        try:
+            message = connection.receive(record)
+            if message:
+                self._endpoint.receive(session, message)
+        except ConnectionOver:
+            self._endpoint.close(session)
 
     def _send_in(self, connection: DtlsConnection, message: bytes) -> None:
         try:

@@ -39,7 +39,7 @@ class Peer:
 
     def send(self, datagram: bytes) -> None:
         self._endpoint.receive_from(
-            self._address, datagram, lambda _address, sent: self.inbox.append(decode_message(sent))
+            lambda _address, sent: self.inbox.append(decode_message(sent)), self._address, datagram
         )
         self._endpoint.submitted()
 

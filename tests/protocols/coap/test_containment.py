@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from broker.messages.ingest import Ingest
 from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
-from protocols.coap.containment import contain
+from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, Code, empty
 from protocols.coap.observers import Observers
@@ -115,19 +115,32 @@ class TestOutsideRequests:
         ("key", "key"),
     ],
 )
-def test_the_log_has_the_peer_and_the_error(peer: object, logged: str) -> None:
-    with capture_logs() as logs, contain("coap_session_failed", peer, details={"more": 1}) as contained:
+async def test_the_log_has_the_peer_and_the_error(peer: object, logged: str) -> None:
+    async def fail() -> None:
         raise ZeroDivisionError
-    (entry,) = logs
-    assert (entry["event"], entry["peer"], entry["more"]) == ("coap_session_failed", logged, 1)
-    assert entry["error_id"] == contained.error_id
-    assert isinstance(entry["exc_info"], ZeroDivisionError)
+
+    with capture_logs() as logs:
+        failures = [contain("event", peer, _broken), await contain_async("event", peer, fail, details={"more": 1})]
+    assert [(entry["event"], entry["peer"], entry.get("more")) for entry in logs] == [
+        ("event", logged, None),
+        ("event", logged, 1),
+    ]
+    assert [Failure(entry["error_id"]) for entry in logs] == failures
+    assert all(isinstance(entry["exc_info"], ZeroDivisionError) for entry in logs)
 
 
-def test_what_is_no_exception_passes() -> None:
-    """A cancellation, for example."""
-    with pytest.raises(KeyboardInterrupt), contain("coap_session_failed", "peer"):
-        raise KeyboardInterrupt
+async def test_without_an_exception_the_result_is_returned() -> None:
+    async def add(one: int, other: int) -> int:
+        return one + other
+
+    assert contain("event", "peer", int, "7") == 7
+    assert await contain_async("event", "peer", add, 3, 4) == 7
+
+
+async def test_a_cancellation_is_raised() -> None:
+    with capture_logs() as logs, trio.move_on_after(0) as scope:
+        await contain_async("event", "peer", trio.sleep_forever)
+    assert (scope.cancelled_caught, logs) == (True, [])
 
 
 class TestSeveralSessions:
