@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from storage.keys import Milliseconds
 
-def system_now_ms() -> int:
-    return time.time_ns() // 1_000_000
+
+def system_now_ms() -> Milliseconds:
+    return time.time_ns() // 1_000_000  # type: ignore[return-value] # each message pays for a call of `Milliseconds`
 
 
 def system_steady_ms() -> int:
@@ -17,5 +19,5 @@ def system_steady_ms() -> int:
 class Clock:
     """The wall clock in ms since the epoch, UTC; and a steady clock in ms that cannot be set and starts anywhere."""
 
-    now_ms: Callable[[], int] = system_now_ms
+    now_ms: Callable[[], Milliseconds] = system_now_ms
     steady_ms: Callable[[], int] = system_steady_ms

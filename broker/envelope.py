@@ -2,19 +2,21 @@
 
 from dataclasses import dataclass
 
+from storage.keys import Milliseconds, Position
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """A normalised data message. `data` is compact JSON, `boid` the billing organization of the device type's owner."""
 
-    position: int
+    position: Position
     mid: str
     sdid: str
     sdtid: str
     uid: str
     boid: str
-    ts: int
-    cts: int
+    ts: Milliseconds
+    cts: Milliseconds
     mv: int
     data: str
 
@@ -23,14 +25,14 @@ class Message:
 class Action:
     """An Action message. `uid` is the owner of the destination device, `data` compact JSON `{"actions":[…]}`."""
 
-    position: int
+    position: Position
     mid: str
     sdid: str
     ddid: str
     ddtid: str
     uid: str
     boid: str
-    ts: int
-    cts: int
+    ts: Milliseconds
+    cts: Milliseconds
     mv: int
     data: str

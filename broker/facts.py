@@ -6,7 +6,7 @@ queue of its own and returns. A handler that raises is logged; the publisher and
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from broker.envelope import Action
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import GrantRecord, MessageRow
 
 _F = TypeVar("_F", bound="Fact")
@@ -37,41 +38,42 @@ class ActionStored(Fact):
     """An Action is durable. `destination` is the key of the device it goes to, `source` of the one it came from."""
 
     action: Action
-    source: int
-    destination: int
+    _: KW_ONLY
+    source: DeviceKey
+    destination: DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWentOnline(Fact):
     """The device has its first persistent connection."""
 
-    device: int
+    device: DeviceKey
     protocol: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceConnectedAgain(Fact):
     """A device that is online has another connection: a second one, or one that replaced the first."""
 
-    device: int
+    device: DeviceKey
     protocol: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWentOffline(Fact):
     """The device's last persistent connection is gone."""
 
-    device: int
-    at_ms: int
+    device: DeviceKey
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChanged(Fact):
     """The device's record, its enabled flag or its token changed, or the device was deleted."""
 
-    device: int
+    device: DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,16 @@ class DeviceFact(Fact):
     shows the device. `application_id` is the application of the token that caused the change; None for operators.
     """
 
-    device: int
+    device: DeviceKey
     device_id: str
-    device_type: int
+    device_type: DeviceTypeKey
     device_type_id: str
-    type_organization: int
+    type_organization: OrganizationKey
     type_protected: bool
-    owner: int
+    owner: UserKey
     owner_id: str
     application_id: str | None
-    at_ms: int
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,31 +128,31 @@ class AvailabilityChanged(Fact):
     The publisher holds the `Device`, so that handlers get it from `Devices.get_nowait`.
     """
 
-    device: int
+    device: DeviceKey
     availability: str  # online | offline | unknown
-    at_ms: int
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderAuthRemoved(Fact):
     """The device's authorization at its third party was revoked; subscriptions end (reference 11.2)."""
 
-    device: int
+    device: DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
 class SharesChanged(Fact):
     """A user accepted or left a share of this device, or was removed. The shared `Device` is up to date already."""
 
-    device: int
+    device: DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
 class GrantsChanged(Fact):
     """A user's grants for an application changed; `grants` are all that the user grants this application now."""
 
-    user: int
-    application: int
+    user: UserKey
+    application: ApplicationKey
     grants: tuple[GrantRecord, ...]
 
 
@@ -158,16 +160,16 @@ class GrantsChanged(Fact):
 class PlanApproved(Fact):
     """A monetization plan of this device type is in force from now on."""
 
-    device_type: int
+    device_type: DeviceTypeKey
 
 
 @dataclass(frozen=True, slots=True)
 class UserProfileUpdated(Fact):
     """The user's profile changed."""
 
-    user: int
+    user: UserKey
     user_id: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)

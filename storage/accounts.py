@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
 from storage.sql import StoreConnection, sure
 
@@ -18,7 +19,7 @@ class AccountStore:
         row = self._db.execute("SELECT * FROM organization WHERE id = :id", {"id": id_}).one()
         return OrganizationRecord(**dict(row)) if row else None
 
-    def organization(self, key: int) -> OrganizationRecord | None:
+    def organization(self, key: OrganizationKey) -> OrganizationRecord | None:
         row = self._db.execute("SELECT * FROM organization WHERE key = :key", {"key": key}).one()
         return OrganizationRecord(**dict(row)) if row else None
 
@@ -33,27 +34,27 @@ class AccountStore:
         ).one()
         return OrganizationRecord(**dict(sure(row)))
 
-    def change_organization(self, organization: int, *, name: str, monthly_messages: int) -> None:
+    def change_organization(self, organization: OrganizationKey, *, name: str, monthly_messages: int) -> None:
         self._db.execute(
             "UPDATE organization SET name = :name, monthly_messages = :monthly WHERE key = :key",
             {"key": organization, "name": name, "monthly": monthly_messages},
         )
 
-    def set_role(self, organization: int, user: int, role: str) -> None:
+    def set_role(self, organization: OrganizationKey, user: UserKey, role: str) -> None:
         self._db.execute(
             "INSERT INTO membership (organization, user, role) VALUES (:organization, :user, :role)"
             " ON CONFLICT (organization, user) DO UPDATE SET role = excluded.role",
             {"organization": organization, "user": user, "role": role},
         )
 
-    def role_of(self, organization: int, user: int) -> str | None:
+    def role_of(self, organization: OrganizationKey, user: UserKey) -> str | None:
         row = self._db.execute(
             "SELECT role FROM membership WHERE organization = :organization AND user = :user",
             {"organization": organization, "user": user},
         ).one()
         return str(row["role"]) if row else None
 
-    def addresses_of(self, organization: int, roles: Collection[str]) -> list[str]:
+    def addresses_of(self, organization: OrganizationKey, roles: Collection[str]) -> list[str]:
         """The e-mail addresses of the members in these roles."""
         rows = self._db.execute(
             "SELECT u.email, m.role FROM membership AS m JOIN user AS u ON u.key = m.user"
@@ -64,7 +65,7 @@ class AccountStore:
 
     # Users
 
-    def user(self, key: int) -> UserRecord | None:
+    def user(self, key: UserKey) -> UserRecord | None:
         return self._user("key = :value", key)
 
     def user_by_id(self, id_: str) -> UserRecord | None:
@@ -100,21 +101,21 @@ class AccountStore:
         ).one()
         return UserRecord(**dict(sure(row)))
 
-    def verify_email(self, user: int, *, now_ms: int) -> None:
+    def verify_email(self, user: UserKey, *, now_ms: int) -> None:
         """Note that the user has proved to own the address."""
         self._db.execute(
             "UPDATE user SET email_verified_on = :now WHERE key = :key AND email_verified_on IS NULL",
             {"key": user, "now": now_ms},
         )
 
-    def change_user(self, user: int, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
+    def change_user(self, user: UserKey, *, email: str, full_name: str, password_hash: str | None, now_ms: int) -> None:
         self._db.execute(
             "UPDATE user SET email = :email, full_name = :full_name, password_hash = :password_hash,"
             " modified_on = :now WHERE key = :key",
             {"key": user, "email": email, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
         )
 
-    def set_sign_in(self, user: int, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
+    def set_sign_in(self, user: UserKey, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
         """Set how the user signs in from now on."""
         self._db.execute(
             "UPDATE user SET account_type = :type, password_hash = :hash, modified_on = :now WHERE key = :key",
@@ -123,7 +124,7 @@ class AccountStore:
 
     # Applications
 
-    def application(self, key: int) -> ApplicationRecord | None:
+    def application(self, key: ApplicationKey) -> ApplicationRecord | None:
         row = self._db.execute("SELECT * FROM application WHERE key = :key", {"key": key}).one()
         return _application(row) if row else None
 
@@ -166,7 +167,7 @@ class AccountStore:
         row = self._db.execute("SELECT * FROM token WHERE hash = :hash", {"hash": hash_}).one()
         return TokenRecord(**dict(row)) if row else None
 
-    def tokens_of(self, application: int, user: int | None) -> list[TokenRecord]:
+    def tokens_of(self, application: ApplicationKey, user: UserKey | None) -> list[TokenRecord]:
         """The tokens of a user for an application; without a user, the application's own tokens."""
         rows = self._db.execute(
             "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
@@ -202,7 +203,7 @@ class AccountStore:
 
     # Grants
 
-    def grants(self, application: int, user: int | None = None) -> list[GrantRecord]:
+    def grants(self, application: ApplicationKey, user: UserKey | None = None) -> list[GrantRecord]:
         """The grants of all users, or of one user, for an application."""
         rows = self._db.execute(
             "SELECT * FROM access_grant WHERE application = :application AND (:user IS NULL OR user = :user)",
@@ -249,14 +250,14 @@ class AccountStore:
 
     # User application properties
 
-    def properties(self, user: int, application: int) -> str | None:
+    def properties(self, user: UserKey, application: ApplicationKey) -> str | None:
         row = self._db.execute(
             "SELECT properties FROM application_properties WHERE user = :user AND application = :application",
             {"user": user, "application": application},
         ).one()
         return str(row["properties"]) if row else None
 
-    def put_properties(self, user: int, application: int, properties: str) -> None:
+    def put_properties(self, user: UserKey, application: ApplicationKey, properties: str) -> None:
         self._db.execute(
             "INSERT INTO application_properties (user, application, properties)"
             " VALUES (:user, :application, :properties)"
@@ -264,7 +265,7 @@ class AccountStore:
             {"user": user, "application": application, "properties": properties},
         )
 
-    def remove_properties(self, user: int, application: int) -> bool:
+    def remove_properties(self, user: UserKey, application: ApplicationKey) -> bool:
         """Return whether there were any."""
         row = self._db.execute(
             "DELETE FROM application_properties WHERE user = :user AND application = :application RETURNING user",

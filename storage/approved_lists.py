@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 from storage.sql import StoreConnection
 
@@ -19,17 +20,17 @@ class ApprovedListStore:
 
     # The switch
 
-    def is_enabled(self, device_type: int) -> bool:
+    def is_enabled(self, device_type: DeviceTypeKey) -> bool:
         row = self._db.execute("SELECT approved_list FROM device_type WHERE key = :key", {"key": device_type}).one()
         return row is not None and bool(row["approved_list"])
 
-    def set_enabled(self, device_type: int, enabled: bool) -> None:
+    def set_enabled(self, device_type: DeviceTypeKey, enabled: bool) -> None:
         self._db.execute(
             "UPDATE device_type SET approved_list = :enabled WHERE key = :key",
             {"key": device_type, "enabled": int(enabled)},
         )
 
-    def has_devices(self, device_type: int) -> bool:
+    def has_devices(self, device_type: DeviceTypeKey) -> bool:
         row = self._db.execute(
             "SELECT 1 FROM device WHERE device_type = :key AND deleted_on IS NULL LIMIT 1", {"key": device_type}
         ).one()
@@ -37,11 +38,11 @@ class ApprovedListStore:
 
     # Entries
 
-    def entry(self, device_type: int, vdid: str) -> ApprovedEntryRecord | None:
+    def entry(self, device_type: DeviceTypeKey, vdid: str) -> ApprovedEntryRecord | None:
         row = self._db.execute(_ENTRIES + " AND e.vdid = :vdid", {"device_type": device_type, "vdid": vdid}).one()
         return ApprovedEntryRecord(**dict(row)) if row else None
 
-    def entries(self, device_type: int, *, offset: int, limit: int) -> tuple[list[ApprovedEntryRecord], int]:
+    def entries(self, device_type: DeviceTypeKey, *, offset: int, limit: int) -> tuple[list[ApprovedEntryRecord], int]:
         """A page of entries in the order of upload, and the number of all entries."""
         rows = self._db.execute(
             _ENTRIES + " ORDER BY e.key LIMIT :limit OFFSET :offset",
@@ -52,7 +53,7 @@ class ApprovedListStore:
         ).one()
         return [ApprovedEntryRecord(**dict(row)) for row in rows], int(counted["n"]) if counted else 0
 
-    def add_entry(self, device_type: int, vdid: str, *, now_ms: int) -> bool:
+    def add_entry(self, device_type: DeviceTypeKey, vdid: str, *, now_ms: int) -> bool:
         """Whether it was not there yet."""
         row = self._db.execute(
             "INSERT INTO approved_list_entry (device_type, vdid, uploaded_on) VALUES (:device_type, :vdid, :now)"
@@ -61,7 +62,7 @@ class ApprovedListStore:
         ).one()
         return row is not None
 
-    def remove_entry(self, device_type: int, vdid: str) -> None:
+    def remove_entry(self, device_type: DeviceTypeKey, vdid: str) -> None:
         self._db.execute(
             "DELETE FROM approved_list_entry WHERE device_type = :device_type AND vdid = :vdid",
             {"device_type": device_type, "vdid": vdid},
@@ -69,7 +70,7 @@ class ApprovedListStore:
 
     # Uploads
 
-    def upload(self, device_type: int, id_: str) -> ApprovedUploadRecord | None:
+    def upload(self, device_type: DeviceTypeKey, id_: str) -> ApprovedUploadRecord | None:
         row = self._db.execute(
             "SELECT * FROM approved_list_upload WHERE device_type = :device_type AND id = :id",
             {"device_type": device_type, "id": id_},
@@ -83,14 +84,14 @@ class ApprovedListStore:
         ).one()
         return _upload(row) if row else None
 
-    def waiting_uploads(self, device_type: int) -> int:
+    def waiting_uploads(self, device_type: DeviceTypeKey) -> int:
         row = self._db.execute(
             "SELECT count(*) AS n FROM approved_list_upload WHERE device_type = :key AND status = 'Processing'",
             {"key": device_type},
         ).one()
         return int(row["n"]) if row else 0
 
-    def add_upload(self, device_type: int, id_: str, content: bytes, *, now_ms: int) -> None:
+    def add_upload(self, device_type: DeviceTypeKey, id_: str, content: bytes, *, now_ms: int) -> None:
         self._db.execute(
             "INSERT INTO approved_list_upload"
             " (id, device_type, status, content, total, succeeded, failed, created_on)"
@@ -112,7 +113,7 @@ class ApprovedListStore:
             },
         )
 
-    def forget_uploads(self, device_type: int, *, keep: int) -> None:
+    def forget_uploads(self, device_type: DeviceTypeKey, *, keep: int) -> None:
         """Remove the oldest uploads that are done, but keep so many."""
         self._db.execute(
             "DELETE FROM approved_list_upload WHERE device_type = :key AND status <> 'Processing' AND key NOT IN"
@@ -136,7 +137,7 @@ class ApprovedListStore:
 
     # Certificates
 
-    def certificates(self, device_type: int) -> Sequence[tuple[str, bytes]]:
+    def certificates(self, device_type: DeviceTypeKey) -> Sequence[tuple[str, bytes]]:
         """The ids of the certificates and their DER, in the order of upload."""
         rows = self._db.execute(
             "SELECT id, certificate FROM approved_list_certificate WHERE device_type = :key ORDER BY key",
@@ -144,7 +145,7 @@ class ApprovedListStore:
         )
         return [(row["id"], row["certificate"]) for row in rows]
 
-    def add_certificate(self, device_type: int, id_: str, certificate: bytes) -> bool:
+    def add_certificate(self, device_type: DeviceTypeKey, id_: str, certificate: bytes) -> bool:
         """Whether it was not there yet."""
         row = self._db.execute(
             "INSERT INTO approved_list_certificate (id, device_type, certificate) VALUES (:id, :key, :certificate)"
@@ -153,7 +154,7 @@ class ApprovedListStore:
         ).one()
         return row is not None
 
-    def remove_certificate(self, device_type: int, id_: str) -> bytes | None:
+    def remove_certificate(self, device_type: DeviceTypeKey, id_: str) -> bytes | None:
         """Remove a certificate and return its DER."""
         row = self._db.execute(
             "DELETE FROM approved_list_certificate WHERE device_type = :key AND id = :id RETURNING certificate",

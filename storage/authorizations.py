@@ -6,6 +6,7 @@ The caller holds the transaction. Access tokens are in storage/accounts.py.
 from collections.abc import Mapping
 from typing import Any
 
+from storage.keys import ApplicationKey, UserKey
 from storage.records import AuthorizationCodeRecord, DeviceCodeRecord, RefreshTokenRecord
 from storage.sql import StoreConnection
 
@@ -18,7 +19,7 @@ class AuthorizationStore:
 
     # Families and refresh tokens
 
-    def add_family(self, *, application: int, user: int, method: str, now_ms: int) -> int:
+    def add_family(self, *, application: ApplicationKey, user: UserKey, method: str, now_ms: int) -> int:
         row = self._db.execute(
             "INSERT INTO token_family (application, user, method, created_on, usable_until)"
             " VALUES (:application, :user, :method, :now, :now) RETURNING key",
@@ -33,11 +34,11 @@ class AuthorizationStore:
         self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
         return hashes
 
-    def families_of(self, user: int) -> list[int]:
+    def families_of(self, user: UserKey) -> list[int]:
         rows = self._db.execute("SELECT key FROM token_family WHERE user = :user", {"user": user})
         return [row["key"] for row in rows]
 
-    def forget_codes_of(self, user: int) -> None:
+    def forget_codes_of(self, user: UserKey) -> None:
         """Invalidate the codes that the user agreed to and that no application has exchanged yet."""
         self._db.execute(
             "DELETE FROM authorization_code WHERE user = :user AND used_on IS NULL",
@@ -127,7 +128,7 @@ class AuthorizationStore:
         row = self._db.execute("SELECT * FROM device_code WHERE user_code = :code", {"code": user_code}).one()
         return _device_code(row) if row else None
 
-    def decide_device_code(self, hash_: bytes, *, state: str, user: int | None) -> None:
+    def decide_device_code(self, hash_: bytes, *, state: str, user: UserKey | None) -> None:
         self._db.execute(
             "UPDATE device_code SET state = :state, user = :user WHERE hash = :hash",
             {"hash": hash_, "state": state, "user": user},

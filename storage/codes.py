@@ -3,6 +3,7 @@
 The caller holds the transaction. A code is stored as its SHA-256.
 """
 
+from storage.keys import UserKey
 from storage.records import InvitationRecord, PasswordResetRecord
 from storage.sql import StoreConnection
 
@@ -25,7 +26,7 @@ class CodeStore:
         ).one()
         return PasswordResetRecord(**dict(row)) if row else None
 
-    def remove_resets(self, user: int) -> None:
+    def remove_resets(self, user: UserKey) -> None:
         self._db.execute("DELETE FROM password_reset WHERE user = :user", {"user": user})
 
     def purge_resets(self, *, now_ms: int) -> None:
@@ -59,15 +60,15 @@ class CodeStore:
 
     # External identity providers
 
-    def external_user(self, issuer: str, subject: str) -> int | None:
+    def external_user(self, issuer: str, subject: str) -> UserKey | None:
         """The key of the user who has this name at the provider."""
         row = self._db.execute(
             "SELECT user FROM external_identity WHERE issuer = :issuer AND subject = :subject",
             {"issuer": issuer, "subject": subject},
         ).one()
-        return int(row["user"]) if row else None
+        return UserKey(row["user"]) if row else None
 
-    def is_known_to(self, issuer: str, user: int) -> bool:
+    def is_known_to(self, issuer: str, user: UserKey) -> bool:
         """Whether the user has any name at the provider."""
         row = self._db.execute(
             "SELECT subject FROM external_identity WHERE issuer = :issuer AND user = :user LIMIT 1",
@@ -75,7 +76,7 @@ class CodeStore:
         ).one()
         return row is not None
 
-    def add_external_user(self, issuer: str, subject: str, user: int) -> None:
+    def add_external_user(self, issuer: str, subject: str, user: UserKey) -> None:
         self._db.execute(
             "INSERT INTO external_identity (issuer, subject, user) VALUES (:issuer, :subject, :user)",
             {"issuer": issuer, "subject": subject, "user": user},

@@ -4,6 +4,7 @@ transaction."""
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from storage.keys import DeviceKey, DeviceTypeKey, Position, UserKey
 from storage.records import ConnectorLinkRecord, ConnectorRecord, ConnectorStateRecord
 from storage.sql import StoreConnection
 
@@ -22,7 +23,7 @@ class ConnectorStore:
     def connectors(self) -> list[ConnectorRecord]:
         return [ConnectorRecord(**dict(row)) for row in self._db.execute("SELECT * FROM connector")]
 
-    def connector(self, device_type: int) -> ConnectorRecord | None:
+    def connector(self, device_type: DeviceTypeKey) -> ConnectorRecord | None:
         row = self._db.execute("SELECT * FROM connector WHERE device_type = :type", {"type": device_type}).one()
         return ConnectorRecord(**dict(row)) if row else None
 
@@ -46,11 +47,11 @@ class ConnectorStore:
 
     # Links
 
-    def link(self, device: int) -> ConnectorLinkRecord | None:
+    def link(self, device: DeviceKey) -> ConnectorLinkRecord | None:
         row = self._db.execute(_LINKS + "l.device = :device AND d.deleted_on IS NULL", {"device": device}).one()
         return _link(row) if row else None
 
-    def links_of_account(self, device_type: int, account: bytes, *, limit: int) -> list[ConnectorLinkRecord]:
+    def links_of_account(self, device_type: DeviceTypeKey, account: bytes, *, limit: int) -> list[ConnectorLinkRecord]:
         """The links of all devices that are linked to this account of the third party."""
         rows = self._db.execute(
             _LINKS + "l.device_type = :type AND l.account = :account AND d.deleted_on IS NULL"
@@ -66,9 +67,9 @@ class ConnectorStore:
 
     def put_link(
         self,
-        device: int,
+        device: DeviceKey,
         *,
-        device_type: int,
+        device_type: DeviceTypeKey,
         account: bytes | None,
         sealed: bytes,
         linked_on: int,
@@ -89,7 +90,7 @@ class ConnectorStore:
             },
         )
 
-    def update_link(self, device: int, *, linked_on: int, account: bytes | None, sealed: bytes) -> bool:
+    def update_link(self, device: DeviceKey, *, linked_on: int, account: bytes | None, sealed: bytes) -> bool:
         """Change the link that was made at `linked_on`; a newer one, or none, stays as it is."""
         row = self._db.execute(
             "UPDATE connector_link SET account = :account, sealed = :sealed"
@@ -98,7 +99,7 @@ class ConnectorStore:
         ).one()
         return row is not None
 
-    def remove_link(self, device: int, *, linked_on: int) -> bool:
+    def remove_link(self, device: DeviceKey, *, linked_on: int) -> bool:
         """Remove the link that was made at `linked_on`. Return whether it was still there."""
         row = self._db.execute(
             "DELETE FROM connector_link WHERE device = :device AND linked_on = :linked_on RETURNING device",
@@ -106,14 +107,14 @@ class ConnectorStore:
         ).one()
         return row is not None
 
-    def is_fetch_due(self, device_type: int, *, now_ms: int) -> bool:
+    def is_fetch_due(self, device_type: DeviceTypeKey, *, now_ms: int) -> bool:
         row = self._db.execute(
             "SELECT 1 FROM connector_link WHERE device_type = :type AND next_fetch_on <= :now LIMIT 1",
             {"type": device_type, "now": now_ms},
         ).one()
         return row is not None
 
-    def claim_fetches(self, device_type: int, *, now_ms: int, next_ms: int, limit: int) -> list[int]:
+    def claim_fetches(self, device_type: DeviceTypeKey, *, now_ms: int, next_ms: int, limit: int) -> list[DeviceKey]:
         """The devices of this type whose pull is due, the longest waiting first. Their next pull is due at `next_ms`.
 
         The caller checks whether a device can be pulled now.
@@ -126,7 +127,7 @@ class ConnectorStore:
         )
         return [row["device"] for row in rows]
 
-    def unsent_actions(self, *, after: int, since_ms: int, limit: int) -> list[tuple[int, int, str]]:
+    def unsent_actions(self, *, after: Position, since_ms: int, limit: int) -> list[tuple[Position, DeviceKey, str]]:
         """Position, device and data of Actions to linked devices and their sub-devices, oldest first."""
         rows = self._db.execute(
             "SELECT a.position, a.device, a.data FROM (SELECT device FROM connector_link UNION"
@@ -139,7 +140,7 @@ class ConnectorStore:
 
     # Holders of links and their sub-devices
 
-    def set_authorization(self, holder: int, state: str) -> list[int]:
+    def set_authorization(self, holder: DeviceKey, state: str) -> list[DeviceKey]:
         """Set AUTHORIZED or UNAUTHORIZED for the holder of a link and its sub-devices; return the changed devices."""
         rows = self._db.execute(
             "UPDATE device SET cloud_authorization = :state WHERE cloud_authorization <> :state AND (key = :holder"
@@ -148,16 +149,18 @@ class ConnectorStore:
         )
         return [row["key"] for row in rows]
 
-    def holder_of(self, sub_device: int) -> int | None:
+    def holder_of(self, sub_device: DeviceKey) -> DeviceKey | None:
         """The device whose link is used for this one."""
         row = self._db.execute(
             "SELECT s.holder FROM connector_sub_device AS s JOIN device AS d ON d.key = s.holder"
             " WHERE s.device = :device AND d.deleted_on IS NULL",
             {"device": sub_device},
         ).one()
-        return int(row["holder"]) if row else None
+        return DeviceKey(row["holder"]) if row else None
 
-    def sub_devices(self, owner: int, device_type: int, eids: Collection[str]) -> dict[str, tuple[int, int | None]]:
+    def sub_devices(
+        self, owner: UserKey, device_type: DeviceTypeKey, eids: Collection[str]
+    ) -> dict[str, tuple[DeviceKey, DeviceKey | None]]:
         """The sub-devices that exist, by external id, each with the device whose link is used for it."""
         found = {}
         for eid in eids:
@@ -167,10 +170,10 @@ class ConnectorStore:
                 {"owner": owner, "type": device_type, "eid": eid},
             ).one()
             if row is not None:
-                found[eid] = (int(row["key"]), row["holder"])
+                found[eid] = (DeviceKey(row["key"]), row["holder"])
         return found
 
-    def count_sub_devices(self, holder: int) -> int:
+    def count_sub_devices(self, holder: DeviceKey) -> int:
         row = self._db.execute(
             "SELECT count(*) AS count FROM connector_sub_device AS s JOIN device AS d ON d.key = s.device"
             " WHERE s.holder = :holder AND d.deleted_on IS NULL",
@@ -178,7 +181,7 @@ class ConnectorStore:
         ).one()
         return int(row["count"]) if row else 0
 
-    def put_sub_device(self, device: int, *, holder: int) -> None:
+    def put_sub_device(self, device: DeviceKey, *, holder: DeviceKey) -> None:
         """From now on the link of `holder` is used for `device`."""
         self._db.execute(
             "INSERT INTO connector_sub_device (device, holder) VALUES (:device, :holder)"
@@ -207,7 +210,7 @@ class ConnectorStore:
         row = self._db.execute("DELETE FROM connector_state WHERE hash = :hash RETURNING *", {"hash": hash_}).one()
         return ConnectorStateRecord(**{name: row[name] for name in ConnectorStateRecord.__slots__}) if row else None
 
-    def forget_states(self, device: int) -> None:
+    def forget_states(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM connector_state WHERE device = :device", {"device": device})
 
 

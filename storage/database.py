@@ -22,6 +22,7 @@ from storage.connectors import ConnectorStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.export import ExportStore
+from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
@@ -103,7 +104,7 @@ class Group:
     messages: list[MessageRow] = field(default_factory=list)
     actions: list[ActionRow] = field(default_factory=list)
     failed: list[FailedMessageRow] = field(default_factory=list)
-    head: int = 0
+    head: Position = Position(0)
     bytes_held: int = 0
     works: list[_Work] = field(default_factory=list)
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, FailedMessageRow, ManifestRecord
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, sure
 
 _STANDS_IN = (
     "(SELECT min(m.user) FROM membership AS m WHERE m.organization = t.organization AND m.role = 'administrator')"
@@ -36,9 +37,9 @@ _TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.ke
 class Viewer:
     """For whom types are listed: the keys of a token's user, application and application's organization."""
 
-    user: int | None
-    application: int | None
-    organization: int | None
+    user: UserKey | None
+    application: ApplicationKey | None
+    organization: OrganizationKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class TypeSearch:
     tags: tuple[str, ...] = ()  # all of them
     categories: tuple[str, ...] = ()  # any of them
     with_connector: bool = False
-    owner: int | None = None
+    owner: UserKey | None = None
     or_of_organizations: bool = False  # besides the owner's: those of the owner's organizations
     or_shared: bool = False  # and those of devices shared with the owner
     ids: tuple[str, ...] | None = None
@@ -125,7 +126,7 @@ class DeviceTypeStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
-    def device_type(self, key: int) -> DeviceTypeRecord | None:
+    def device_type(self, key: DeviceTypeKey) -> DeviceTypeRecord | None:
         return self._one("t.key = :value", key)
 
     def by_id_or_name(self, text: str) -> DeviceTypeRecord | None:
@@ -157,7 +158,7 @@ class DeviceTypeStore:
         )
         return [_device_type(row) for row in rows]
 
-    def types_owned_by(self, user: int) -> set[int]:
+    def types_owned_by(self, user: UserKey) -> set[DeviceTypeKey]:
         """The keys of the types of the user's devices."""
         rows = self._db.execute(
             "SELECT DISTINCT device_type FROM device WHERE owner = :user AND deleted_on IS NULL", {"user": user}
@@ -174,7 +175,7 @@ class DeviceTypeStore:
         )
         return [row["tag"] for row in rows]
 
-    def put_device_type(self, device_type: DeviceTypeRecord) -> int:
+    def put_device_type(self, device_type: DeviceTypeRecord) -> DeviceTypeKey:
         """Add a device type, or change the one with its id, and return the key that the store gave it.
 
         Only the columns of the device type's own table are written.
@@ -201,7 +202,7 @@ class DeviceTypeStore:
             f" ON CONFLICT (id) DO UPDATE SET {changes} RETURNING key",
             {**parameters, "now": device_type.created_on},
         ).one()
-        key = int(row["key"]) if row else 0
+        key = DeviceTypeKey(sure(row)["key"])
         self._db.execute("DELETE FROM device_type_tag WHERE device_type = :key", {"key": key})
         self._db.insert_many(
             "device_type_tag", ("tag", "device_type"), [(tag, key) for tag in dict.fromkeys(device_type.tags)]
@@ -210,7 +211,7 @@ class DeviceTypeStore:
 
     # Manifests
 
-    def manifests(self, device_type: int) -> list[ManifestRecord]:
+    def manifests(self, device_type: DeviceTypeKey) -> list[ManifestRecord]:
         rows = self._db.execute(
             "SELECT * FROM manifest WHERE device_type = :device_type ORDER BY version", {"device_type": device_type}
         )
@@ -231,20 +232,20 @@ class DeviceTypeStore:
         if manifest.approved:
             self._updated(manifest.device_type, manifest.created_on)
 
-    def approve_manifest(self, device_type: int, version: int, *, now_ms: int) -> None:
+    def approve_manifest(self, device_type: DeviceTypeKey, version: int, *, now_ms: int) -> None:
         self._db.execute(
             "UPDATE manifest SET approved = 1 WHERE device_type = :device_type AND version = :version",
             {"device_type": device_type, "version": version},
         )
         self._updated(device_type, now_ms)
 
-    def _updated(self, device_type: int, now_ms: int) -> None:
+    def _updated(self, device_type: DeviceTypeKey, now_ms: int) -> None:
         self._db.execute(
             "UPDATE device_type SET last_updated = :now WHERE key = :key", {"key": device_type, "now": now_ms}
         )
 
     def failed_messages(
-        self, *, device_type: int | None, device: int | None, limit: int
+        self, *, device_type: DeviceTypeKey | None, device: DeviceKey | None, limit: int
     ) -> list[tuple[str, FailedMessageRow]]:
         """The last failed messages of one type or of one device, newest first, each with the id of its device."""
         condition = "d.device_type = :device_type" if device is None else "d.key = :device"

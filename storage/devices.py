@@ -4,9 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, DeviceTokenRecord, PresenceRecord
 from storage.shares import ShareStore
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, sure
 
 _PRESENCE = ("device", "availability", "last_time_online", "protocol", "last_seen_on", "is_connected")
 _SELECT_ANY = (
@@ -35,8 +36,8 @@ _SHARED = (
 class ListedDevice:
     """A device in a user's list; `share` is the id of the share that gives access, None for an own device."""
 
-    key: int
-    device_type: int
+    key: DeviceKey
+    device_type: DeviceTypeKey
     share: str | None
 
 
@@ -44,7 +45,7 @@ class DeviceStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
-    def device(self, key: int) -> DeviceRecord | None:
+    def device(self, key: DeviceKey) -> DeviceRecord | None:
         return self._found("d.key = :key", {"key": key})
 
     def by_id(self, id_: str) -> DeviceRecord | None:
@@ -59,13 +60,13 @@ class DeviceStore:
         row = self._db.execute(f"{_SELECT_ANY}d.deleted_on IS NOT NULL AND d.id = :id", {"id": id_}).one()
         return self._record(row) if row else None
 
-    def by_eid(self, owner: int, device_type: int, eid: str) -> DeviceRecord | None:
+    def by_eid(self, owner: UserKey, device_type: DeviceTypeKey, eid: str) -> DeviceRecord | None:
         return self._found(
             "d.owner = :owner AND d.device_type = :device_type AND d.eid = :eid",
             {"owner": owner, "device_type": device_type, "eid": eid},
         )
 
-    def by_vdid(self, device_type: int, vdid: str) -> DeviceRecord | None:
+    def by_vdid(self, device_type: DeviceTypeKey, vdid: str) -> DeviceRecord | None:
         return self._found(
             "d.device_type = :device_type AND d.vdid = :vdid", {"device_type": device_type, "vdid": vdid}
         )
@@ -74,23 +75,29 @@ class DeviceStore:
         shared_with = ShareStore(self._db).users_of(row["key"]) if row["is_shared"] else frozenset()
         return _device(row, shared_with)
 
-    def id_of(self, key: int) -> str | None:
+    def id_of(self, key: DeviceKey) -> str | None:
         """The id of a device; also of a deleted device until it is removed for good."""
         row = self._db.execute("SELECT id FROM device WHERE key = :key", {"key": key}).one()
         return str(row["id"]) if row else None
 
-    def named(self, owner: int, name: str) -> list[DeviceRecord]:
+    def named(self, owner: UserKey, name: str) -> list[DeviceRecord]:
         """The owner's devices of this name; names need not be unique."""
         rows = self._db.execute(
             _SELECT + "d.owner = :owner AND d.name = :name ORDER BY d.key", {"owner": owner, "name": name}
         )
         return [self._record(row) for row in list(rows)]
 
-    def keys_of_owner(self, owner: int) -> list[int]:
+    def keys_of_owner(self, owner: UserKey) -> list[DeviceKey]:
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 
     def listed(
-        self, user: int, *, own: bool, shared: bool, device_type: int | None = None, type_name: str | None = None
+        self,
+        user: UserKey,
+        *,
+        own: bool,
+        shared: bool,
+        device_type: DeviceTypeKey | None = None,
+        type_name: str | None = None,
     ) -> list[ListedDevice]:
         """A user's own devices, those shared with them, or both; by time of creation, then id.
 
@@ -107,7 +114,7 @@ class DeviceStore:
         )
         return [ListedDevice(*row) for row in rows.tuples()]
 
-    def put_device(self, device: DeviceRecord) -> int:
+    def put_device(self, device: DeviceRecord) -> DeviceKey:
         """Add a device, and return the key that the store gave it.
 
         Of a device whose id is known, the name, Manifest version, Manifest version policy and enabled flag change.
@@ -130,7 +137,7 @@ class DeviceStore:
                 "now": device.created_on,
             },
         ).one()
-        return int(row["key"]) if row else 0
+        return DeviceKey(sure(row)["key"])
 
     def put_origin(
         self, key: int, *, eid: str | None, vdid: str | None, cloud_authorization: str, certificate: bytes | None
@@ -148,13 +155,13 @@ class DeviceStore:
             },
         )
 
-    def set_deleted(self, key: int, deleted_on: int | None) -> None:
+    def set_deleted(self, key: DeviceKey, deleted_on: int | None) -> None:
         """Hide the device from every query from now on; with None, show it again."""
         self._db.execute("UPDATE device SET deleted_on = :on WHERE key = :key", {"key": key, "on": deleted_on})
 
     # Tokens
 
-    def token_of(self, device: int) -> DeviceTokenRecord | None:
+    def token_of(self, device: DeviceKey) -> DeviceTokenRecord | None:
         row = self._db.execute("SELECT * FROM device_token WHERE device = :device", {"device": device}).one()
         return DeviceTokenRecord(**dict(row)) if row else None
 
@@ -177,16 +184,16 @@ class DeviceStore:
             },
         )
 
-    def remove_token(self, device: int) -> None:
+    def remove_token(self, device: DeviceKey) -> None:
         self._db.execute("DELETE FROM device_token WHERE device = :device", {"device": device})
 
     # Presence
 
-    def presence(self, device: int) -> PresenceRecord | None:
+    def presence(self, device: DeviceKey) -> PresenceRecord | None:
         row = self._db.execute("SELECT * FROM presence WHERE device = :device", {"device": device}).one()
         return PresenceRecord(**{**dict(row), "is_connected": bool(row["is_connected"])}) if row else None
 
-    def presences(self, devices: Collection[int]) -> dict[int, PresenceRecord]:
+    def presences(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, PresenceRecord]:
         """The presences of those of the devices that have one."""
         found = (self.presence(device) for device in devices)
         return {record.device: record for record in found if record is not None}
@@ -203,13 +210,13 @@ class DeviceStore:
         )
         self._db.execute("UPDATE presence SET is_connected = 0 WHERE is_connected = 1")
 
-    def online_by_themselves(self) -> set[int]:
+    def online_by_themselves(self) -> set[DeviceKey]:
         """The devices that have set their own status to online."""
         rows = self._db.execute("SELECT device FROM presence WHERE availability = 'online' AND is_connected = 0")
         return {row["device"] for row in rows}
 
 
-def _device(row: Mapping[str, Any], shared_with: frozenset[int]) -> DeviceRecord:
+def _device(row: Mapping[str, Any], shared_with: frozenset[UserKey]) -> DeviceRecord:
     return DeviceRecord(
         key=row["key"],
         id=row["id"],

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from storage.keys import ApplicationKey, UserKey
 from storage.records import ExportRecord
 from storage.sql import StoreConnection
 
@@ -36,7 +37,7 @@ class ExportStore:
         return [_record(row) for row in rows]
 
     def page(
-        self, *, user: int | None, application: int | None, trial: str | None, offset: int, limit: int
+        self, *, user: UserKey | None, application: ApplicationKey | None, trial: str | None, offset: int, limit: int
     ) -> tuple[list[ExportRecord], int]:
         """A page of the exports of a user, or of an application without a user, newest first; and the number of all."""
         owner = "user = :user" if user is not None else "user IS NULL AND application = :application"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import trio
 
 from storage.database import Database, Group
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreError
 
@@ -19,17 +20,18 @@ JOURNAL_MAX_BYTES = 32 * 1024 * 1024
 class Journal:
     """Assigns positions and puts rows into the group that commits next."""
 
-    def __init__(self, database: Database, *, head: int) -> None:
+    def __init__(self, database: Database, *, head: Position) -> None:
         self._database = database
         self._head = head
 
     @property
-    def head(self) -> int:
+    def head(self) -> Position:
         """The highest position that was assigned."""
         return self._head
 
-    def append_message(self, device: int, ts: int, cts: int, mv: int, data: str) -> int:
-        self._head = position = self._head + 1
+    def append_message(self, device: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str) -> Position:
+        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
+        self._head = position
         group = self._database.open_group
         group.messages.append(MessageRow(position, device, ts, cts, mv, data))
         group.head = position
@@ -37,8 +39,11 @@ class Journal:
         self._database.request_commit()
         return position
 
-    def append_action(self, device: int, source: int, ts: int, cts: int, mv: int, data: str) -> int:
-        self._head = position = self._head + 1
+    def append_action(
+        self, *, device: DeviceKey, source: DeviceKey, ts: Milliseconds, cts: Milliseconds, mv: int, data: str
+    ) -> Position:
+        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
+        self._head = position
         group = self._database.open_group
         group.actions.append(ActionRow(position, device, source, ts, cts, mv, data))
         group.head = position
@@ -46,8 +51,9 @@ class Journal:
         self._database.request_commit()
         return position
 
-    def append_failed(self, device: int, cts: int, reason: str, payload: str) -> int:
-        self._head = position = self._head + 1
+    def append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: str) -> Position:
+        position: Position = self._head + 1  # type: ignore[assignment] # each message pays for a call of `Position`
+        self._head = position
         group = self._database.open_group
         group.failed.append(FailedMessageRow(position, device, cts, reason, payload))
         group.head = position

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from storage.keys import OrganizationKey
 from storage.records import CallsRecord, TallyRecord
 from storage.sql import StoreConnection
 
@@ -15,7 +16,7 @@ class LimitStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
-    def monthly(self) -> dict[int, int]:
+    def monthly(self) -> dict[OrganizationKey, int]:
         """The monthly limit of each organization by its key, in units; -1 is unlimited."""
         rows = self._db.execute("SELECT key, monthly_messages FROM organization")
         return {row["key"]: row["monthly_messages"] for row in rows}

@@ -12,6 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any, Literal
 
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.sql import StoreConnection
 
@@ -41,7 +42,7 @@ class Match:
 
 EVERYTHING = Match()
 
-SortKey = tuple[int, int]  # (ts, position): the order of searches
+SortKey = tuple[Milliseconds, Position]  # (ts, position): the order of searches
 
 
 def sort_key(row: MessageRow | ActionRow) -> SortKey:
@@ -114,9 +115,9 @@ class MessageStore:
         if head - self._counter("indexed") >= _UNINDEXED:
             self.index()
 
-    def head(self) -> int:
+    def head(self) -> Position:
         """The highest position ever assigned: a position is never used twice, even after everything was deleted."""
-        return self._counter("head")
+        return Position(self._counter("head"))
 
     def index(self) -> None:
         """Make the index entries of all rows that have none."""
@@ -141,18 +142,18 @@ class MessageStore:
             {"name": name, "value": value},
         )
 
-    def last_cts(self) -> int:
+    def last_cts(self) -> Milliseconds:
         row = self._db.execute(
             "SELECT max(cts) AS cts FROM (SELECT cts FROM message WHERE position = (SELECT max(position) FROM message)"
             " UNION ALL SELECT cts FROM action WHERE position = (SELECT max(position) FROM action))"
         ).one()
-        return int(row["cts"] or 0) if row else 0
+        return Milliseconds(row["cts"] or 0) if row else Milliseconds(0)
 
     def mid_key(self) -> bytes:
         row = self._db.execute("SELECT value FROM secret WHERE name = 'mid'").one()
         return bytes(row["value"]) if row else b""
 
-    def after(self, position: int, *, limit: int | None = None) -> list[MessageRow]:
+    def after(self, position: Position, *, limit: int | None = None) -> list[MessageRow]:
         """The rows after `position`, in order."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS['message']} FROM message WHERE position > :position"  # noqa: S608 - constants
@@ -161,12 +162,12 @@ class MessageStore:
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
-    def after_of(self, devices: Collection[int], position: int) -> list[MessageRow]:
+    def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
         """The devices' rows after `position`, those of each device in order."""
         if (last := self.last_position()) <= position:
             return []  # without a look into the index of each device
         found: list[MessageRow] = []
-        if (indexed := self._counter("indexed")) > position:
+        if (indexed := Position(self._counter("indexed"))) > position:
             for device in devices:
                 rows = self._db.execute(
                     f"SELECT {_COLUMNS['message']} FROM message"  # noqa: S608 - constants
@@ -179,31 +180,31 @@ class MessageStore:
             found += [row for row in self.after(max(position, indexed)) if row.device in wanted]
         return found
 
-    def last_position(self, table: Table = "message") -> int:
+    def last_position(self, table: Table = "message") -> Position:
         """The position of the last row; 0 when there is none."""
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
-        return int(row["position"] or 0) if row else 0
+        return Position(row["position"] or 0) if row else Position(0)
 
     # By position
 
-    def message(self, position: int) -> MessageRow | None:
+    def message(self, position: Position) -> MessageRow | None:
         row = self._db.execute("SELECT * FROM message WHERE position = :position", {"position": position}).one()
         return _message(row) if row else None
 
-    def action(self, position: int) -> ActionRow | None:
+    def action(self, position: Position) -> ActionRow | None:
         row = self._db.execute("SELECT * FROM action WHERE position = :position", {"position": position}).one()
         return _action(row) if row else None
 
     # By device and time
 
-    def page(self, devices: Sequence[int], search: Range) -> list[MessageRow]:
+    def page(self, devices: Sequence[DeviceKey], search: Range) -> list[MessageRow]:
         return [MessageRow(*row) for row in self._found("message", devices, search)]
 
-    def action_page(self, devices: Sequence[int], search: Range) -> list[ActionRow]:
+    def action_page(self, devices: Sequence[DeviceKey], search: Range) -> list[ActionRow]:
         """The Actions whose destination is one of `devices`."""
         return [ActionRow(*row) for row in self._found("action", devices, search)]
 
-    def count(self, device: int, *, start_ms: int, end_ms: int) -> int:
+    def count(self, device: DeviceKey, *, start_ms: int, end_ms: int) -> int:
         row = self._db.execute(
             "SELECT (SELECT count(*) FROM message WHERE indexed = 1 AND device = :device"
             " AND ts BETWEEN :start AND :end) + (SELECT count(*) FROM message WHERE position > :indexed"
@@ -212,7 +213,7 @@ class MessageStore:
         ).one()
         return int(row["count"]) if row else 0
 
-    def latest(self, devices: Sequence[int], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
+    def latest(self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
         match = Match(field_path)
         # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
@@ -221,7 +222,7 @@ class MessageStore:
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
         return [MessageRow(*row) for row in self._found("message", devices, search)]
 
-    def _among_newest(self, devices: Sequence[int], match: Match, limit: int) -> list[MessageRow]:
+    def _among_newest(self, devices: Sequence[DeviceKey], match: Match, limit: int) -> list[MessageRow]:
         """Those of `latest` that are among the last positions of the log."""
         conditions = "".join(f" AND {condition}" for condition in self._matching(match))
         names = {f"device_{index}": device for index, device in enumerate(devices)}
@@ -233,7 +234,7 @@ class MessageStore:
         )
         return [MessageRow(*row) for row in rows.tuples()]
 
-    def _found(self, table: Table, devices: Sequence[int], search: Range) -> Iterator[Sequence[Any]]:
+    def _found(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Iterator[Sequence[Any]]:
         """Rows by the index, merged with the rows that have no index entry yet."""
         if not devices:
             return iter(())
@@ -256,7 +257,7 @@ class MessageStore:
                 f" (SELECT position FROM ({merged} ORDER BY {order}{_limit(search.limit)}) AS found) ORDER BY {order}"
             )
         rows = self._db.execute(sql, parameters).tuples()
-        if self.last_position(table) <= (indexed := self._counter("indexed")):
+        if self.last_position(table) <= (indexed := Position(self._counter("indexed"))):
             return rows
         late = self._db.execute(
             f"SELECT {_COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - constants
@@ -276,9 +277,9 @@ class MessageStore:
         if match.action is not None:
             yield self._db.json_any_named("data", "actions", "action")
 
-    def last_ts(self, table: Table, devices: Collection[int]) -> dict[int, int]:
+    def last_ts(self, table: Table, devices: Collection[DeviceKey]) -> dict[DeviceKey, Milliseconds]:
         """The highest `ts` of each of these devices that has a row."""
-        found: dict[int, int] = {}
+        found: dict[DeviceKey, Milliseconds] = {}
         for device in devices:
             row = self._db.execute(
                 f"SELECT max(ts) AS ts FROM {table} WHERE indexed = 1 AND device = :device",  # noqa: S608 - constants
@@ -298,22 +299,22 @@ class MessageStore:
 
     # Positions of consumers, and snapshots
 
-    def consumer_position(self, name: str) -> int:
+    def consumer_position(self, name: str) -> Position:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()
-        return int(row["position"]) if row else 0
+        return Position(row["position"]) if row else Position(0)
 
-    def set_consumer_position(self, name: str, position: int) -> None:
+    def set_consumer_position(self, name: str, position: Position) -> None:
         self._db.execute(
             "INSERT INTO consumer (name, position) VALUES (:name, :position)"
             " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
             {"name": name, "position": position},
         )
 
-    def snapshot(self, device: int) -> str | None:
+    def snapshot(self, device: DeviceKey) -> str | None:
         row = self._db.execute("SELECT fields FROM snapshot WHERE device = :device", {"device": device}).one()
         return str(row["fields"]) if row else None
 
-    def put_snapshots(self, snapshots: Sequence[tuple[int, str]]) -> None:
+    def put_snapshots(self, snapshots: Sequence[tuple[DeviceKey, str]]) -> None:
         """Fields as JSON, by device."""
         self._db.put_many("snapshot", ("device", "fields"), ("device",), snapshots)
 

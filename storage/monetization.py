@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import PaymentRecord, PlanRecord, TierRecord, UpgradeTokenRecord
 from storage.sql import StoreConnection, sure
 
@@ -43,7 +44,7 @@ class MonetizationStore:
             )
         return added
 
-    def plans(self, device_type: int) -> list[PlanRecord]:
+    def plans(self, device_type: DeviceTypeKey) -> list[PlanRecord]:
         """The plans of a type, newest first."""
         rows = self._db.execute(
             "SELECT * FROM monetization_plan WHERE device_type = :device_type ORDER BY version DESC",
@@ -51,7 +52,7 @@ class MonetizationStore:
         )
         return [PlanRecord(**dict(row)) for row in rows]
 
-    def plan_version(self, device_type: int, version: int) -> PlanRecord | None:
+    def plan_version(self, device_type: DeviceTypeKey, version: int) -> PlanRecord | None:
         row = self._db.execute(
             "SELECT * FROM monetization_plan WHERE device_type = :device_type AND version = :version",
             {"device_type": device_type, "version": version},
@@ -83,7 +84,7 @@ class MonetizationStore:
         row = self._db.execute("SELECT * FROM monetization_tier WHERE key = :key", {"key": key}).one()
         return TierRecord(**dict(row)) if row else None
 
-    def tier_of(self, device: int) -> TierRecord | None:
+    def tier_of(self, device: DeviceKey) -> TierRecord | None:
         """The active tier of a device; None for a device that is on no plan."""
         row = self._db.execute(
             f"SELECT {_TIER} FROM device AS d LEFT JOIN device_tier AS own ON own.device = d.key"  # noqa: S608 - constants
@@ -93,14 +94,14 @@ class MonetizationStore:
         ).one()
         return TierRecord(**dict(row)) if row else None
 
-    def set_tier(self, device: int, tier: int, *, now_ms: int) -> None:
+    def set_tier(self, device: DeviceKey, tier: int, *, now_ms: int) -> None:
         self._db.execute(
             "INSERT INTO device_tier (device, tier, since) VALUES (:device, :tier, :now)"
             " ON CONFLICT (device) DO UPDATE SET tier = excluded.tier, since = excluded.since",
             {"device": device, "tier": tier, "now": now_ms},
         )
 
-    def keep_tiers(self, device_type: int, *, now_ms: int) -> None:
+    def keep_tiers(self, device_type: DeviceTypeKey, *, now_ms: int) -> None:
         """Save the tier of every device of the type: a newer plan must not move existing devices."""
         self._db.execute(
             "INSERT INTO device_tier (device, tier, since) SELECT d.key, free.tier, :now FROM device AS d"  # noqa: S608
@@ -109,7 +110,7 @@ class MonetizationStore:
             {"device_type": device_type, "now": now_ms},
         )
 
-    def limits(self, device_type: int | None = None) -> dict[int, int]:
+    def limits(self, device_type: DeviceTypeKey | None = None) -> dict[DeviceKey, int]:
         """Messages a day of every device that is on a plan, or of those of one type; -1 on a paid tier."""
         condition = "" if device_type is None else " AND d.device_type = :device_type"
         rows = self._db.execute(
@@ -167,14 +168,14 @@ class MonetizationStore:
         )
         return [_payment(row) for row in rows]
 
-    def payments_of(self, device: int, status: str) -> list[PaymentRecord]:
+    def payments_of(self, device: DeviceKey, status: str) -> list[PaymentRecord]:
         rows = self._db.execute(
             "SELECT * FROM payment WHERE device = :device AND status = :status ORDER BY key",
             {"device": device, "status": status},
         )
         return [_payment(row) for row in rows]
 
-    def has_paid(self, device: int, tier: int) -> bool:
+    def has_paid(self, device: DeviceKey, tier: int) -> bool:
         row = self._db.execute(
             "SELECT key FROM payment WHERE device = :device AND tier = :tier AND status = 'accepted' LIMIT 1",
             {"device": device, "tier": tier},

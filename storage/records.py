@@ -6,17 +6,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, Position, UserKey
+
 #: The `key` of a record that is not stored yet: the store gives it one.
-NEW_KEY: Final = 0
+NEW_KEY: Final[Any] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OrganizationRecord:
-    key: int
+    key: OrganizationKey
     id: str
     name: str
     monthly_messages: int  # -1: unlimited
@@ -24,7 +26,7 @@ class OrganizationRecord:
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    key: int
+    key: UserKey
     id: str
     email: str
     name: str
@@ -38,9 +40,9 @@ class UserRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    key: int
+    key: ApplicationKey
     id: str
-    organization: int
+    organization: OrganizationKey
     name: str
     secret: bytes  # sealed, not hashed: the client secret also signs subscription calls
     methods: tuple[str, ...]
@@ -53,8 +55,8 @@ class TokenRecord:
     """A user or application token, kept as its SHA-256."""
 
     hash: bytes
-    application: int
-    user: int | None
+    application: ApplicationKey
+    user: UserKey | None
     created_on: int
     expires_on: int
     family: int | None = None  # None: provisioned, or issued to an application itself
@@ -72,8 +74,8 @@ class RefreshTokenRecord:
     family: int
     usable_until: int
     used_on: int | None
-    application: int
-    user: int
+    application: ApplicationKey
+    user: UserKey
     method: str
 
 
@@ -82,8 +84,8 @@ class AuthorizationCodeRecord:
     """An authorization code, kept as its SHA-256; a used one refers to the family that came from it."""
 
     hash: bytes
-    application: int
-    user: int
+    application: ApplicationKey
+    user: UserKey
     redirect_uri: str
     code_challenge: str | None
     expires_on: int
@@ -97,11 +99,11 @@ class DeviceCodeRecord:
 
     hash: bytes
     user_code: str
-    application: int
+    application: ApplicationKey
     interval_seconds: int
     expires_on: int
     state: str = "pending"  # pending | approved | denied | used
-    user: int | None = None
+    user: UserKey | None = None
     polled_on: int | None = None
 
 
@@ -113,7 +115,7 @@ class PasswordResetRecord:
     """
 
     hash: bytes
-    user: int | None
+    user: UserKey | None
     password: bytes
     expires_on: int
 
@@ -124,7 +126,7 @@ class InvitationRecord:
 
     email: str
     hash: bytes
-    organization: int | None
+    organization: OrganizationKey | None
     role: str | None
     expires_on: int
 
@@ -133,20 +135,20 @@ class InvitationRecord:
 class GrantRecord:
     """A user's grant for an application; `device_type` None stands for every type."""
 
-    user: int
-    application: int
-    device_type: int | None
+    user: UserKey
+    application: ApplicationKey
+    device_type: DeviceTypeKey | None
     read: bool
     write: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTypeRecord:
-    key: int
+    key: DeviceTypeKey
     id: str
     unique_name: str
     name: str
-    organization: int
+    organization: OrganizationKey
     organization_id: str
     published: bool
     protected: bool
@@ -156,7 +158,7 @@ class DeviceTypeRecord:
     created_on: int
     has_cloud_connector: bool = False
     last_updated: int = 0  # when its Manifest changed last; without a Manifest, when the type was created
-    owner: int | None = None  # None: no owner was named; an administrator of the organization acts as the owner
+    owner: UserKey | None = None  # None: no owner was named; an administrator of the organization acts as the owner
     owner_id: str | None = None  # of the owner, or of that administrator
     vid: str = "0"
     in_store: bool | None = None  # None: as `published`
@@ -168,7 +170,7 @@ class DeviceTypeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRecord:
-    device_type: int
+    device_type: DeviceTypeKey
     version: int
     document: str
     approved: bool
@@ -177,11 +179,11 @@ class ManifestRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    key: int
+    key: DeviceKey
     id: str
-    owner: int
+    owner: UserKey
     owner_id: str
-    device_type: int
+    device_type: DeviceTypeKey
     name: str
     manifest_version: int
     manifest_version_policy: str  # LATEST | DEVICE
@@ -191,7 +193,7 @@ class DeviceRecord:
     vdid: str | None = None  # the vendor's id
     cloud_authorization: str = "NO_AUTHORIZATION"  # | AUTHORIZED | UNAUTHORIZED
     certificate: bytes | None = None  # DER; the certificate of a securely registered device
-    shared_with: frozenset[int] = frozenset()  # the users who accepted a share
+    shared_with: frozenset[UserKey] = frozenset()  # the users who accepted a share
 
     @property
     def shared(self) -> bool:
@@ -201,16 +203,16 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokenRecord:
-    device: int
+    device: DeviceKey
     hash: bytes
     sealed: bytes
-    application: int | None
+    application: ApplicationKey | None
     created_on: int
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceRecord:
-    device: int
+    device: DeviceKey
     availability: str  # online | offline | unknown
     last_time_online: int | None
     protocol: str | None
@@ -223,9 +225,9 @@ class ShareRecord:
     """A device offered to the owner of an address. `user` is None until a user with the address exists."""
 
     id: str
-    device: int
+    device: DeviceKey
     email: str
-    user: int | None
+    user: UserKey | None
     status: str  # PENDING | ACCEPTED | REJECTED
     shared_on: int
     code_hash: bytes | None = None  # SHA-256 of the one-time code in the invitation, until the invitation is answered
@@ -252,7 +254,7 @@ class RegistrationRecord:
     """A device's attempt to register with its certificate; the nonce is kept as its SHA-256."""
 
     id: str
-    device_type: int
+    device_type: DeviceTypeKey
     device_type_id: str
     vendor_device_id: str
     certificate: bytes  # DER
@@ -261,9 +263,9 @@ class RegistrationRecord:
     status: str
     created_on: int
     expires_on: int
-    user: int | None = None  # the user who entered the PIN, and the application
-    application: int | None = None
-    device: int | None = None
+    user: UserKey | None = None  # the user who entered the PIN, and the application
+    application: ApplicationKey | None = None
+    device: DeviceKey | None = None
     device_id: str | None = None  # None again when the device was deleted
 
 
@@ -282,7 +284,7 @@ class ApprovedUploadRecord:
 
     key: int
     id: str
-    device_type: int
+    device_type: DeviceTypeKey
     status: str  # Processing | Completed | Failed
     content: bytes | None
     total: int
@@ -293,10 +295,10 @@ class ApprovedUploadRecord:
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
     """One data message of the log. Array-like and not tracked by the garbage collector, because there are many."""
 
-    position: int
-    device: int
-    ts: int
-    cts: int
+    position: Position
+    device: DeviceKey
+    ts: Milliseconds
+    cts: Milliseconds
     mv: int
     data: str  # compact JSON
 
@@ -304,11 +306,11 @@ class MessageRow(msgspec.Struct, array_like=True, gc=False):
 class ActionRow(msgspec.Struct, array_like=True, gc=False):
     """One Action message: `device` is the destination (ddid), `source` the sending device (sdid)."""
 
-    position: int
-    device: int
-    source: int
-    ts: int
-    cts: int
+    position: Position
+    device: DeviceKey
+    source: DeviceKey
+    ts: Milliseconds
+    cts: Milliseconds
     mv: int
     data: str  # compact JSON: {"actions":[…]}
 
@@ -316,9 +318,9 @@ class ActionRow(msgspec.Struct, array_like=True, gc=False):
 class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
     """A message that normalisation left empty: acknowledged and counted, but not visible."""
 
-    position: int
-    device: int
-    cts: int
+    position: Position
+    device: DeviceKey
+    cts: Milliseconds
     reason: str
     payload: str
 
@@ -331,7 +333,7 @@ class RollupRow:
     the other members are None. broker/messages/aggregates.py defines them.
     """
 
-    device: int
+    device: DeviceKey
     field: int
     level: str
     bucket: int
@@ -350,14 +352,14 @@ class ExportRecord:
     """One export. `request`, `plan` and `written` are JSON of broker/export: the request, the devices, the progress."""
 
     id: str
-    user: int | None  # the user of the token that asked for the export; None: the application itself
-    application: int | None
+    user: UserKey | None  # the user of the token that asked for the export; None: the application itself
+    application: ApplicationKey | None
     trial: str | None
     request: str
     plan: str
     status: str
     created_on: int
-    head: int  # messages after this log position are not exported
+    head: Position  # messages after this log position are not exported
     written: str | None = None
     expected_messages: int | None = None
     total_messages: int = 0
@@ -371,7 +373,7 @@ class ExportRecord:
 class ConnectorRecord:
     """The cloud connector of a device type."""
 
-    device_type: int
+    device_type: DeviceTypeKey
     plugin: str
     terms: bytes  # sealed JSON
 
@@ -380,11 +382,11 @@ class ConnectorRecord:
 class ConnectorLinkRecord:
     """A device's authorization at the third party."""
 
-    device: int
+    device: DeviceKey
     device_id: str
-    owner: int
+    owner: UserKey
     owner_id: str
-    device_type: int
+    device_type: DeviceTypeKey
     account: bytes | None  # SHA-256 of the account's id at the third party
     sealed: bytes
     linked_on: int
@@ -396,8 +398,8 @@ class ConnectorStateRecord:
     """A one-time state of an authorization under way, kept as its SHA-256."""
 
     hash: bytes
-    device: int
-    user: int
+    device: DeviceKey
+    user: UserKey
     referer: str
     sealed: bytes  # sealed JSON that the third party's answer is checked with
     expires_on: int
@@ -428,7 +430,7 @@ class PlanRecord:
 
     key: int
     id: str
-    device_type: int
+    device_type: DeviceTypeKey
     version: int
     status: str  # NEW | PENDING | APPROVED | REJECTED
     contact_email: str
@@ -462,10 +464,10 @@ class UpgradeTokenRecord:
     """The one-time token of an upgrade address; the token ends when the access token `token` ends."""
 
     hash: bytes
-    user: int
+    user: UserKey
     token: bytes
-    application: int
-    device: int
+    application: ApplicationKey
+    device: DeviceKey
     action: str  # upgrade | select | edit
     expires_on: int
     used_on: int | None = None
@@ -476,9 +478,9 @@ class PaymentRecord:
     """A payment for one device's paid tier; `id` is the reference that users see. Costs are decimal numbers."""
 
     id: str
-    device: int
+    device: DeviceKey
     device_id: str
-    user: int
+    user: UserKey
     tier: int
     processor: str
     status: str  # pending | accepted | declined | failed | refund_due | refunded

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
 from storage.records import RegistrationRecord
 from storage.sql import StoreConnection
 
@@ -23,11 +24,11 @@ class RegistrationStore:
     def by_pin(self, pin: str) -> RegistrationRecord | None:
         return self._one("r.pin = :value", {"value": pin})
 
-    def of_device(self, device: int) -> RegistrationRecord | None:
+    def of_device(self, device: DeviceKey) -> RegistrationRecord | None:
         """The latest registration of this device."""
         return self._one("r.device = :value ORDER BY r.key DESC LIMIT 1", {"value": device})
 
-    def pending(self, device_type: int, vendor_device_id: str, *, now_ms: int) -> RegistrationRecord | None:
+    def pending(self, device_type: DeviceTypeKey, vendor_device_id: str, *, now_ms: int) -> RegistrationRecord | None:
         """The pending registration of this vendor id."""
         return self._one(
             "r.device_type = :device_type AND r.vendor_device_id = :vendor_device_id"
@@ -59,7 +60,7 @@ class RegistrationStore:
             },
         )
 
-    def confirm(self, id_: str, *, user: int | None, application: int | None, device: int) -> None:
+    def confirm(self, id_: str, *, user: UserKey | None, application: ApplicationKey | None, device: DeviceKey) -> None:
         """Note the user who entered the PIN; the PIN cannot be used again."""
         self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'PENDING_DEVICE_COMPLETION', user = :user,"
@@ -80,7 +81,7 @@ class RegistrationStore:
             {"hash": certificate_hash},
         )
 
-    def revoke_of_device(self, device: int) -> int:
+    def revoke_of_device(self, device: DeviceKey) -> int:
         """End what is registered or pending for the device; return the number of ended registrations."""
         rows = self._db.execute(
             "UPDATE registration SET pin = NULL, status = 'REVOKED' WHERE device = :device"
@@ -114,21 +115,23 @@ class RegistrationStore:
 
     # Authorities
 
-    def authorities(self, device_type: int) -> tuple[bytes, ...]:
+    def authorities(self, device_type: DeviceTypeKey) -> tuple[bytes, ...]:
         rows = self._db.execute(
             "SELECT certificate FROM certificate_authority WHERE device_type = :device_type ORDER BY key",
             {"device_type": device_type},
         )
         return tuple(row["certificate"] for row in rows)
 
-    def all_authorities(self) -> dict[int, list[bytes]]:
+    def all_authorities(self) -> dict[DeviceTypeKey, list[bytes]]:
         """The authorities of every device type, by its key."""
-        found: dict[int, list[bytes]] = {}
+        found: dict[DeviceTypeKey, list[bytes]] = {}
         for row in self._db.execute("SELECT device_type, certificate FROM certificate_authority ORDER BY key"):
             found.setdefault(row["device_type"], []).append(row["certificate"])
         return found
 
-    def put_authorities(self, device_type: int, certificates: Sequence[bytes], *, issuer_dn: str | None) -> None:
+    def put_authorities(
+        self, device_type: DeviceTypeKey, certificates: Sequence[bytes], *, issuer_dn: str | None
+    ) -> None:
         """Replace the authorities of a device type; `issuer_dn` is that of the first authority."""
         self._db.execute("DELETE FROM certificate_authority WHERE device_type = :key", {"key": device_type})
         for certificate in certificates:

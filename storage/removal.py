@@ -5,6 +5,7 @@ Every step removes a bounded number of rows, because other writes wait for the s
 
 from typing import Final
 
+from storage.keys import DeviceKey
 from storage.sql import StoreConnection
 
 # Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
@@ -16,7 +17,7 @@ class RemovalStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
-    def deleted_before(self, before_ms: int, *, limit: int) -> list[int]:
+    def deleted_before(self, before_ms: int, *, limit: int) -> list[DeviceKey]:
         """The keys of devices that were deleted before this time, the longest deleted first."""
         rows = self._db.execute(
             "SELECT key FROM device WHERE deleted_on IS NOT NULL AND deleted_on < :before ORDER BY deleted_on, key"
@@ -25,7 +26,7 @@ class RemovalStore:
         )
         return [row["key"] for row in rows]
 
-    def remove_some(self, device: int, *, before_ms: int, limit: int) -> bool:
+    def remove_some(self, device: DeviceKey, *, before_ms: int, limit: int) -> bool:
         """Remove about `limit` rows of a device; when none is left, the device. Return whether all was removed.
 
         A device that was restored meanwhile is not touched.
@@ -48,7 +49,7 @@ class RemovalStore:
         self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})
         return True
 
-    def _remove_log(self, table: str, device: int, limit: int) -> bool:
+    def _remove_log(self, table: str, device: DeviceKey, limit: int) -> bool:
         """Remove rows of the log; return whether there were any."""
         rows = self._db.execute(
             f"DELETE FROM {table} WHERE position IN"  # noqa: S608 - constants
@@ -57,7 +58,7 @@ class RemovalStore:
         )
         return bool(list(rows))
 
-    def _remove_rollups(self, device: int, limit: int) -> bool:
+    def _remove_rollups(self, device: DeviceKey, limit: int) -> bool:
         """Remove the next buckets of the next field and level; return whether there were any."""
         first = self._db.execute(
             "SELECT field, level, bucket FROM rollup WHERE device = :device ORDER BY field, level, bucket LIMIT 1",

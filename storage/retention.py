@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
+from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.sql import StoreConnection
 
 LogTable = Literal["message", "action", "failed_message"]
@@ -14,26 +15,26 @@ class RetentionStore:
 
     # How long each device type is kept
 
-    def days_of_types(self) -> dict[int, int]:
+    def days_of_types(self) -> dict[DeviceTypeKey, int]:
         """The retention in days of each device type that has its own, by key; 0 keeps for ever."""
         rows = self._db.execute("SELECT key, retention_days FROM device_type WHERE retention_days IS NOT NULL")
         return {row["key"]: row["retention_days"] for row in rows}
 
-    def set_days(self, device_type: int, days: int | None) -> None:
+    def set_days(self, device_type: DeviceTypeKey, days: int | None) -> None:
         self._db.execute(
             "UPDATE device_type SET retention_days = :days WHERE key = :key", {"key": device_type, "days": days}
         )
 
     # The log
 
-    def boundary(self, table: LogTable, before_ms: int) -> int:
+    def boundary(self, table: LogTable, before_ms: int) -> Position:
         """The highest position of a row that was received before `before_ms`; 0 when there is none.
 
         Positions and times of receipt grow together: a binary search finds the row without an index over times.
         """
-        low, high = 0, self._last(table)  # every row up to `low` is older, every row after `high` is not
+        low, high = Position(0), self._last(table)  # every row up to `low` is older, every row after `high` is not
         while low < high:
-            middle = (low + high + 1) // 2
+            middle = Position((low + high + 1) // 2)
             row = self._db.execute(
                 f"SELECT cts FROM {table} WHERE position >= :position ORDER BY position LIMIT 1",  # noqa: S608 - constants
                 {"position": middle},
@@ -41,14 +42,14 @@ class RetentionStore:
             if row is not None and row["cts"] < before_ms:
                 low = middle
             else:
-                high = middle - 1
+                high = Position(middle - 1)
         return low
 
-    def _last(self, table: LogTable) -> int:
+    def _last(self, table: LogTable) -> Position:
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
-        return int(row["position"] or 0) if row else 0
+        return Position(row["position"] or 0) if row else Position(0)
 
-    def first_behind(self, table: LogTable, position: int) -> int | None:
+    def first_behind(self, table: LogTable, position: Position) -> Position | None:
         row = self._db.execute(
             f"SELECT min(position) AS position FROM {table} WHERE position > :position",  # noqa: S608 - constants
             {"position": position},
@@ -56,7 +57,7 @@ class RetentionStore:
         return row["position"] if row else None
 
     def delete(
-        self, table: LogTable, *, behind: int, upto: int, types: Collection[int] | None, others: bool = False
+        self, table: LogTable, *, behind: int, upto: int, types: Collection[DeviceTypeKey] | None, others: bool = False
     ) -> int:
         """Delete rows with `behind < position <= upto` and return their number.
 
@@ -76,18 +77,18 @@ class RetentionStore:
         )
         return sum(1 for _ in rows)
 
-    def lowest_consumer(self) -> int | None:
+    def lowest_consumer(self) -> Position | None:
         """The lowest position of all consumers of the log; None without consumers."""
         row = self._db.execute("SELECT min(position) AS position FROM consumer").one()
         return row["position"] if row else None
 
     # The progress of deleting
 
-    def cursor(self, name: str) -> int:
+    def cursor(self, name: str) -> Position:
         row = self._db.execute("SELECT position FROM retention WHERE name = :name", {"name": name}).one()
-        return int(row["position"]) if row else 0
+        return Position(row["position"]) if row else Position(0)
 
-    def set_cursor(self, name: str, position: int) -> None:
+    def set_cursor(self, name: str, position: Position) -> None:
         self._db.execute(
             "INSERT INTO retention (name, position) VALUES (:name, :position)"
             " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
@@ -102,7 +103,7 @@ class RetentionStore:
 
     # Rollups
 
-    def devices_behind(self, key: int, limit: int) -> list[tuple[int, int]]:
+    def devices_behind(self, key: DeviceKey, limit: int) -> list[tuple[DeviceKey, DeviceTypeKey]]:
         """The next devices after `key` in the order of their keys, each with its type."""
         rows = self._db.execute(
             "SELECT key, device_type FROM device WHERE key > :key ORDER BY key LIMIT :limit",
@@ -110,7 +111,7 @@ class RetentionStore:
         )
         return [(row["key"], row["device_type"]) for row in rows]
 
-    def old_rollups(self, device: int, level: str, before_ms: int) -> list[tuple[int, int]]:
+    def old_rollups(self, device: DeviceKey, level: str, before_ms: int) -> list[tuple[int, int]]:
         """The fields with buckets before `before_ms`, each with the start of its first bucket."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT f.key AS field, (SELECT min(r.bucket) FROM rollup AS r WHERE r.device = :device"
@@ -119,7 +120,7 @@ class RetentionStore:
         )
         return [(row["field"], row["bucket"]) for row in rows]
 
-    def delete_rollups(self, device: int, fields: Iterable[int], level: str, before_ms: int) -> int:
+    def delete_rollups(self, device: DeviceKey, fields: Iterable[int], level: str, before_ms: int) -> int:
         deleted = 0
         for field in fields:
             rows = self._db.execute(
@@ -132,10 +133,10 @@ class RetentionStore:
 
     # How much there is
 
-    def extent(self) -> tuple[int, int, float]:
+    def extent(self) -> tuple[Position, Position, float]:
         """The first and the last position of the log, and the mean size of the last messages in bytes."""
         row = self._db.execute("SELECT min(position) AS first FROM message").one()
-        first = int(row["first"] or 0) if row else 0
+        first = Position(row["first"] or 0) if row else Position(0)
         lengths = self._db.execute(
             "SELECT avg(length) AS mean FROM (SELECT length(data) AS length FROM message ORDER BY position DESC"
             " LIMIT 200) AS latest"

@@ -6,6 +6,7 @@ The field `""` counts all messages.
 from collections.abc import Iterable
 from operator import attrgetter
 
+from storage.keys import DeviceKey
 from storage.records import RollupRow
 from storage.sql import StoreConnection
 
@@ -41,7 +42,7 @@ class RollupStore:
         )
         return [row["key"] for row in rows]
 
-    def get(self, device: int, field: int, level: str, bucket: int) -> RollupRow | None:
+    def get(self, device: DeviceKey, field: int, level: str, bucket: int) -> RollupRow | None:
         rows = self._db.execute(
             f"{_SELECT} AND bucket = :bucket",
             {"device": device, "field": field, "level": level, "bucket": bucket},
@@ -52,7 +53,7 @@ class RollupStore:
     def put_all(self, rollups: Iterable[RollupRow]) -> None:
         self._db.put_many("rollup", _NAMES, _KEY, list(map(_values_of, rollups)))
 
-    def first(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
+    def first(self, device: DeviceKey, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
         """The start of the first bucket with `start_ms <= bucket < end_ms`; None when there is none."""
         row = self._db.execute(
             "SELECT min(bucket) AS bucket FROM rollup WHERE device = :device AND field = :field AND level = :level"
@@ -61,7 +62,7 @@ class RollupStore:
         ).one()
         return row["bucket"] if row else None
 
-    def range(self, device: int, field: int, level: str, *, start_ms: int, end_ms: int) -> list[RollupRow]:
+    def range(self, device: DeviceKey, field: int, level: str, *, start_ms: int, end_ms: int) -> list[RollupRow]:
         """Buckets with `start_ms <= bucket < end_ms`, in order."""
         rows = self._db.execute(
             f"{_SELECT} AND bucket >= :start AND bucket < :end ORDER BY bucket",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storage.keys import DeviceKey, UserKey
 from storage.records import ShareRecord
 from storage.sql import StoreConnection
 
@@ -36,11 +37,11 @@ class ShareStore:
     def by_code(self, code_hash: bytes) -> ShareRecord | None:
         return self._one("s.code_hash = :value", {"value": code_hash})
 
-    def accepted_by(self, user: int, device: int) -> ShareRecord | None:
+    def accepted_by(self, user: UserKey, device: DeviceKey) -> ShareRecord | None:
         condition = "s.device = :device AND s.user = :user AND s.status = 'ACCEPTED'"
         return self._one(condition, {"device": device, "user": user})
 
-    def standing(self, device: int, email: str, user: int | None) -> ShareRecord | None:
+    def standing(self, device: DeviceKey, email: str, user: UserKey | None) -> ShareRecord | None:
         """A share that this user has not refused, sent to the user's present address or to an earlier one."""
         return self._one(
             "s.device = :device AND s.status <> 'REJECTED' AND (s.email = :email OR s.user = :user)",
@@ -51,14 +52,14 @@ class ShareStore:
         row = self._db.execute(_SELECT + condition, parameters).one()
         return _share(row) if row else None
 
-    def users_of(self, device: int) -> frozenset[int]:
+    def users_of(self, device: DeviceKey) -> frozenset[UserKey]:
         """The keys of the users who accepted a share of the device."""
         rows = self._db.execute(
             "SELECT user FROM device_share WHERE device = :device AND status = 'ACCEPTED'", {"device": device}
         )
         return frozenset(row["user"] for row in rows)
 
-    def count_standing(self, device: int) -> int:
+    def count_standing(self, device: DeviceKey) -> int:
         """The number of the device's shares that are not refused."""
         row = self._db.execute(
             "SELECT count(*) AS count FROM device_share WHERE device = :device AND status <> 'REJECTED'",
@@ -66,14 +67,14 @@ class ShareStore:
         ).one()
         return int(row["count"]) if row else 0
 
-    def page_of(self, device: int, *, offset: int, limit: int) -> tuple[list[ShareRecord], int]:
+    def page_of(self, device: DeviceKey, *, offset: int, limit: int) -> tuple[list[ShareRecord], int]:
         """A page of a device's shares, oldest first, and the number of all."""
         parameters = {"device": device, "offset": offset, "limit": limit}
         rows = self._db.execute(f"{_SELECT}s.device = :device ORDER BY s.key LIMIT :limit OFFSET :offset", parameters)
         return [_share(row) for row in rows], self._count("s.device = :device", parameters)
 
     def offered_to(
-        self, user: int, email: str, statuses: Collection[str], *, offset: int, limit: int
+        self, user: UserKey, email: str, statuses: Collection[str], *, offset: int, limit: int
     ) -> tuple[list[OfferRow], int]:
         """A page of the shares offered to this user, oldest first, and the number of all."""
         named = {f"status_{index}": status for index, status in enumerate(statuses)}

@@ -10,6 +10,7 @@ from broker.facts import GrantsChanged
 from broker.secrets import Vault, token_hash
 from broker.services import Services
 from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 from storage.records import (
     NEW_KEY,
     ApplicationRecord,
@@ -22,7 +23,7 @@ from storage.records import (
     UserRecord,
 )
 
-NOW_MS = 1_760_000_000_000
+NOW_MS = Milliseconds(1_760_000_000_000)
 
 LIGHT_MANIFEST: Mapping[str, object] = {
     "fields": [
@@ -49,7 +50,12 @@ ADA_TOKEN, BOB_TOKEN, APPLICATION_TOKEN = "31" * 16, "32" * 16, "33" * 16
 
 
 def make_device(
-    key: int = 1, *, owner: int = 1, type_key: int = 1, organization: int = 1, enabled: bool = True
+    key: int = 1,
+    *,
+    owner: UserKey = UserKey(1),
+    type_key: DeviceTypeKey = DeviceTypeKey(1),
+    organization: OrganizationKey = OrganizationKey(1),
+    enabled: bool = True,
 ) -> Device:
     """A light that stands in no store."""
     type_ = DeviceTypeRecord(
@@ -67,7 +73,7 @@ def make_device(
         created_on=1,
     )
     record = DeviceRecord(
-        key=key,
+        key=DeviceKey(key),
         id=f"{key:032x}",
         owner=owner,
         owner_id=f"{owner:032x}",
@@ -110,7 +116,7 @@ def new_user(
 def new_application(
     id_: str,
     *,
-    organization: int,
+    organization: OrganizationKey,
     name: str,
     secret: bytes,
     methods: Sequence[str],
@@ -128,14 +134,14 @@ def new_device_type(
     *,
     unique_name: str,
     name: str,
-    organization: int,
+    organization: OrganizationKey,
     published: bool,
     protected: bool,
     rsp: bool,
     description: str | None,
     tags: Sequence[str],
     now_ms: int,
-    owner: int | None = None,
+    owner: UserKey | None = None,
     in_store: bool | None = None,
 ) -> DeviceTypeRecord:
     """A device type that is not stored yet."""
@@ -160,8 +166,8 @@ def new_device_type(
 def new_device(
     id_: str,
     *,
-    owner: int,
-    device_type: int,
+    owner: UserKey,
+    device_type: DeviceTypeKey,
     name: str,
     manifest_version: int,
     manifest_version_policy: str,
@@ -198,13 +204,13 @@ async def allow(services: Services, grant: GrantRecord) -> None:
 class World:
     """Keys of what `build_world` made."""
 
-    ada: int
-    bob: int
-    light_type: int
-    kitchen: int
-    hall: int
-    bobs: int
-    application: int
+    ada: UserKey
+    bob: UserKey
+    light_type: DeviceTypeKey
+    kitchen: DeviceKey
+    hall: DeviceKey
+    bobs: DeviceKey
+    application: ApplicationKey
 
 
 def change_application(

@@ -8,6 +8,7 @@ import trio
 from broker.clock import Clock
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import Milliseconds
 from storage.sql import QueryResult
 
 T = TypeVar("T")
@@ -20,8 +21,8 @@ class FakeClock:
         self.now = now_ms
         self._steady = 1_000
 
-    def __call__(self) -> int:
-        return self.now
+    def __call__(self) -> Milliseconds:
+        return Milliseconds(self.now)
 
     def steady_ms(self) -> int:
         return self._steady

@@ -8,6 +8,7 @@ from enum import StrEnum
 from broker.ids import is_id
 from broker.secrets import Vault
 from storage.database import Database, Transaction
+from storage.keys import ApplicationKey
 from storage.records import ApplicationRecord
 
 
@@ -26,7 +27,7 @@ class Application:
     record: ApplicationRecord
 
     @property
-    def key(self) -> int:
+    def key(self) -> ApplicationKey:
         return self.record.key
 
     @property

@@ -37,6 +37,7 @@ from broker.ids import new_id
 from broker.secrets import token_hash
 from config.limits import AUTHORIZATION_CODE_SECONDS
 from storage.database import Database, Transaction
+from storage.keys import UserKey
 from storage.records import AuthorizationCodeRecord
 
 _KNOWN: Final = (
@@ -106,7 +107,7 @@ class Authorize:
         )
 
     async def allow(
-        self, request: AuthorizationRequest, user: int, *, agreed: ConsentScreen | None = None
+        self, request: AuthorizationRequest, user: UserKey, *, agreed: ConsentScreen | None = None
     ) -> Redirect | ErrorPage | ConsentScreen:
         """Store the grants and issue the code or the tokens, after the person agreed or when no consent is needed.
 
@@ -126,7 +127,7 @@ class Authorize:
 
 
 def _complete(
-    issuance: Issuance, request: AuthorizationRequest, user: int, agreed: ConsentScreen | None
+    issuance: Issuance, request: AuthorizationRequest, user: UserKey, agreed: ConsentScreen | None
 ) -> Redirect | ErrorPage | ConsentScreen:
     """Check the request again in the transaction that issues: the application may have changed since `read`."""
     decided = _decide(issuance.tx, request.query)

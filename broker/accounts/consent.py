@@ -12,6 +12,7 @@ from typing import Final
 from broker.accounts.applications import Application
 from broker.facts import GrantsChanged
 from storage.database import Transaction
+from storage.keys import UserKey
 from storage.records import DeviceTypeRecord, GrantRecord
 
 EVERY_TYPE: Final = "*"
@@ -82,7 +83,7 @@ def must_ask(tx: Transaction, application: Application) -> bool:
     return False
 
 
-def save_consent(tx: Transaction, application: Application, user: int) -> GrantsChanged:
+def save_consent(tx: Transaction, application: Application, user: UserKey) -> GrantsChanged:
     """Add the grants that the application asks for; earlier grants stay.
 
     Returns:

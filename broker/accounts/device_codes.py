@@ -16,6 +16,7 @@ from broker.errors import NotFound
 from broker.facts import Fact, Router
 from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
 from storage.database import Database, Transaction
+from storage.keys import UserKey
 from storage.records import DeviceCodeRecord
 
 
@@ -72,7 +73,7 @@ class DeviceCodes:
             raise self._missed(code, address)
         return waiting
 
-    async def approve(self, waiting: WaitingDevice, user: int, *, address: str) -> WaitingDevice | None:
+    async def approve(self, waiting: WaitingDevice, user: UserKey, *, address: str) -> WaitingDevice | None:
         """Store the grants that `find` returned, and let the application's next poll have tokens. Raises as `find`.
 
         Returns:
@@ -80,12 +81,12 @@ class DeviceCodes:
         """
         return await self._decide(waiting.user_code, user, address, agreed=waiting)
 
-    async def deny(self, user_code: str, user: int, *, address: str) -> None:
+    async def deny(self, user_code: str, user: UserKey, *, address: str) -> None:
         """Let the application's next poll have `access_denied`. Raises as `find`."""
         await self._decide(user_code, user, address, agreed=None)
 
     async def _decide(
-        self, user_code: str, user: int, address: str, *, agreed: WaitingDevice | None
+        self, user_code: str, user: UserKey, address: str, *, agreed: WaitingDevice | None
     ) -> WaitingDevice | None:
         code = self._typed(user_code, address)
         now_ms = self._clock.now_ms()

@@ -11,6 +11,7 @@ from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE
 from broker.accounts.applications import Application, Method
 from broker.accounts.clients import Credentials
 from broker.accounts.issuance import Issuance
+from storage.keys import UserKey
 from storage.records import UserRecord
 
 _METHODS: Final = {
@@ -66,5 +67,5 @@ class OAuthGrant:
         application: Application = self.request.client.application
         return application
 
-    def _user(self, key: int) -> UserRecord | None:
+    def _user(self, key: UserKey) -> UserRecord | None:
         return self._issuance.tx.accounts.user(key)

@@ -14,6 +14,7 @@ from broker.secrets import token_hash
 from config.limits import OLD_TOKEN_SECONDS
 from config.settings import Accounts
 from storage.database import Transaction
+from storage.keys import ApplicationKey, UserKey
 from storage.records import RefreshTokenRecord, TokenRecord
 
 _DAY_MS: Final = 86_400_000
@@ -63,13 +64,13 @@ class Issuance:
         self.facts: list[Fact] = []  # other facts to publish
         self._lifetimes = lifetimes
 
-    def for_application(self, application: int) -> NewTokens:
+    def for_application(self, application: ApplicationKey) -> NewTokens:
         seconds = self._lifetimes.application_token_seconds
         tokens = NewTokens(new_id(), seconds, None)
         self._keep(tokens, application, user=None, family=None)
         return tokens
 
-    def for_user(self, application: int, user: int, method: Method) -> tuple[NewTokens, int]:
+    def for_user(self, application: ApplicationKey, user: UserKey, method: Method) -> tuple[NewTokens, int]:
         """The first tokens of a new family, and the family."""
         family = self.tx.authorizations.add_family(
             application=application, user=user, method=method, now_ms=self.now_ms
@@ -88,7 +89,7 @@ class Issuance:
     def end_family(self, family: int) -> None:
         self.revoked += self.tx.authorizations.end_family(family)
 
-    def end_everything_of(self, user: int) -> None:
+    def end_everything_of(self, user: UserKey) -> None:
         """End what the user's sign-ins led to: browser sessions, token families, unused codes and password resets.
 
         Provisioned tokens and device tokens stay.
@@ -107,7 +108,7 @@ class Issuance:
         self.revoked.append(token.hash)
         return None
 
-    def _in_family(self, application: int, user: int, family: int) -> NewTokens:
+    def _in_family(self, application: ApplicationKey, user: UserKey, family: int) -> NewTokens:
         seconds = self._lifetimes.user_token_seconds
         refresh_token = new_id()
         tokens = NewTokens(new_id(), seconds, refresh_token)
@@ -119,7 +120,9 @@ class Issuance:
         )
         return tokens
 
-    def _keep(self, tokens: NewTokens, application: int, *, user: int | None, family: int | None) -> None:
+    def _keep(
+        self, tokens: NewTokens, application: ApplicationKey, *, user: UserKey | None, family: int | None
+    ) -> None:
         expires_on = self.now_ms + tokens.expires_in * 1000
         self.tx.accounts.put_token(
             TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)

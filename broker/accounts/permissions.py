@@ -15,6 +15,7 @@ from broker.changes import Changes
 from broker.errors import PermissionDenied
 from broker.facts import FactPhase, GrantsChanged, Router
 from storage.database import Database
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
 
 _APPLICATIONS_REMEMBERED: Final = 100
@@ -41,19 +42,19 @@ class Guarded(Protocol):
     """What `Reach` reads of a device."""
 
     @property
-    def key(self) -> int: ...
+    def key(self) -> DeviceKey: ...
     @property
     def id(self) -> str: ...
     @property
-    def owner(self) -> int: ...
+    def owner(self) -> UserKey: ...
     @property
-    def type_key(self) -> int: ...
+    def type_key(self) -> DeviceTypeKey: ...
     @property
-    def type_organization(self) -> int: ...
+    def type_organization(self) -> OrganizationKey: ...
     @property
     def type_protected(self) -> bool: ...
     @property
-    def shared_with(self) -> Collection[int]:
+    def shared_with(self) -> Collection[UserKey]:
         """The users who accepted a share."""
 
 
@@ -61,11 +62,11 @@ class GuardedType(Protocol):
     """What `Reach` and `Permissions.require_type` read of a device type."""
 
     @property
-    def key(self) -> int: ...
+    def key(self) -> DeviceTypeKey: ...
     @property
     def id(self) -> str: ...
     @property
-    def organization(self) -> int: ...
+    def organization(self) -> OrganizationKey: ...
     @property
     def published(self) -> bool: ...
     @property
@@ -87,14 +88,14 @@ class Grants:
     """The permissions that users granted to one application, by user."""
 
     def __init__(self, grants: Iterable[GrantRecord] = ()) -> None:
-        self._of: dict[int, tuple[GrantRecord, ...]] = {}
+        self._of: dict[UserKey, tuple[GrantRecord, ...]] = {}
         for grant in grants:
             self._of[grant.user] = (*self.of(grant.user), grant)
 
-    def of(self, user: int) -> tuple[GrantRecord, ...]:
+    def of(self, user: UserKey) -> tuple[GrantRecord, ...]:
         return self._of.get(user, ())
 
-    def put(self, user: int, grants: tuple[GrantRecord, ...]) -> None:
+    def put(self, user: UserKey, grants: tuple[GrantRecord, ...]) -> None:
         """Replace everything that this user granted."""
         if grants:
             self._of[user] = grants
@@ -126,13 +127,20 @@ class Reach:
         granted = (device.type_key, device.type_organization, device.type_protected, permission)
         return self._granted(device.owner, *granted) or any(self._granted(user, *granted) for user in shared_with)
 
-    def allows_type(self, user: int, type_: GuardedType, permission: Permission) -> bool:
+    def allows_type(self, user: UserKey, type_: GuardedType, permission: Permission) -> bool:
         """The caller has `permission` for every device of this type for which `user` has it."""
         if self.caller.kind is TokenKind.APPLICATION:
             return self._granted(user, type_.key, type_.organization, type_.protected, permission)
         return self.covers_user(user)
 
-    def _granted(self, user: int, type_key: int, organization: int, protected: bool, permission: Permission) -> bool:
+    def _granted(
+        self,
+        user: UserKey,
+        type_key: DeviceTypeKey,
+        organization: OrganizationKey,
+        protected: bool,
+        permission: Permission,
+    ) -> bool:
         grants = self._grants.of(user)
         if organization == self.caller.application_organization:
             return bool(grants)
@@ -143,7 +151,7 @@ class Reach:
             for grant in grants
         )
 
-    def covers_user(self, user: int) -> bool:
+    def covers_user(self, user: UserKey) -> bool:
         """The caller acts for this user: with the user's token, or as an application that the user granted anything."""
         if self.caller.kind is TokenKind.USER:
             return self.caller.user == user
@@ -158,8 +166,8 @@ class Permissions:
 
     def __init__(self, database: Database, router: Router) -> None:
         self._database = database
-        self._live: WeakValueDictionary[int, Grants] = WeakValueDictionary()
-        self._recent: OrderedDict[int, Grants] = OrderedDict()
+        self._live: WeakValueDictionary[ApplicationKey, Grants] = WeakValueDictionary()
+        self._recent: OrderedDict[ApplicationKey, Grants] = OrderedDict()
         self._changes = Changes()
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
 
@@ -169,7 +177,7 @@ class Permissions:
             return Reach(caller, _NO_GRANTS)
         return Reach(caller, self._live.get(caller.application) or await self._load(caller.application))
 
-    async def _load(self, application: int) -> Grants:
+    async def _load(self, application: ApplicationKey) -> Grants:
         loaded = await self._changes.settled(
             lambda: self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
         )
@@ -189,12 +197,14 @@ class Permissions:
         if not (await self.reach(caller)).allows(device, permission):
             raise PermissionDenied(f"{permission.value} on device {device.id}")
 
-    async def require_user(self, caller: Caller, user: int) -> None:
+    async def require_user(self, caller: Caller, user: UserKey) -> None:
         """Raises PermissionDenied unless `caller` acts for this user."""
         if not (await self.reach(caller)).covers_user(user):
             raise PermissionDenied("access to this user")
 
-    async def require_organization(self, caller: Caller, organization: int, roles: Collection[Role]) -> None:
+    async def require_organization(
+        self, caller: Caller, organization: OrganizationKey, roles: Collection[Role]
+    ) -> None:
         """The caller is a member in one of these roles, or an application of the organization (reference 5.3).
 
         Raises:
@@ -209,7 +219,7 @@ class Permissions:
                 return
         raise PermissionDenied(f"{' or '.join(sorted(roles))} of the organization")
 
-    async def require_type(self, caller: Caller, type_: GuardedType, *, user: int | None = None) -> None:
+    async def require_type(self, caller: Caller, type_: GuardedType, *, user: UserKey | None = None) -> None:
         """Check that the caller may use a device type. Unpublished and protected types are for the members of their
         organization and for callers with a token of one of its applications.
 

@@ -3,6 +3,7 @@
 from broker.accounts.tokens import Caller
 from broker.errors import NotFound, PermissionDenied
 from storage.database import Database
+from storage.keys import ApplicationKey, UserKey
 
 
 class ApplicationProperties:
@@ -11,7 +12,7 @@ class ApplicationProperties:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get(self, caller: Caller, user: int) -> str:
+    async def get(self, caller: Caller, user: UserKey) -> str:
         """Raises NotFound when there are none."""
         application = application_of(caller)
         found = await self._database.read(lambda tx: tx.accounts.properties(user, application))
@@ -19,19 +20,19 @@ class ApplicationProperties:
             raise NotFound
         return found
 
-    async def put(self, caller: Caller, user: int, properties: str) -> None:
+    async def put(self, caller: Caller, user: UserKey, properties: str) -> None:
         """Create or replace."""
         application = application_of(caller)
         await self._database.write(lambda tx: tx.accounts.put_properties(user, application, properties))
 
-    async def remove(self, caller: Caller, user: int) -> None:
+    async def remove(self, caller: Caller, user: UserKey) -> None:
         """Raises NotFound when there are none."""
         application = application_of(caller)
         if not await self._database.write(lambda tx: tx.accounts.remove_properties(user, application)):
             raise NotFound
 
 
-def application_of(caller: Caller) -> int:
+def application_of(caller: Caller) -> ApplicationKey:
     if caller.application is None:
         raise PermissionDenied("a token of an application")
     return caller.application

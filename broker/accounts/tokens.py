@@ -18,6 +18,7 @@ from broker.loops import repeat
 from broker.secrets import token_hash
 from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
 from storage.records import RefreshTokenRecord, TokenRecord
 
 T = TypeVar("T")
@@ -43,12 +44,12 @@ class Caller:
     kind: TokenKind
     token: bytes  # SHA-256 of the token
     expires_on: int | None
-    user: int | None = None
+    user: UserKey | None = None
     user_id: str | None = None
-    application: int | None = None
+    application: ApplicationKey | None = None
     application_id: str | None = None
-    application_organization: int | None = None
-    device: int | None = None
+    application_organization: OrganizationKey | None = None
+    device: DeviceKey | None = None
     device_id: str | None = None
 
 
@@ -174,8 +175,8 @@ class Tokens:
         self._sweeps += 1
         await self.end_expired()
         if self._sweeps >= _SWEEPS_PER_PURGE:
+            self._sweeps = 0  # a purge that fails is not repeated before the next one is due
             await self.purge()
-            self._sweeps = 0
 
     async def end_expired(self) -> None:
         """Publish TokenRevoked for the tokens that expired since the last call."""

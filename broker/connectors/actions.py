@@ -26,6 +26,7 @@ from broker.limits.quotas import Quotas
 from broker.loops import repeat
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
+from storage.keys import DeviceKey, Position
 from storage.sql import StoreError
 
 _CONSUMER: Final = "connector actions"
@@ -70,8 +71,8 @@ class Actions:
         self._intake = intake
         self._lanes = lanes
         self._quotas = quotas
-        self._unsent: OrderedDict[int, None] = OrderedDict()
-        self._last = self._saved = 0
+        self._unsent: OrderedDict[Position, None] = OrderedDict()
+        self._last = self._saved = Position(0)
         self._has_resumed = False
         self.sent = self.failed = 0
         router.subscribe(ActionStored, self._stored, FactPhase.EFFECT)
@@ -93,14 +94,14 @@ class Actions:
         self._quotas.delivered(device, fact.action)
         return True
 
-    def _offer(self, connector: Connector, position: int, device: int, data: str) -> None:
+    def _offer(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
         self._unsent[position] = None
         if not self._lanes.offer(connector.type.key, device, lambda: self._send(connector, position, device, data)):
             del self._unsent[position]
             self.failed += 1
             _log.warning("connector_action_dropped", device=device, position=position)
 
-    async def _send(self, connector: Connector, position: int, device: int, data: str) -> None:
+    async def _send(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
         try:
             await self._tell(connector, device, data)
         except (*CALL_FAILURES, StoreError) as error:
@@ -112,7 +113,7 @@ class Actions:
         # A cancelled task does not get here: its Action stays unsent and is sent after the restart.
         del self._unsent[position]
 
-    async def _tell(self, connector: Connector, device: int, data: str) -> None:
+    async def _tell(self, connector: Connector, device: DeviceKey, data: str) -> None:
         link, sub_device = await self._link_for(device)
         if link is None:
             return
@@ -126,7 +127,7 @@ class Actions:
                     self.failed += 1
                     _log.info("connector_action_refused", device=device, status=response.status)
 
-    async def _link_for(self, device: int) -> tuple[ConnectorLink | None, str | None]:
+    async def _link_for(self, device: DeviceKey) -> tuple[ConnectorLink | None, str | None]:
         """The link that authorizes requests for a device, and the device's external id when it is a sub-device."""
         if (link := await self._links.of_device(device)) is not None:
             return link, None
@@ -163,7 +164,7 @@ class Actions:
 
     async def save(self) -> None:
         """Save the position before the first unsent Action. Raises StoreError."""
-        position = min(self._unsent) - 1 if self._unsent else self._last
+        position = Position(min(self._unsent) - 1) if self._unsent else self._last
         if self._has_resumed and position > self._saved:
             await self._database.write(lambda tx: tx.messages.set_consumer_position(_CONSUMER, position))
             self._saved = position

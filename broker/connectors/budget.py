@@ -3,6 +3,7 @@
 from broker.limits.meters import Meters
 from config.limits import CONNECTOR_CALLS_PER_DAY, CONNECTOR_CALLS_PER_MINUTE
 from config.rates import Rate
+from storage.keys import DeviceTypeKey, UserKey
 
 _USUAL = Rate(CONNECTOR_CALLS_PER_MINUTE, CONNECTOR_CALLS_PER_DAY)
 
@@ -13,7 +14,7 @@ class CallBudget:
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
 
-    def take(self, user: int, device_type: int, own_rate: Rate | None) -> None:
+    def take(self, user: UserKey, device_type: DeviceTypeKey, own_rate: Rate | None) -> None:
         """Count one call for the user. Raises RateLimitExceeded; the call is not counted then."""
         if not self._meters.are_on:
             return

@@ -14,6 +14,7 @@ from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, TryLater
 from broker.limits.quotas import Quotas
+from storage.keys import UserKey
 
 _EARLY_MS = 30_000  # a token may expire while the request is under way
 _CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # reference 21.2: data pulls and Action sends
@@ -49,7 +50,7 @@ class Calls:
         self._third_party = third_party
         self.sent = self.failed = 0
 
-    async def plain(self, connector: Connector, user: int, request: Request) -> Response:
+    async def plain(self, connector: Connector, user: UserKey, request: Request) -> Response:
         """Send a request that needs no link, and count it for the user.
 
         Raises RateLimitExceeded, ThirdPartyUnreachableError.

@@ -19,6 +19,7 @@ from broker.errors import Conflict, DomainError
 from broker.secrets import Vault
 from config.limits import CONNECTOR_HOOK_SECONDS
 from storage.database import Database
+from storage.keys import DeviceTypeKey
 from storage.records import ConnectorRecord
 
 PLUGIN_GROUP: Final = "trunkline.connectors"
@@ -76,12 +77,12 @@ class Catalog:
         self._vault = vault
         self._types = device_types
         self._base_url = base_url
-        self._by_key: dict[int, Connector] = {}
+        self._by_key: dict[DeviceTypeKey, Connector] = {}
         self._by_id: dict[str, Connector] = {}
 
     async def reload(self) -> None:
         """Read the connectors of all types. A plug-in that cannot be used is logged, and its connector left out."""
-        found: dict[int, Connector] = {}
+        found: dict[DeviceTypeKey, Connector] = {}
         for record in await self._database.read(lambda tx: tx.connectors.connectors()):
             try:
                 found[record.device_type] = await self._connector(record)
@@ -120,7 +121,7 @@ class Catalog:
         if not type_.record.has_cloud_connector:
             raise Conflict("Device type has no cloud connector.")
 
-    def find(self, device_type: int) -> Connector | None:
+    def find(self, device_type: DeviceTypeKey) -> Connector | None:
         return self._by_key.get(device_type)
 
     def by_id(self, device_type_id: str) -> Connector | None:

@@ -18,6 +18,7 @@ from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound, StorageUnavailable
 from broker.loops import Wakeup, repeat
 from storage.database import Database
+from storage.keys import DeviceKey
 from storage.sql import StoreError
 
 _LOOK_SECONDS: Final = 5.0
@@ -47,7 +48,7 @@ class Fetches:
         self._intake = intake
         self._lanes = lanes
         self._pull_minutes = pull_minutes
-        self._waiting: set[int] = set()
+        self._waiting: set[DeviceKey] = set()
         self._wakeup = Wakeup()
         self._has_more = False  # the last look used all the room in the lanes, so more pulls may be due
         self.failed = 0
@@ -75,7 +76,7 @@ class Fetches:
             for device in claimed:
                 self.offer(connector, device)
 
-    async def _claimed(self, connector: Connector, limit: int) -> list[int]:
+    async def _claimed(self, connector: Connector, limit: int) -> list[DeviceKey]:
         type_key, now_ms = connector.type.key, self._clock.now_ms()
         if not await self._database.read(lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms)):
             return []
@@ -84,7 +85,7 @@ class Fetches:
             lambda tx: tx.connectors.claim_fetches(type_key, now_ms=now_ms, next_ms=next_ms, limit=limit)
         )
 
-    def offer(self, connector: Connector, device: int, requests: Sequence[Request] | None = None) -> bool:
+    def offer(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
         """Queue a fetch; False when there is no room for it.
 
         Without `requests`, the plug-in's fetch hook names the requests; a device has at most one such fetch waiting.
@@ -98,7 +99,7 @@ class Fetches:
             self._waiting.discard(device)
         return taken
 
-    async def _fetch(self, connector: Connector, device: int, requests: Sequence[Request] | None) -> None:
+    async def _fetch(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None) -> None:
         if requests is None:
             self._waiting.discard(device)
         try:
@@ -116,7 +117,7 @@ class Fetches:
             if self._has_more:  # this fetch has left room for another one
                 self.wake()
 
-    async def _usable_link(self, device: int) -> ConnectorLink | None:
+    async def _usable_link(self, device: DeviceKey) -> ConnectorLink | None:
         try:
             record = (await self._devices.get(device)).record
         except DeviceNotFound:

@@ -12,6 +12,7 @@ from broker.connectors.sub_devices import SubDevices
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, DomainError
 from broker.messages.ingest import Ingest
+from storage.keys import Position
 
 _AT_ONCE: Final = 100  # records that are submitted before other tasks get their turn
 _log = structlog.get_logger(__name__)
@@ -23,7 +24,7 @@ class Intake:
         self._sub_devices = sub_devices
         self._ingest = ingest
         #: Positions of Actions that came from third parties and are not durable yet. They are not sent back.
-        self.echoes: set[int] = set()
+        self.echoes: set[Position] = set()
         self.stored = self.refused = 0
 
     async def store(self, link: ConnectorLink, records: Sequence[Record]) -> None:
@@ -48,9 +49,9 @@ class Intake:
             finally:
                 self.echoes -= actions
 
-    def _submit(self, targets: Mapping[str | None, Device], records: Iterable[Record]) -> set[int]:
+    def _submit(self, targets: Mapping[str | None, Device], records: Iterable[Record]) -> set[Position]:
         """Submit records; the positions of the Actions among them."""
-        actions: set[int] = set()
+        actions: set[Position] = set()
         for record in records:
             device = targets.get(record.sub_device)
             if device is None:  # a sub-device beyond the limit

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from config.limits import CONNECTOR_WAITING
+from storage.keys import DeviceKey, DeviceTypeKey
 
 Job = Callable[[], Awaitable[None]]
 _AT_ONCE: Final = 8  # jobs of one device type: a slow third party delays only its own type
@@ -23,17 +24,17 @@ class _Type:
     """`devices` has a queue for each device that has a task."""
 
     limiter: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(_AT_ONCE))
-    devices: dict[int, deque[Job]] = field(default_factory=dict)
+    devices: dict[DeviceKey, deque[Job]] = field(default_factory=dict)
     waiting: int = 0
 
 
 class Lanes:
     def __init__(self) -> None:
-        self._types: dict[int, _Type] = {}
+        self._types: dict[DeviceTypeKey, _Type] = {}
         self._nursery: trio.Nursery | None = None
         self.dropped = 0
 
-    def room(self, device_type: int) -> int:
+    def room(self, device_type: DeviceTypeKey) -> int:
         """How many more jobs of the type could start now."""
         known = self._types.get(device_type)
         return _AT_ONCE if known is None else max(0, _AT_ONCE - len(known.devices))
@@ -42,7 +43,7 @@ class Lanes:
     def waiting(self) -> int:
         return sum(lane.waiting for lane in self._types.values())
 
-    def offer(self, device_type: int, device: int, job: Job) -> bool:
+    def offer(self, device_type: DeviceTypeKey, device: DeviceKey, job: Job) -> bool:
         """Queue the job; False when there is no room for it."""
         lane = self._types.setdefault(device_type, _Type())
         if self._nursery is None or lane.waiting >= CONNECTOR_WAITING:
@@ -56,7 +57,7 @@ class Lanes:
             self._nursery.start_soon(self._work_off, lane, device)
         return True
 
-    async def _work_off(self, lane: _Type, device: int) -> None:
+    async def _work_off(self, lane: _Type, device: DeviceKey) -> None:
         queue = lane.devices[device]
         try:
             while queue:

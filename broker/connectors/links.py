@@ -13,6 +13,7 @@ from broker.connectors.plugin import AccessToken, LinkedDevice
 from broker.devices.registry import Devices
 from broker.secrets import Vault, token_hash
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import ConnectorLinkRecord, DeviceRecord
 
 _AUTHORIZED: Final = "AUTHORIZED"
@@ -50,20 +51,20 @@ class ConnectorLinks:
         self._database = database
         self._vault = vault
         self._devices = devices
-        self._locks: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
 
-    def lock(self, device: int) -> trio.Lock:
+    def lock(self, device: DeviceKey) -> trio.Lock:
         """The lock of a device's link, to be held while the link is read and changed."""
         if (known := self._locks.get(device)) is not None:
             return known
         lock = self._locks[device] = trio.Lock()
         return lock
 
-    async def of_device(self, device: int) -> ConnectorLink | None:
+    async def of_device(self, device: DeviceKey) -> ConnectorLink | None:
         record = await self._database.read(lambda tx: tx.connectors.link(device))
         return None if record is None else self.opened(record)
 
-    async def of_account(self, device_type: int, account: str, *, limit: int) -> list[ConnectorLink]:
+    async def of_account(self, device_type: DeviceTypeKey, account: str, *, limit: int) -> list[ConnectorLink]:
         """The links of an account, at most `limit`, oldest device first."""
         hashed = token_hash(account)
         records = await self._database.read(lambda tx: tx.connectors.links_of_account(device_type, hashed, limit=limit))
@@ -77,7 +78,7 @@ class ConnectorLinks:
             return None
 
     async def make(
-        self, device: int, device_type: int, contents: Contents, *, now_ms: int, next_fetch_on: int
+        self, device: DeviceKey, device_type: DeviceTypeKey, contents: Contents, *, now_ms: int, next_fetch_on: int
     ) -> ConnectorLink | None:
         """Link the device; a former link is replaced. The device is not authorized yet. None: it was deleted."""
 
@@ -161,7 +162,7 @@ class ConnectorLinks:
         return None if contents.account is None else token_hash(contents.account)
 
 
-def _set_authorization(tx: Transaction, holder: int, state: str) -> list[DeviceRecord]:
+def _set_authorization(tx: Transaction, holder: DeviceKey, state: str) -> list[DeviceRecord]:
     """The records that changed; a deleted device has none."""
     records = map(tx.devices.device, tx.connectors.set_authorization(holder, state))
     return [record for record in records if record is not None]

@@ -14,6 +14,7 @@ from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
 from config.limits import IDS_MAX
+from storage.keys import DeviceTypeKey
 
 _AT_ONCE: Final = 16  # of one type
 _log = structlog.get_logger(__name__)
@@ -28,7 +29,7 @@ class Notifications:
         self._catalog = catalog
         self._links = links
         self._fetches = fetches
-        self._busy: Counter[int] = Counter()
+        self._busy: Counter[DeviceTypeKey] = Counter()
         self.heard = self.failed = 0
 
     async def hear(self, device_type: str, request: IncomingRequest) -> Heard:

@@ -12,6 +12,7 @@ from broker.device_types.normalize import Normalizer
 from broker.device_types.transform import Transform
 from broker.errors import DeviceTypeNotFound
 from storage.database import Database, Transaction
+from storage.keys import DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
 
 _Choice = Callable[[Transaction], DeviceTypeRecord | None]
@@ -61,7 +62,7 @@ class DeviceType:
         self.latest = self._versions[max(self._versions)] if self._versions else _NO_MANIFEST
 
     @property
-    def key(self) -> int:
+    def key(self) -> DeviceTypeKey:
         return self.record.key
 
     @property
@@ -81,10 +82,10 @@ class DeviceType:
 class DeviceTypes:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._live: WeakValueDictionary[int, DeviceType] = WeakValueDictionary()
+        self._live: WeakValueDictionary[DeviceTypeKey, DeviceType] = WeakValueDictionary()
         self._changes = Changes()
 
-    async def get(self, key: int) -> DeviceType:
+    async def get(self, key: DeviceTypeKey) -> DeviceType:
         if (known := self._live.get(key)) is not None:
             return known
         return await self._load(lambda tx: tx.device_types.device_type(key))
@@ -112,7 +113,7 @@ class DeviceTypes:
             await self._load(partial(_by_key, key))
 
 
-def _by_key(key: int, tx: Transaction) -> DeviceTypeRecord | None:
+def _by_key(key: DeviceTypeKey, tx: Transaction) -> DeviceTypeRecord | None:
     return tx.device_types.device_type(key)
 
 

@@ -8,6 +8,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import NotFound, PermissionDenied
 from storage.database import Database, Transaction
 from storage.device_types import TypeSearch, Viewer
+from storage.keys import UserKey
 from storage.records import ApplicationRecord, DeviceTypeRecord
 
 #: The tags that are categories.
@@ -61,7 +62,7 @@ class DeviceTypeLists:
         return await self._page(caller, search, count, offset)
 
     async def of_user(
-        self, caller: Caller, user: int, *, with_organization: bool, with_shared: bool, count: int, offset: int
+        self, caller: Caller, user: UserKey, *, with_organization: bool, with_shared: bool, count: int, offset: int
     ) -> TypePage:
         """The types that a user owns; on request those of the user's organizations and of devices shared with them.
 

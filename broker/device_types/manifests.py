@@ -17,6 +17,7 @@ from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import DeviceTypeNotFound, NotFound
 from storage.database import Database, Transaction
 from storage.device_types import TypeSearch
+from storage.keys import DeviceTypeKey
 from storage.records import DeviceTypeRecord, ManifestRecord
 
 FAILURES_MAX: Final = 1_000
@@ -125,7 +126,7 @@ class Manifests:
 
 
 def put_manifest(
-    tx: Transaction, device_type: int, document: Mapping[str, Any], *, approve: bool, now_ms: int
+    tx: Transaction, device_type: DeviceTypeKey, document: Mapping[str, Any], *, approve: bool, now_ms: int
 ) -> tuple[ManifestRecord, bool]:
     """Make a document the newest version. Returns its record, and whether anything changed. Raises ValidationFailed."""
     text = msgspec.json.encode(document)

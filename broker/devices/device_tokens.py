@@ -10,6 +10,7 @@ from broker.facts import Router, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
 from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, DeviceKey
 from storage.records import DeviceRecord, DeviceTokenRecord
 
 
@@ -43,7 +44,7 @@ class DeviceTokens:
         """The token of a device. Raises NotFound: it has none."""
         return self._opened(await self._database.read(partial(_kept, device.key)))
 
-    async def renew(self, device: Device, *, application: int | None) -> DeviceToken:
+    async def renew(self, device: Device, *, application: ApplicationKey | None) -> DeviceToken:
         """A new token; the former one ends, and with it its connections. Raises DeviceNotFound."""
         token = new_id()
 
@@ -54,7 +55,7 @@ class DeviceTokens:
         _change, application_id = await self._database.write(work, announce=lambda done: self.tell(done[0]))
         return DeviceToken(token, application_id)
 
-    def put(self, tx: Transaction, device: int, token: str, *, application: int | None) -> TokenChange:
+    def put(self, tx: Transaction, device: DeviceKey, token: str, *, application: ApplicationKey | None) -> TokenChange:
         """Give a device this token, in the caller's transaction. The caller passes the result to `tell`.
 
         Raises DeviceNotFound.
@@ -92,13 +93,13 @@ class DeviceTokens:
         return DeviceToken(self._vault.open(record.sealed), application_id)
 
 
-def _kept(device: int, tx: Transaction) -> tuple[DeviceTokenRecord, str | None]:
+def _kept(device: DeviceKey, tx: Transaction) -> tuple[DeviceTokenRecord, str | None]:
     record = tx.devices.token_of(device)
     if record is None:
         raise NotFound
     return record, _application_id(tx, record.application)
 
 
-def _application_id(tx: Transaction, application: int | None) -> str | None:
+def _application_id(tx: Transaction, application: ApplicationKey | None) -> str | None:
     record = None if application is None else tx.accounts.application(application)
     return None if record is None else record.id

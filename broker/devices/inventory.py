@@ -25,6 +25,7 @@ from broker.facts import (
 from broker.ids import new_id
 from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
+from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord
 
 Policy = Literal["LATEST", "DEVICE"]
@@ -38,7 +39,7 @@ F = TypeVar("F", bound=DeviceFact)
 class NewDevice:
     """The attributes of a new device. None stands for the default (reference 6.1)."""
 
-    owner: int
+    owner: UserKey
     type: DeviceType
     name: str | None = None
     manifest_version: int | None = None
@@ -174,7 +175,7 @@ class Inventory:
 
 
 def device_fact(
-    kind: type[F], record: DeviceRecord, type_: DeviceTypeRecord, application_id: str | None, at_ms: int
+    kind: type[F], record: DeviceRecord, type_: DeviceTypeRecord, application_id: str | None, at_ms: Milliseconds
 ) -> F:
     return kind(
         device=record.key,

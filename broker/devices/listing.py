@@ -10,6 +10,7 @@ from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
 from storage.database import Database
 from storage.devices import ListedDevice
+from storage.keys import UserKey
 
 
 class Ownership(StrEnum):
@@ -48,7 +49,7 @@ class DeviceLists:
         self._permissions = permissions
 
     async def page(
-        self, caller: Caller, user: int, chosen: Chosen, *, offset: int, count: int
+        self, caller: Caller, user: UserKey, chosen: Chosen, *, offset: int, count: int
     ) -> tuple[list[Listed], int]:
         """A page of a user's devices that the caller may read, by time of creation and id; and their total number.
 
@@ -72,7 +73,7 @@ class DeviceLists:
         page = [Listed(device, shares[device.key]) for device in await self._devices.get_all(shares)]
         return page, len(readable)
 
-    async def _readable(self, caller: Caller, user: int, found: Sequence[ListedDevice]) -> Sequence[ListedDevice]:
+    async def _readable(self, caller: Caller, user: UserKey, found: Sequence[ListedDevice]) -> Sequence[ListedDevice]:
         """An application sees devices of the types that it may read; other callers see all."""
         if caller.kind is not TokenKind.APPLICATION:
             return found

@@ -24,6 +24,7 @@ from broker.facts import (
 )
 from broker.loops import repeat
 from storage.database import Database
+from storage.keys import DeviceKey
 from storage.records import PresenceRecord
 
 _FLUSH_SECONDS = 1.0
@@ -41,12 +42,12 @@ class Presence:
         self._database = database
         self._router = router
         self._clock = clock
-        self._online: dict[int, str] = {}
-        self._online_by_themselves: set[int] = set()
+        self._online: dict[DeviceKey, str] = {}
+        self._online_by_themselves: set[DeviceKey] = set()
         # Not yet written: the protocol of the last connection, the status without one, when the device was last seen.
-        self._protocol: dict[int, str] = {}
-        self._decided: dict[int, _Decided] = {}
-        self._seen: dict[int, int] = {}
+        self._protocol: dict[DeviceKey, str] = {}
+        self._decided: dict[DeviceKey, _Decided] = {}
+        self._seen: dict[DeviceKey, int] = {}
         self._flushing = trio.Lock()
         router.subscribe(DeviceWentOnline, self._went_online, FactPhase.STATE)
         router.subscribe(DeviceConnectedAgain, self._connected_again, FactPhase.STATE)
@@ -83,14 +84,14 @@ class Presence:
         self._online.pop(fact.device, None)
         self._online_by_themselves.discard(fact.device)
 
-    def is_connected(self, device: int) -> bool:
+    def is_connected(self, device: DeviceKey) -> bool:
         """Whether the device has a persistent connection now."""
         return device in self._online
 
-    def _is_online(self, device: int) -> bool:
+    def _is_online(self, device: DeviceKey) -> bool:
         return device in self._online or device in self._online_by_themselves
 
-    async def set(self, device: int, availability: str) -> None:
+    async def set(self, device: DeviceKey, availability: str) -> None:
         """Give a device a status: `online`, `offline` or `unknown`. It is durable on return.
 
         While the device is connected, this has no effect: the end of the connection is a later event.
@@ -116,15 +117,15 @@ class Presence:
             if row.cts > seen.get(row.device, 0):
                 seen[row.device] = row.cts
 
-    def touch(self, device: int) -> None:
+    def touch(self, device: DeviceKey) -> None:
         """Note that the device was seen without a message: it sent a protocol's ping."""
         self._seen[device] = self._clock.now_ms()
 
-    async def of(self, device: int) -> PresenceRecord:
+    async def of(self, device: DeviceKey) -> PresenceRecord:
         """The presence of a device now; `unknown` when it never connected."""
         return (await self.of_all([device]))[device]
 
-    async def of_all(self, devices: Collection[int]) -> "dict[int, PresenceRecord]":
+    async def of_all(self, devices: Collection[DeviceKey]) -> dict[DeviceKey, PresenceRecord]:
         """The presences of many devices, as they are at one moment."""
         # Memory first: a value that is written to the store in between is then in both, and the same.
         changes = {device: self._change(device) for device in devices}
@@ -133,7 +134,7 @@ class Presence:
             device: change.applied_to(stored.get(device) or _never_seen(device)) for device, change in changes.items()
         }
 
-    def _change(self, device: int) -> "_Change":
+    def _change(self, device: DeviceKey) -> "_Change":
         return _Change(
             online=device in self._online,
             online_by_itself=device in self._online_by_themselves,
@@ -195,11 +196,11 @@ class _Change:
         return record
 
 
-def _never_seen(device: int) -> PresenceRecord:
+def _never_seen(device: DeviceKey) -> PresenceRecord:
     return PresenceRecord(device, "unknown", None, None, None)
 
 
-def _drop_unchanged(current: dict[int, V], written: dict[int, V]) -> None:
+def _drop_unchanged(current: dict[DeviceKey, V], written: dict[DeviceKey, V]) -> None:
     for device, value in written.items():
         if current.get(device) == value:
             del current[device]

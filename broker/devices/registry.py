@@ -14,6 +14,7 @@ from broker.errors import DeviceNotFound, PermissionDenied, SourceDeviceDisabled
 from broker.facts import DeviceChanged, Router
 from broker.secrets import Vault
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceRecord
 
 _RECENT = 10_000
@@ -33,7 +34,7 @@ class Device:
         self.type = type_
 
     @property
-    def key(self) -> int:
+    def key(self) -> DeviceKey:
         return self.record.key
 
     @property
@@ -41,7 +42,7 @@ class Device:
         return self.record.id
 
     @property
-    def owner(self) -> int:
+    def owner(self) -> UserKey:
         return self.record.owner
 
     @property
@@ -49,11 +50,11 @@ class Device:
         return self.record.owner_id
 
     @property
-    def type_key(self) -> int:
+    def type_key(self) -> DeviceTypeKey:
         return self.type.record.key
 
     @property
-    def type_organization(self) -> int:
+    def type_organization(self) -> OrganizationKey:
         return self.type.record.organization
 
     @property
@@ -61,7 +62,7 @@ class Device:
         return self.type.record.protected
 
     @property
-    def shared_with(self) -> frozenset[int]:
+    def shared_with(self) -> frozenset[UserKey]:
         """The users who accepted a share."""
         return self.record.shared_with
 
@@ -87,45 +88,45 @@ class Devices:
         self._router = router
         self._types = device_types
         self._tokens = tokens
-        self._live: WeakValueDictionary[int, Device] = WeakValueDictionary()
-        self._keys: dict[str, int] = {}
-        self._recent: OrderedDict[int, Device] = OrderedDict()
+        self._live: WeakValueDictionary[DeviceKey, Device] = WeakValueDictionary()
+        self._keys: dict[str, DeviceKey] = {}
+        self._recent: OrderedDict[DeviceKey, Device] = OrderedDict()
         self._changes = Changes()
 
     async def find(self, device_id: str) -> Device:
         """By id. Raises DeviceNotFound."""
-        if (known := self._live.get(self._keys.get(device_id, -1))) is not None:
+        if (known := self._live.get(self._keys.get(device_id, DeviceKey(-1)))) is not None:
             return known
         return await self._load(partial(_by_id, device_id), device_id)
 
-    async def get(self, key: int) -> Device:
+    async def get(self, key: DeviceKey) -> Device:
         """By key. Raises DeviceNotFound."""
         return self._live.get(key) or await self._load(partial(_by_key, key), "")
 
-    def get_nowait(self, key: int) -> Device | None:
+    def get_nowait(self, key: DeviceKey) -> Device | None:
         """By key, if the device is in memory. It is while it is in use, and for some time after its last use."""
         return self._live.get(key)
 
-    async def id_of(self, key: int) -> str | None:
+    async def id_of(self, key: DeviceKey) -> str | None:
         """The id of a device, also of a deleted one; None when it was removed for good."""
         if (known := self._live.get(key)) is not None:
             return known.id
         return await self._database.read(partial(_id_of, key))
 
-    async def by_eid(self, owner: int, device_type: int, eid: str) -> Device | None:
+    async def by_eid(self, owner: UserKey, device_type: DeviceTypeKey, eid: str) -> Device | None:
         """The device that a connector knows by this external id."""
         record = await self._database.read(lambda tx: tx.devices.by_eid(owner, device_type, eid))
         return None if record is None else await self.get(record.key)
 
-    async def by_vdid(self, device_type: int, vdid: str) -> Device | None:
+    async def by_vdid(self, device_type: DeviceTypeKey, vdid: str) -> Device | None:
         """The device that its vendor knows by this id."""
         record = await self._database.read(lambda tx: tx.devices.by_vdid(device_type, vdid))
         return None if record is None else await self.get(record.key)
 
-    async def owned_by(self, user: int) -> list[Device]:
+    async def owned_by(self, user: UserKey) -> list[Device]:
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
 
-    async def get_all(self, keys: Iterable[int]) -> list[Device]:
+    async def get_all(self, keys: Iterable[DeviceKey]) -> list[Device]:
         """By keys, in their order, without deleted devices."""
         found = []
         for key in keys:
@@ -234,11 +235,11 @@ def _by_id(device_id: str, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.by_id(device_id)
 
 
-def _by_key(key: int, tx: Transaction) -> DeviceRecord | None:
+def _by_key(key: DeviceKey, tx: Transaction) -> DeviceRecord | None:
     return tx.devices.device(key)
 
 
-def _id_of(key: int, tx: Transaction) -> str | None:
+def _id_of(key: DeviceKey, tx: Transaction) -> str | None:
     return tx.devices.id_of(key)
 
 

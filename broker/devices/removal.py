@@ -14,6 +14,7 @@ from broker.clock import Clock
 from broker.loops import repeat
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey
 
 REMOVAL_SWEEP_SECONDS: Final = 3600.0
 _KEPT_MS: Final = DELETED_DEVICE_DAYS * 86_400_000
@@ -50,7 +51,7 @@ class Removal:
         if self._removed > removed:
             _log.info("deleted_devices_removed", devices=self._removed - removed)
 
-    async def _remove(self, device: int, before_ms: int) -> None:
+    async def _remove(self, device: DeviceKey, before_ms: int) -> None:
         while True:
             if await self._database.write(partial(_remove_some, device, before_ms)):
                 self._removed += 1
@@ -61,6 +62,6 @@ class Removal:
         return RemovalStatistics(self._removed)
 
 
-def _remove_some(device: int, before_ms: int, tx: Transaction) -> bool:
+def _remove_some(device: DeviceKey, before_ms: int, tx: Transaction) -> bool:
     tx.messages.index()  # the removal finds messages by the index
     return tx.removal.remove_some(device, before_ms=before_ms, limit=_STEP_ROWS)

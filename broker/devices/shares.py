@@ -18,6 +18,7 @@ from broker.secrets import token_hash
 from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
 from config.mail import mail_address
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, UserKey
 from storage.records import DeviceRecord, ShareRecord, UserRecord
 from storage.shares import OfferRow
 
@@ -144,7 +145,7 @@ class Shares:
             lambda tx: tx.shares.offered_to(user.key, address, statuses, offset=offset, limit=count)
         )
 
-    async def accepted_by(self, user: int, device: Device) -> ShareRecord | None:
+    async def accepted_by(self, user: UserKey, device: Device) -> ShareRecord | None:
         """The share by which a device is shared with this user, if it is."""
         if user not in device.shared_with:
             return None
@@ -154,7 +155,7 @@ class Shares:
         """A share of the device, by id. Raises NotFound."""
         return await self._database.read(lambda tx: _of_device(tx, device.key, share_id))
 
-    async def is_for(self, user: int | None, share: ShareRecord, *, code: str = "") -> bool:
+    async def is_for(self, user: UserKey | None, share: ShareRecord, *, code: str = "") -> bool:
         """Whether the share was offered to the user. The `code` of the mail proves that the address is the user's."""
         return user is not None and await self._database.read(lambda tx: _is_for(tx, share, user, code))
 
@@ -162,7 +163,7 @@ class Shares:
         """The invitation with this code. Raises Gone: it was answered or revoked, or never existed."""
         return await self._database.read(lambda tx: _invitation(tx, code))
 
-    async def answer(self, share_id: str, user: int, status: ShareStatus, *, code: str = "") -> ShareRecord:
+    async def answer(self, share_id: str, user: UserKey, status: ShareStatus, *, code: str = "") -> ShareRecord:
         """Accept or reject a share. From then on the share is bound to the user's account, not to the address.
 
         Raises:
@@ -219,14 +220,14 @@ def _address(member: str, text: str) -> str:
     raise ValidationFailed.of(member, "Invalid email")
 
 
-def _of_device(tx: Transaction, device: int, share_id: str) -> ShareRecord:
+def _of_device(tx: Transaction, device: DeviceKey, share_id: str) -> ShareRecord:
     share = tx.shares.by_id(share_id)
     if share is None or share.device != device:
         raise NotFound
     return share
 
 
-def _is_for(tx: Transaction, share: ShareRecord, user: int, code: str) -> bool:
+def _is_for(tx: Transaction, share: ShareRecord, user: UserKey, code: str) -> bool:
     """By the account of the share if it has one; else by the address of the account, which must be proved."""
     if share.user is not None:
         return share.user == user

@@ -27,6 +27,7 @@ from broker.mail import ExportFinished, Letter, Mails
 from broker.messages.mids import Mids
 from config.limits import EXPORT_KEPT_HOURS
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Position, UserKey
 from storage.records import ExportRecord
 from storage.sql import StoreError
 
@@ -104,7 +105,7 @@ class Exports:
             plan=_encode(plan).decode(),
             status=ExportStatus.RECEIVED,
             created_on=now_ms,
-            head=0,
+            head=Position(0),
         )
 
         def add(tx: Transaction) -> None:
@@ -237,15 +238,15 @@ class Exports:
             writer.close()
         await self._succeed(writer.record, request, plan.recipients)
 
-    async def _still_there(self, keys: Iterable[int]) -> dict[int, Device]:
+    async def _still_there(self, keys: Iterable[DeviceKey]) -> dict[DeviceKey, Device]:
         """The devices with these keys, without those deleted meanwhile."""
-        devices: dict[int, Device] = {}
+        devices: dict[DeviceKey, Device] = {}
         for key in keys:
             with suppress(DeviceNotFound):
                 devices[key] = await self._devices.get(key)
         return devices
 
-    async def _succeed(self, record: ExportRecord, request: ExportRequest, recipients: Sequence[int]) -> None:
+    async def _succeed(self, record: ExportRecord, request: ExportRequest, recipients: Sequence[UserKey]) -> None:
         done = replace(record, status=ExportStatus.SUCCESS, expires_on=self._clock.now_ms() + _KEPT_MS)
         letters = await self._letters(done, request, recipients)
 
@@ -258,7 +259,9 @@ class Exports:
         self._finished += 1
         _log.info("export_finished", export_id=done.id, messages=done.total_messages, bytes=done.file_size)
 
-    async def _letters(self, record: ExportRecord, request: ExportRequest, recipients: Sequence[int]) -> list[Letter]:
+    async def _letters(
+        self, record: ExportRecord, request: ExportRequest, recipients: Sequence[UserKey]
+    ) -> list[Letter]:
         users = await self._database.read(lambda tx: [tx.accounts.user(key) for key in recipients])
         letters = []
         for user in filter(None, users):
@@ -284,7 +287,7 @@ def _expired(status: ExportStatus, now_ms: int, tx: Transaction) -> list[ExportR
     return tx.exports.that_expired(status, now_ms)
 
 
-def _count(devices: Sequence[int], request: ExportRequest, tx: Transaction) -> int:
+def _count(devices: Sequence[DeviceKey], request: ExportRequest, tx: Transaction) -> int:
     return sum(tx.messages.count(device, start_ms=request.start_ms, end_ms=request.end_ms) for device in devices)
 
 

@@ -6,14 +6,15 @@ The text is built from the rows without objects, because there are millions of r
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.devices.registry import Device
+from storage.keys import DeviceKey, Position
 from storage.records import MessageRow
 
 CSV_HEADER = "mid,sdid,sdtid,uid,ts,cts,mv,data\n"
 
-Mid = Callable[[int], str]
+Mid = Callable[[Position], str]
 
 
-def json_entry(rows: Sequence[MessageRow], devices: Mapping[int, Device], mid: Mid) -> bytes:
+def json_entry(rows: Sequence[MessageRow], devices: Mapping[DeviceKey, Device], mid: Mid) -> bytes:
     """`{"size":n,"data":[message,…]}`."""
     # The part that is the same in every message of a device.
     before = {key: f',"sdtid":"{device.type.id}","cts":' for key, device in devices.items()}
@@ -29,7 +30,7 @@ def json_entry(rows: Sequence[MessageRow], devices: Mapping[int, Device], mid: M
     return f'{{"size":{len(rows)},"data":[{messages}]}}'.encode()
 
 
-def csv_entry(rows: Sequence[MessageRow], devices: Mapping[int, Device], mid: Mid, *, headers: bool) -> bytes:
+def csv_entry(rows: Sequence[MessageRow], devices: Mapping[DeviceKey, Device], mid: Mid, *, headers: bool) -> bytes:
     about = {key: f"{device.id},{device.type.id},{device.owner_id}" for key, device in devices.items()}
     lines = "".join(
         [f"{mid(row.position)},{about[row.device]},{row.ts},{row.cts},{row.mv},{_quoted(row.data)}\n" for row in rows]

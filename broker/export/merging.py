@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.messages import Range, SortKey, sort_key
 from storage.records import MessageRow
 
@@ -21,16 +22,23 @@ class MergedRows:
     """Rows with `start_ms <= ts <= end_ms` up to the position `head`, after `place`."""
 
     def __init__(
-        self, devices: Sequence[int], *, start_ms: int, end_ms: int, head: int, descending: bool, place: SortKey | None
+        self,
+        devices: Sequence[DeviceKey],
+        *,
+        start_ms: int,
+        end_ms: int,
+        head: Position,
+        descending: bool,
+        place: SortKey | None,
     ) -> None:
         self._start_ms, self._end_ms, self._head = start_ms, end_ms, head
         self._descending = descending
         self._key: _Key = _falling if descending else sort_key
         self._rows_at_once = max(_LEAST_ROWS, _HELD_ROWS // max(1, len(devices)))
-        self._places: dict[int, SortKey | None] = dict.fromkeys(
+        self._places: dict[DeviceKey, SortKey | None] = dict.fromkeys(
             devices, place
         )  # of devices with more rows; None: from the beginning
-        self._runs: dict[int, list[MessageRow]] = {}
+        self._runs: dict[DeviceKey, list[MessageRow]] = {}
         self._ready: list[MessageRow] = []  # in order, the next one first
 
     def take(self, tx: Transaction, count: int) -> list[MessageRow]:
@@ -65,7 +73,7 @@ class MergedRows:
                 self._runs[device] = run[index:]
         return rows
 
-    def _read(self, tx: Transaction, device: int) -> None:
+    def _read(self, tx: Transaction, device: DeviceKey) -> None:
         rows: list[MessageRow] = []
         while not rows and device in self._places:
             place = self._places[device]
@@ -88,4 +96,4 @@ class MergedRows:
 
 
 def _falling(row: MessageRow) -> SortKey:
-    return -row.ts, -row.position
+    return Milliseconds(-row.ts), Position(-row.position)

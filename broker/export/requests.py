@@ -13,6 +13,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import Finding, NotFound, PermissionDenied, ValidationFailed
 from broker.messages.intervals import DAY_MS, MINUTE_MS
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
 from storage.records import UserRecord
 
 #: A caller computes "30 days ago" a moment before the check.
@@ -60,8 +61,8 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 class ExportPlan(msgspec.Struct, frozen=True):
     """`groups` are ids that name archive entries, each with the keys of its devices."""
 
-    groups: list[tuple[str, list[int]]]
-    recipients: list[int]  # the keys of the users who get a mail
+    groups: list[tuple[str, list[DeviceKey]]]
+    recipients: list[UserKey]  # the keys of the users who get a mail
 
 
 def items(text: str | None) -> list[str]:
@@ -103,17 +104,17 @@ class Planner:
         await self._permissions.require(caller, device, Permission.READ)
         return device
 
-    async def _owned(self, caller: Caller, user: UserRecord, types: set[int]) -> list[int]:
+    async def _owned(self, caller: Caller, user: UserRecord, types: set[DeviceTypeKey]) -> list[DeviceKey]:
         reach = await self._permissions.reach(caller)
         owned: Sequence[Device] = await self._devices.owned_by(user.key)
         return [one.key for one in owned if _is_of(one, types) and reach.allows(one, Permission.READ)]
 
 
-def _is_of(device: Device, types: set[int]) -> bool:
+def _is_of(device: Device, types: set[DeviceTypeKey]) -> bool:
     return not types or device.type_key in types
 
 
-def check_caller(caller: Caller, user: int | None, application: int | None) -> None:
+def check_caller(caller: Caller, user: UserKey | None, application: ApplicationKey | None) -> None:
     """Raise PermissionDenied unless the caller made the export: the user, or the application itself."""
     owns = caller.user == user if user is not None else caller.user is None and caller.application == application
     if not owns:

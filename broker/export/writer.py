@@ -15,6 +15,7 @@ from broker.export.requests import ExportPlan, ExportRequest
 from broker.messages.mids import Mids
 from config.limits import EXPORT_ENTRY_MESSAGES
 from storage.database import Transaction
+from storage.keys import DeviceKey
 from storage.messages import SortKey
 from storage.records import ExportRecord, MessageRow
 
@@ -40,7 +41,7 @@ class ArchiveWriter:
         record: ExportRecord,
         request: ExportRequest,
         plan: ExportPlan,
-        devices: dict[int, Device],
+        devices: dict[DeviceKey, Device],
         mids: Mids,
         clock: Clock,
     ) -> None:
@@ -94,7 +95,7 @@ class ArchiveWriter:
                 return found
         return []
 
-    def _merged(self, devices: Sequence[int], place: SortKey | None) -> MergedRows:
+    def _merged(self, devices: Sequence[DeviceKey], place: SortKey | None) -> MergedRows:
         return MergedRows(
             devices,
             start_ms=self._request.start_ms,

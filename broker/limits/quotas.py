@@ -27,6 +27,7 @@ from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, Pla
 from broker.loops import Wakeup, repeat
 from broker.mail import DeviceQuotaUsedUp, Mails
 from storage.database import Database
+from storage.keys import DeviceKey, OrganizationKey
 
 UNIT_BYTES: Final = 1024
 _RETRY_SECONDS: Final = 5
@@ -62,7 +63,7 @@ class Quotas:
     """Charges messages, Actions and deliveries without waiting: counts are in memory, and the ledger saves them."""
 
     def __init__(
-        self, database: Database, clock: Clock, ledger: Ledger, mails: Mails, is_online: Callable[[int], bool]
+        self, database: Database, clock: Clock, ledger: Ledger, mails: Mails, is_online: Callable[[DeviceKey], bool]
     ) -> None:
         """`is_online`: whether Actions can be delivered now to the device with this key."""
         self._database = database
@@ -70,11 +71,11 @@ class Quotas:
         self._ledger = ledger
         self._mails = mails
         self._is_online = is_online
-        self._organizations: dict[int, Allowance] = {}
-        self._devices: dict[int, Allowance] = {}
+        self._organizations: dict[OrganizationKey, Allowance] = {}
+        self._devices: dict[DeviceKey, Allowance] = {}
         self._has_unknown = False  # organizations added after the last reload are counted, but not limited yet
-        self._used_up: dict[int, Device] = {}  # devices whose owners are to be told
-        self._told: set[int] = set()  # devices whose owners were told on the day that ends at `_told_until_ms`
+        self._used_up: dict[DeviceKey, Device] = {}  # devices whose owners are to be told
+        self._told: set[DeviceKey] = set()  # devices whose owners were told on the day that ends at `_told_until_ms`
         self._told_until_ms = 0
         self._wakeup = Wakeup()
         self._units = self._refused = self._dropped = 0
@@ -89,7 +90,7 @@ class Quotas:
             self._organization(organization, now_ms).limit = limit
         self._has_unknown = False
 
-    def set_device_limit(self, device: int, limit: int | None) -> None:
+    def set_device_limit(self, device: DeviceKey, limit: int | None) -> None:
         """Put a device on a plan or take it off. The device's count of the day stays.
 
         Args:
@@ -107,7 +108,7 @@ class Quotas:
             name = f"quota device {device}"
             self._devices[device] = Allowance(name, utc_day, limit, self._ledger, self._clock.now_ms())
 
-    def _organization(self, key: int, now_ms: int) -> Allowance:
+    def _organization(self, key: OrganizationKey, now_ms: int) -> Allowance:
         found = self._organizations.get(key)
         if found is None:
             found = self._organizations[key] = Allowance(
@@ -219,7 +220,7 @@ class Quotas:
             self._used_up[device.key] = device
             self._wakeup.set()
 
-    def _told_on_day(self, now_ms: int) -> set[int]:
+    def _told_on_day(self, now_ms: int) -> set[DeviceKey]:
         """The devices whose owners were told today. The first call of a day forgets the day before."""
         _since_ms, until_ms = utc_day(now_ms)
         if until_ms != self._told_until_ms:

@@ -27,6 +27,7 @@ from broker.messages.intervals import (
 from broker.messages.projections import Decoded, decoded, unprojected
 from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey
 from storage.messages import Match, Range
 
 SETTLED_MS = MINUTE_MS
@@ -127,7 +128,7 @@ class _LookedAt:
 _Bucket = tuple[int, Aggregate]  # start (ms), summary
 
 
-def _buckets(tx: Transaction, device: int, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
+def _buckets(tx: Transaction, device: DeviceKey, field: str, looked_at: _LookedAt) -> Iterator[_Bucket]:
     """Every bucket with numbers, then the messages that are not projected yet, then the part of a minute at the end."""
     covered = looked_at.spans
     if (key := tx.rollups.field_key(field)) is not None:
@@ -153,7 +154,7 @@ class _Presence:
     So many devices cost little more than the busiest of them; silent devices cost one search of each span.
     """
 
-    def __init__(self, tx: Transaction, devices: Sequence[int], field: str | None, interval: Interval) -> None:
+    def __init__(self, tx: Transaction, devices: Sequence[DeviceKey], field: str | None, interval: Interval) -> None:
         self._tx = tx
         self._devices = devices
         self._field = field
@@ -174,7 +175,7 @@ class _Presence:
             self._look_at_minute(looked_at.minute)
         return self._found
 
-    def _look(self, device: int, field: int, span: Span) -> None:
+    def _look(self, device: DeviceKey, field: int, span: Span) -> None:
         start = span.start_ms
         while start < span.end_ms:
             found = self._tx.rollups.first(device, field, span.level, start_ms=start, end_ms=span.end_ms)

@@ -16,6 +16,7 @@ from broker.errors import DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey
 from storage.messages import EVERYTHING, Match, MessageStore, Range, SortKey, sort_key
 from storage.records import ActionRow, MessageRow
 
@@ -86,7 +87,7 @@ class History:
         destination = None if row is None else await self._shown(row.device)
         return None if row is None or destination is None else (await self._action(row, destination), destination)
 
-    async def _shown(self, key: int) -> Device | None:
+    async def _shown(self, key: DeviceKey) -> Device | None:
         """The device; None when it was deleted, because no query returns its messages then (reference 6.1)."""
         try:
             return await self._devices.get(key)
@@ -186,8 +187,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class _Search(Generic[_Row]):
-    find: Callable[[MessageStore, Sequence[int], Range], list[_Row]]
-    devices: tuple[int, ...]
+    find: Callable[[MessageStore, Sequence[DeviceKey], Range], list[_Row]]
+    devices: tuple[DeviceKey, ...]
     start_ms: int
     end_ms: int
     descending: bool

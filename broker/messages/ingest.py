@@ -33,6 +33,7 @@ from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import Group
 from storage.journal import Journal
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.sql import StoreError
 
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -59,7 +60,7 @@ class Ingest:
         *,
         future_grace_ms: int,
         quotas: Quotas | None = None,
-        last_cts: int = 0,
+        last_cts: Milliseconds = Milliseconds(0),
     ) -> None:
         """From now on every commit of the journal is published through the router.
 
@@ -77,15 +78,15 @@ class Ingest:
         self._messages = self._failed = self._actions = 0
         # Senders of rows in the open or the committing group: their devices are needed when the rows are durable. Rows
         # appended before one commit are durable with the next one at the latest.
-        self._senders: dict[int, Device] = {}
-        self._earlier_senders: dict[int, Device] = {}
+        self._senders: dict[DeviceKey, Device] = {}
+        self._earlier_senders: dict[DeviceKey, Device] = {}
         journal.on_commit(self._committed)
 
-    def sender(self, device: int) -> Device | None:
+    def sender(self, device: DeviceKey) -> Device | None:
         """The device of a row that was just stored."""
         return self._senders.get(device) or self._earlier_senders.get(device)
 
-    def submit(self, device: Device, payload: bytes, ts: object = None) -> int:
+    def submit(self, device: Device, payload: bytes, ts: object = None) -> Position:
         """Accept one data message; return its log position.
 
         Args:
@@ -123,7 +124,7 @@ class Ingest:
         self._senders[key] = device
         return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
 
-    def _append_failed(self, device: int, cts: int, reason: str, payload: bytes) -> int:
+    def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Position:
         self._failed += 1
         try:
             text = payload.decode()
@@ -131,7 +132,7 @@ class Ingest:
             text = f"hex:{payload.hex()}"
         return self._journal.append_failed(device, cts, reason, text)
 
-    def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> int:
+    def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> Position:
         """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
 
         Args:
@@ -156,7 +157,9 @@ class Ingest:
         if self._quotas is not None:
             self._quotas.charge_action(source, destination, len(text), cts)
         mv = destination.manifest.version
-        position = self._journal.append_action(destination.key, source.key, source_ts, cts, mv, text)
+        position = self._journal.append_action(
+            device=destination.key, source=source.key, ts=source_ts, cts=cts, mv=mv, data=text
+        )
         self._actions += 1
         self._senders[source.key] = source
         action = Action(
@@ -172,7 +175,7 @@ class Ingest:
             mv=mv,
             data=text,
         )
-        fact = ActionStored(action, source.key, destination.key)
+        fact = ActionStored(action, source=source.key, destination=destination.key)
         self._journal.after_commit(lambda error: self._action_committed(fact, source) if error is None else None)
         return position
 
@@ -181,7 +184,7 @@ class Ingest:
         self._earlier_senders[source.key] = source
         self._router.publish(fact)
 
-    def mid(self, position: int) -> str:
+    def mid(self, position: Position) -> str:
         return self._mids.mid(position)
 
     def after_commit(self, callback: Callable[[StorageUnavailable | None], None]) -> None:
@@ -211,12 +214,12 @@ class Ingest:
         finally:
             self._earlier_senders, self._senders = self._senders, {}
 
-    def _checked_ts(self, ts: object, now_ms: int) -> int:
+    def _checked_ts(self, ts: object, now_ms: Milliseconds) -> Milliseconds:
         if isinstance(ts, bool) or not isinstance(ts, int | float) or ts < 0:
             raise InvalidTimestamp
         if isinstance(ts, float) and not math.isfinite(ts):
             raise InvalidTimestamp
-        value = int(ts)
+        value: Milliseconds = int(ts)  # type: ignore[assignment] # each message pays for a call of `Milliseconds`
         if value > now_ms + self._future_grace_ms:
             raise TimestampInFuture
         return value

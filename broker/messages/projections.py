@@ -20,6 +20,7 @@ from broker.facts import FactPhase, MessagesStored, Router
 from broker.loops import Wakeup, repeat
 from broker.messages.intervals import LAST_MS
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Position
 from storage.records import MessageRow
 
 # Rows that are not projected yet are read from the log. A step writes each changed bucket and snapshot once, however
@@ -50,7 +51,7 @@ class Projection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProjectorStatistics:
-    position: int
+    position: Position
     held_rows: int
 
 
@@ -60,7 +61,7 @@ class Projector:
     def __init__(self, database: Database, router: Router, projections: Sequence[Projection]) -> None:
         self._database = database
         self._projections = projections
-        self._position = 0
+        self._position = Position(0)
         self._held: deque[Sequence[MessageRow]] = deque()
         self._held_rows = 0
         self._follows = False  # the held rows follow `_position` without a gap
@@ -69,7 +70,7 @@ class Projector:
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.STATE)
 
     @property
-    def position(self) -> int:
+    def position(self) -> Position:
         """Every row up to this position is projected."""
         return self._position
 
@@ -175,13 +176,15 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def unprojected(tx: Transaction, devices: Collection[int], *, start_ms: int = 0, end_ms: int = LAST_MS) -> Decoded:
+def unprojected(
+    tx: Transaction, devices: Collection[DeviceKey], *, start_ms: int = 0, end_ms: int = LAST_MS
+) -> Decoded:
     """The devices' rows of this time that are not projected yet, as this transaction sees them."""
     rows = tx.messages.after_of(devices, tx.messages.consumer_position(_CONSUMER))
     return decoded([row for row in rows if start_ms <= row.ts < end_ms])
 
 
-def _after(position: int, tx: Transaction) -> list[MessageRow]:
+def _after(position: Position, tx: Transaction) -> list[MessageRow]:
     return tx.messages.after(position, limit=_STEP_ROWS)
 
 
@@ -190,7 +193,7 @@ def _project(projections: Sequence[Projection], rows: Sequence[MessageRow], tx: 
     return [one.project(tx, pairs) for one in projections]
 
 
-def _save(saves: Sequence[SaveProjection], before: int, after: int, tx: Transaction) -> int:
+def _save(saves: Sequence[SaveProjection], before: Position, after: Position, tx: Transaction) -> Position:
     """Write the changes of a step and return the position found in the store.
 
     When that is not the position at which the step began, nothing is written: a write that was cancelled while it

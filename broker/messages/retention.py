@@ -17,6 +17,7 @@ from broker.clock import Clock
 from broker.loops import repeat
 from broker.messages.intervals import DAY_MS, Interval
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.retention import LogTable
 
 RETENTION_SWEEP_SECONDS = 600.0
@@ -52,7 +53,7 @@ class _Class:
     """Device types with the same retention: these, or with `others` all but these."""
 
     days: int
-    types: tuple[int, ...]
+    types: tuple[DeviceTypeKey, ...]
     others: bool
 
     def cursor(self, table: LogTable) -> str:
@@ -95,15 +96,15 @@ class Retention:
         if any(self._counts(self._statistics)) and self._counts(self._statistics) != self._counts(before):
             _log.info("retention_swept", **{name: getattr(self._statistics, name) for name in _COUNTED})
 
-    def _classes(self, own: dict[int, int]) -> list[_Class]:
-        by_days: dict[int, list[int]] = {}
+    def _classes(self, own: dict[DeviceTypeKey, int]) -> list[_Class]:
+        by_days: dict[int, list[DeviceTypeKey]] = {}
         for device_type, days in sorted(own.items()):
             by_days.setdefault(days, []).append(device_type)
         classes = [_Class(days, tuple(types), others=False) for days, types in by_days.items()]
         return [one for one in (*classes, _Class(self._days, tuple(sorted(own)), others=True)) if one.days]
 
     async def _sweep_log(
-        self, table: LogTable, cursor: str, days: int, types: Collection[int] | None, *, others: bool = False
+        self, table: LogTable, cursor: str, days: int, types: Collection[DeviceTypeKey] | None, *, others: bool = False
     ) -> None:
         before_ms = self._clock.now_ms() - days * DAY_MS
         upto = await self._database.read(partial(_deletable, table, before_ms))
@@ -114,15 +115,15 @@ class Retention:
             self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
 
-    async def _sweep_rollups(self, own: dict[int, int]) -> None:
-        key = 0
+    async def _sweep_rollups(self, own: dict[DeviceTypeKey, int]) -> None:
+        key = DeviceKey(0)
         while devices := await self._database.read(partial(_devices, key)):
             for device, device_type in devices:
                 if days := own.get(device_type, self._days):
                     await self._sweep_rollups_of(device, days)
             key = devices[-1][0]
 
-    async def _sweep_rollups_of(self, device: int, days: int) -> None:
+    async def _sweep_rollups_of(self, device: DeviceKey, days: int) -> None:
         for level, least in ROLLUP_DAYS.items():
             before_ms = self._clock.now_ms() - max(least, 2 * days) * DAY_MS
             while old := await self._database.read(partial(_old_rollups, device, level, before_ms)):
@@ -147,17 +148,17 @@ class Retention:
 _COUNTED = ("deleted_messages", "deleted_actions", "deleted_failed_messages", "deleted_rollups")
 
 
-def _deletable(table: LogTable, before_ms: int, tx: Transaction) -> int:
+def _deletable(table: LogTable, before_ms: int, tx: Transaction) -> Position:
     upto = tx.retention.boundary(table, before_ms)
     consumed = tx.retention.lowest_consumer() if table == "message" else upto
-    return min(upto, consumed or 0)
+    return min(upto, consumed or Position(0))
 
 
 def _delete_step(
     table: LogTable,
     cursor: str,
-    upto: int,
-    types: Collection[int] | None,
+    upto: Position,
+    types: Collection[DeviceTypeKey] | None,
     others: bool,
     tx: Transaction,
 ) -> tuple[int, bool]:
@@ -166,21 +167,21 @@ def _delete_step(
     first = tx.retention.first_behind(table, behind)
     if first is None or first > upto:
         return 0, True
-    end = min(upto, first - 1 + _STEP_POSITIONS)
+    end = min(upto, Position(first - 1 + _STEP_POSITIONS))
     deleted = tx.retention.delete(table, behind=behind, upto=end, types=types, others=others)
     tx.retention.set_cursor(cursor, end)
     return deleted, end == upto
 
 
-def _devices(key: int, tx: Transaction) -> list[tuple[int, int]]:
+def _devices(key: DeviceKey, tx: Transaction) -> list[tuple[DeviceKey, DeviceTypeKey]]:
     return tx.retention.devices_behind(key, _DEVICES_AT_ONCE)
 
 
-def _old_rollups(device: int, level: str, before_ms: int, tx: Transaction) -> list[tuple[int, int]]:
+def _old_rollups(device: DeviceKey, level: str, before_ms: int, tx: Transaction) -> list[tuple[int, int]]:
     return tx.retention.old_rollups(device, level, before_ms)
 
 
-def _delete_rollups(device: int, fields: list[int], level: str, before_ms: int, tx: Transaction) -> int:
+def _delete_rollups(device: DeviceKey, fields: list[int], level: str, before_ms: int, tx: Transaction) -> int:
     return tx.retention.delete_rollups(device, fields, level, before_ms)
 
 

@@ -10,6 +10,7 @@ from broker.messages.aggregates import Aggregate, Number, merge_all
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.projections import Decoded, SaveProjection
 from storage.database import Transaction
+from storage.keys import DeviceKey
 from storage.records import RollupRow
 
 LEVELS = (Interval.MINUTE, Interval.HOUR, Interval.DAY)
@@ -19,8 +20,8 @@ EVERY_MESSAGE = ""
 _NEW = 0  # stands for the key of a field without a key
 _REMEMBERED_BUCKETS = 200_000
 
-_Place = tuple[int, str, int]  # device, field path, minute
-_Bucket = tuple[int, str, Interval, int]  # device, field path, level, start
+_Place = tuple[DeviceKey, str, int]  # device, field path, minute
+_Bucket = tuple[DeviceKey, str, Interval, int]  # device, field path, level, start
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class Rollups:
 
 
 def collect(rows: Decoded) -> dict[_Place, Cell]:
-    by_minute: dict[tuple[int, int], dict[str, Cell]] = {}
+    by_minute: dict[tuple[DeviceKey, int], dict[str, Cell]] = {}
     for row, fields in rows:
         place = (row.device, row.ts - row.ts % MINUTE_MS)
         if (cells := by_minute.get(place)) is None:

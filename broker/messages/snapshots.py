@@ -10,27 +10,28 @@ import msgspec
 
 from broker.messages.projections import Decoded, SaveProjection, unprojected
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.messages import SortKey
 
-_decode_fields = msgspec.json.Decoder(dict[str, tuple[int, int, Any]]).decode
+Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, position, value)
+
+_decode_fields = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.Encoder().encode
 
 _REMEMBERED_DEVICES = 10_000
-
-Fields = dict[str, tuple[int, int, Any]]  # dotted path to (ts, position, value)
 
 
 class Snapshots:
     def __init__(self, database: Database) -> None:
         self._database = database
         # Only this class writes snapshots, so those in use are remembered instead of read again for every step.
-        self._known: dict[int, Fields] = {}
+        self._known: dict[DeviceKey, Fields] = {}
 
-    async def of(self, device: int) -> Fields:
+    async def of(self, device: DeviceKey) -> Fields:
         """Each field's dotted path with ts, log position and value of its newest message."""
         return (await self.of_all([device]))[device]
 
-    async def of_all(self, devices: Sequence[int]) -> dict[int, Fields]:
+    async def of_all(self, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
         """The snapshots of many devices, all at the same moment."""
         return await self._database.read(lambda tx: _current(tx, devices))
 
@@ -38,7 +39,7 @@ class Snapshots:
         if len(self._known) > _REMEMBERED_DEVICES:
             self._known.clear()
         # Start with the last row: mostly it has the newest value of every field, so older rows need one comparison.
-        oldest: dict[int, SortKey] = {}
+        oldest: dict[DeviceKey, SortKey] = {}
         for row, data in reversed(rows):
             if (fields := self._known.get(row.device)) is None:
                 fields = self._known[row.device] = _kept(tx, row.device)
@@ -54,7 +55,7 @@ class Snapshots:
         self._known.clear()
 
 
-def lay_over(fields: Fields, data: Mapping[str, Any], ts: int, position: int) -> None:
+def lay_over(fields: Fields, data: Mapping[str, Any], ts: Milliseconds, position: Position) -> None:
     """Update fields with a message. Messages may come in any order and repeatedly.
 
     The value with the highest ts counts, of equal ts the last received: a late message never replaces a newer value.
@@ -64,12 +65,12 @@ def lay_over(fields: Fields, data: Mapping[str, Any], ts: int, position: int) ->
             fields[path] = (ts, position, value)
 
 
-def _kept(tx: Transaction, device: int) -> Fields:
+def _kept(tx: Transaction, device: DeviceKey) -> Fields:
     kept = tx.messages.snapshot(device)
     return _decode_fields(kept) if kept else {}
 
 
-def _current(tx: Transaction, devices: Sequence[int]) -> dict[int, Fields]:
+def _current(tx: Transaction, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
     current = {device: _kept(tx, device) for device in devices}
     for row, data in unprojected(tx, current):
         lay_over(current[row.device], data, row.ts, row.position)

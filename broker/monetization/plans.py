@@ -22,6 +22,7 @@ from broker.limits.allowance import UNLIMITED
 from broker.mail import Letter, Mail, Mails, MonetizationPlanDecided
 from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
+from storage.keys import DeviceTypeKey
 from storage.records import PlanRecord, TierRecord
 
 REVENUE_SHARE_PERCENT: Final = 70  # reference 21.2: to the owner of the device type
@@ -136,7 +137,9 @@ class Plans:
             return None
 
 
-def parse_plan(document: Mapping[str, Any], device_type: int, now_ms: int) -> tuple[PlanRecord, list[TierRecord]]:
+def parse_plan(
+    document: Mapping[str, Any], device_type: DeviceTypeKey, now_ms: int
+) -> tuple[PlanRecord, list[TierRecord]]:
     """A plan as an administrator sends it. Raises ValidationFailed with every finding."""
     reader = DocumentReader()
     contact = document.get("contactInfo") or _ABSENT

@@ -16,6 +16,7 @@ from broker.limits.allowance import UNLIMITED
 from broker.limits.quotas import Quotas
 from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import TierRecord
 
 _RETRY_SECONDS = 5
@@ -35,8 +36,8 @@ class Tiers:
         self._database = database
         self._clock = clock
         self._quotas = quotas
-        self._types_to_read: set[int] = set()
-        self._devices_to_read: set[int] = set()
+        self._types_to_read: set[DeviceTypeKey] = set()
+        self._devices_to_read: set[DeviceKey] = set()
         self._wakeup = Wakeup()
         self._changes = Changes()
         router.subscribe(PlanApproved, self._plan_approved, FactPhase.STATE)
@@ -47,12 +48,12 @@ class Tiers:
         """Set the daily quota of every device that is on a plan."""
         await self._apply(partial(_limits, None))
 
-    async def _apply(self, work: Callable[[Transaction], Mapping[int, int]]) -> None:
+    async def _apply(self, work: Callable[[Transaction], Mapping[DeviceKey, int]]) -> None:
         limits = await self._changes.settled(lambda: self._database.read(work))
         for device, limit in limits.items():
             self._quotas.set_device_limit(device, limit)
 
-    def _change(self, device: int, limit: int | None) -> None:
+    def _change(self, device: DeviceKey, limit: int | None) -> None:
         self._changes.note()
         self._quotas.set_device_limit(device, limit)
 
@@ -109,16 +110,16 @@ class Tiers:
         record = await self._database.write(work, announce=partial(self.activated, device.key))
         return DeviceTier(record, active=True)
 
-    def activated(self, device: int, tier: TierRecord) -> None:
+    def activated(self, device: DeviceKey, tier: TierRecord) -> None:
         """Apply the tier's limit to the device. Called in `announce`, so that limits change in the order of commits."""
         self._change(device, _daily_limit(tier))
 
 
-def _limits(device_type: int | None, tx: Transaction) -> Mapping[int, int]:
+def _limits(device_type: DeviceTypeKey | None, tx: Transaction) -> Mapping[DeviceKey, int]:
     return tx.monetization.limits(device_type)
 
 
-def _limit_of(device: int, tx: Transaction) -> Mapping[int, int]:
+def _limit_of(device: DeviceKey, tx: Transaction) -> Mapping[DeviceKey, int]:
     tier = tx.monetization.tier_of(device)
     return {} if tier is None else {device: _daily_limit(tier)}
 
@@ -128,7 +129,7 @@ def _daily_limit(tier: TierRecord) -> int:
     return UNLIMITED if tier.type == "paid" else tier.message_limit
 
 
-def tiers_of(tx: Transaction, device: int) -> list[DeviceTier]:
+def tiers_of(tx: Transaction, device: DeviceKey) -> list[DeviceTier]:
     active = tx.monetization.tier_of(device)
     if active is None:
         return []

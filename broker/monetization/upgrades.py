@@ -9,6 +9,7 @@ from broker.ids import is_id
 from broker.monetization.tiers import tiers_of
 from broker.secrets import token_hash
 from storage.database import Transaction
+from storage.keys import DeviceKey
 from storage.records import TierRecord, UpgradeTokenRecord
 
 
@@ -40,7 +41,7 @@ def opened(tx: Transaction, code: str, redirect_uri: str | None, now_ms: int) ->
     return token, paid_tier(tx, token.device)
 
 
-def paid_tier(tx: Transaction, device: int) -> TierRecord:
+def paid_tier(tx: Transaction, device: DeviceKey) -> TierRecord:
     """The paid tier of the device's plan. Raises Conflict: there is none, or it is paid for already."""
     tiers = tiers_of(tx, device)
     paid = next((one for one in tiers if one.record.type == "paid"), None)

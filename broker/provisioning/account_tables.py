@@ -22,6 +22,7 @@ from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existin
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
+from storage.keys import UserKey
 from storage.records import NEW_KEY, ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
 
 
@@ -89,7 +90,7 @@ class AccountTables:
         joined = self._join(at, entry, known.key)
         return self._run.found(at, known.key, changed=joined or wanted != known)
 
-    def _new_user(self, at: EntryLocation, entry: UserEntry, password: PreparedPassword | None) -> int:
+    def _new_user(self, at: EntryLocation, entry: UserEntry, password: PreparedPassword | None) -> UserKey:
         id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
         if password is not None and password.generated is not None:
             self._run.generate(at, entry.email, "password", password.generated)
@@ -102,7 +103,7 @@ class AccountTables:
             now_ms=self._run.now_ms,
         ).key
 
-    def _join(self, at: EntryLocation, entry: UserEntry, user: int) -> bool:
+    def _join(self, at: EntryLocation, entry: UserEntry, user: UserKey) -> bool:
         if entry.organization is None:
             return False
         organization = self._run.organization_named(at, entry.organization).key

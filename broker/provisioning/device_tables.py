@@ -14,6 +14,7 @@ from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntr
 from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
+from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
 
 
@@ -61,7 +62,7 @@ class DeviceTables:
             return self._run.created(at, key)
         return self._run.found(at, key, changed=versioned or retained or secured or wanted != known)
 
-    def _authorities(self, at: EntryLocation, device_type: int, pem: str | None, *, rsp: bool) -> bool:
+    def _authorities(self, at: EntryLocation, device_type: DeviceTypeKey, pem: str | None, *, rsp: bool) -> bool:
         """Store the certificate authorities of a type, which only types with secure registration have."""
         store = self._run.tx.registrations
         known = store.authorities(device_type)
@@ -78,7 +79,7 @@ class DeviceTables:
         store.put_authorities(device_type, wanted, issuer_dn=issuer_dn(wanted[0]) if wanted else None)
         return True
 
-    def _retention(self, at: EntryLocation, device_type: int, days: int) -> bool:
+    def _retention(self, at: EntryLocation, device_type: DeviceTypeKey, days: int) -> bool:
         if not 0 <= days <= LONGEST_DAYS:
             raise at.refusal("retention_days", f"0 (for ever) to {LONGEST_DAYS}")
         retention = self._run.tx.retention
@@ -87,7 +88,7 @@ class DeviceTables:
         retention.set_days(device_type, days)
         return True
 
-    def _manifest(self, at: EntryLocation, device_type: int, document: Mapping[str, Any]) -> bool:
+    def _manifest(self, at: EntryLocation, device_type: DeviceTypeKey, document: Mapping[str, Any]) -> bool:
         try:
             # Provisioning is done by the operator, so the Manifest is approved.
             _, is_new = put_manifest(self._run.tx, device_type, document, approve=True, now_ms=self._run.now_ms)
@@ -153,7 +154,7 @@ class DeviceTables:
             self._device_token(at, known.key, self._run.generate(at, known.name, "token", new_id()))
         return True
 
-    def _tell(self, key: int, *kinds: type[DeviceFact]) -> None:
+    def _tell(self, key: DeviceKey, *kinds: type[DeviceFact]) -> None:
         record = self._run.tx.devices.device(key)
         type_ = None if record is None else self._run.tx.device_types.device_type(record.device_type)
         if record is not None and type_ is not None:
@@ -182,7 +183,7 @@ class DeviceTables:
             return self._run.created(at, identity)
         return self._run.found(at, identity, changed=wanted != known)
 
-    def _device_token(self, at: EntryLocation, device: int, token: str) -> bool:
+    def _device_token(self, at: EntryLocation, device: DeviceKey, token: str) -> bool:
         devices, hashed = self._run.tx.devices, token_hash(token)
         known = devices.token_of(device)
         if known is not None and known.hash == hashed:

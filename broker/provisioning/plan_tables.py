@@ -9,6 +9,7 @@ from broker.monetization.plans import REVENUE_SHARE_PERCENT
 from broker.provisioning.document import PlanEntry
 from broker.provisioning.run import EntryLocation, ProvisioningRun
 from storage.database import Transaction
+from storage.keys import DeviceTypeKey
 from storage.records import PlanRecord, TierRecord
 
 
@@ -34,7 +35,7 @@ class PlanTables:
         return run.found(at, type_.key, changed=True)
 
 
-def _approved(tx: Transaction, device_type: int) -> list[TierRecord]:
+def _approved(tx: Transaction, device_type: DeviceTypeKey) -> list[TierRecord]:
     """The tiers of the latest approved plan."""
     plans = [plan for plan in tx.monetization.plans(device_type) if plan.status == "APPROVED"]
     return tx.monetization.tiers(plans[0].key) if plans else []
@@ -44,7 +45,7 @@ def _terms(tier: TierRecord) -> tuple[str, Decimal, int]:
     return tier.type, Decimal(tier.cost), tier.message_limit
 
 
-def _plan(device_type: int, now_ms: int) -> PlanRecord:
+def _plan(device_type: DeviceTypeKey, now_ms: int) -> PlanRecord:
     return PlanRecord(0, new_id(), device_type, 0, "APPROVED", "", "", "", REVENUE_SHARE_PERCENT, now_ms, now_ms)
 
 

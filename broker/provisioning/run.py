@@ -16,6 +16,7 @@ from broker.facts import Fact
 from broker.provisioning.report import Generated, ProvisionReport
 from broker.secrets import Vault
 from storage.database import Transaction
+from storage.keys import Milliseconds
 from storage.records import ApplicationRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
 
 
@@ -48,7 +49,7 @@ class EntryLocation:
 class ProvisioningRun:
     """Collects the `report`, the hashes of `revoked` tokens, and the `facts` to publish after the commit."""
 
-    def __init__(self, tx: Transaction, vault: Vault, now_ms: int, *, dry_run: bool) -> None:
+    def __init__(self, tx: Transaction, vault: Vault, now_ms: Milliseconds, *, dry_run: bool) -> None:
         self.tx = tx
         self.vault = vault
         self.now_ms = now_ms

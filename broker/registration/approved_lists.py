@@ -22,6 +22,7 @@ from broker.registration.certificates import BadCertificate, public_key, read_si
 from broker.registration.uploads import Uploads
 from config.limits import APPROVED_CERTIFICATES_MAX, APPROVED_UPLOADS_KEPT, APPROVED_UPLOADS_WAITING
 from storage.database import Database, Transaction
+from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
 _CHECKED_AT_ONCE: Final = 2
@@ -193,14 +194,14 @@ class ApprovedLists:
         return partial(_claim, type_.key, vdid)
 
 
-def _entry(device_type: int, vdid: str, tx: Transaction) -> ApprovedEntryRecord:
+def _entry(device_type: DeviceTypeKey, vdid: str, tx: Transaction) -> ApprovedEntryRecord:
     entry = tx.approved_lists.entry(device_type, vdid)
     if entry is None:
         raise NotFound
     return entry
 
 
-def _claim(device_type: int, vdid: str | None, tx: Transaction) -> None:
+def _claim(device_type: DeviceTypeKey, vdid: str | None, tx: Transaction) -> None:
     if not tx.approved_lists.is_enabled(device_type):
         return
     entry = None if vdid is None else tx.approved_lists.entry(device_type, vdid)

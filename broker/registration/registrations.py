@@ -36,6 +36,7 @@ from broker.registration.trust import Trust
 from broker.secrets import token_hash
 from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
 from storage.database import Database, Transaction
+from storage.keys import DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, RegistrationRecord
 
 _PIN_CHARACTERS: Final = 8
@@ -140,7 +141,7 @@ class Registrations:
             raise PermissionDenied("the client certificate of this registration")
         return registration
 
-    async def _require_trust(self, device_type: int, shown: ClientCertificate) -> None:
+    async def _require_trust(self, device_type: DeviceTypeKey, shown: ClientCertificate) -> None:
         """Check the certificate in a worker thread, because peers without a token can cause this work."""
         try:
             await trio.to_thread.run_sync(self._trust.check, device_type, shown, limiter=self._checking)
@@ -159,7 +160,7 @@ class Registrations:
             raise PermissionDenied("access to this registration")
         return self._progress(registration)
 
-    async def confirm_new(self, caller: Caller, pin: str, *, owner: int, name: str) -> str:
+    async def confirm_new(self, caller: Caller, pin: str, *, owner: UserKey, name: str) -> str:
         """Step 3 with a device that does not exist yet. Returns the id of the registration.
 
         Raises:

@@ -22,6 +22,7 @@ from cryptography.x509.verification import (
 from broker.clock import Clock
 from broker.registration.certificates import UNREADABLE, BadCertificate, ClientCertificate, public_key
 from storage.database import Database
+from storage.keys import DeviceTypeKey
 
 _INTERMEDIATES_MAX: Final = 4
 #: Bounds the search for a chain: a peer may present authorities that all issued each other.
@@ -34,14 +35,14 @@ class Trust:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._authorities: dict[int, Authorities] = {}
+        self._authorities: dict[DeviceTypeKey, Authorities] = {}
 
     async def reload(self) -> None:
         """Read all authorities again: there are few, and only provisioning changes them."""
         found = await self._database.read(lambda tx: tx.registrations.all_authorities())
         self._authorities = {device_type: Authorities(certificates) for device_type, certificates in found.items()}
 
-    def check(self, device_type: int, shown: ClientCertificate) -> None:
+    def check(self, device_type: DeviceTypeKey, shown: ClientCertificate) -> None:
         """Raise BadCertificate unless a chain that is valid now leads to an authority of the type."""
         authorities = self._authorities.get(device_type)
         if authorities is None:

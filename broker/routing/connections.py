@@ -29,6 +29,7 @@ from broker.facts import (
     SharesChanged,
     TokenRevoked,
 )
+from storage.keys import DeviceKey
 
 _log = structlog.get_logger(__name__)
 
@@ -109,8 +110,8 @@ class Connections:
         """`quota` is asked about every delivery; without one, every delivery is allowed."""
         self._router = router
         self._clock = clock
-        self._links: dict[int, list[DeviceLink]] = {}
-        self._exclusive: dict[int, DeviceLink] = {}
+        self._links: dict[DeviceKey, list[DeviceLink]] = {}
+        self._exclusive: dict[DeviceKey, DeviceLink] = {}
         self._takeovers = self._delivered = self._dropped = 0
         self._quota = quota
         router.subscribe(ActionStored, self._deliver, FactPhase.EFFECT)
@@ -173,7 +174,7 @@ class Connections:
             del self._links[key]
             self._router.publish(DeviceWentOffline(key, self._clock.now_ms()))
 
-    def is_online(self, device: int) -> bool:
+    def is_online(self, device: DeviceKey) -> bool:
         return device in self._links
 
     def _deliver(self, fact: ActionStored) -> None:

@@ -28,6 +28,7 @@ from broker.facts import (
     UserProfileUpdated,
 )
 from broker.routing.connections import CloseReason
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 
 _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceCreated: "device.new",
@@ -44,13 +45,13 @@ _log = structlog.get_logger(__name__)
 class Subject:
     """The device of an event, with what permissions need; the device may be deleted by now."""
 
-    key: int
+    key: DeviceKey
     id: str
-    owner: int
-    type_key: int
-    type_organization: int
+    owner: UserKey
+    type_key: DeviceTypeKey
+    type_organization: OrganizationKey
     type_protected: bool
-    shared_with: frozenset[int] = frozenset()  # users who are told whether the device is online
+    shared_with: frozenset[UserKey] = frozenset()  # users who are told whether the device is online
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ class FeedEvent:
     """One event. `user` is the key of the device's owner; of an event about a user, that user, without a `device`."""
 
     name: str
-    ts: int
+    ts: Milliseconds
     data: Mapping[str, str]
-    user: int
+    user: UserKey
     device: Guarded | None
 
     @property

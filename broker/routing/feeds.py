@@ -23,6 +23,7 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.routing.connections import CloseReason
+from storage.keys import DeviceKey
 from storage.records import MessageRow
 
 _log = structlog.get_logger(__name__)
@@ -60,10 +61,10 @@ class FeedStatistics:
 class Feeds:
     """`sender` gives the device of a message that was just stored (messages/ingest.py holds the device)."""
 
-    def __init__(self, router: Router, sender: Callable[[int], Device | None]) -> None:
+    def __init__(self, router: Router, sender: Callable[[DeviceKey], Device | None]) -> None:
         self._sender = sender
         self._subscribers: list[Subscriber] = []
-        self._interested: dict[int, tuple[Subscriber, ...]] = {}
+        self._interested: dict[DeviceKey, tuple[Subscriber, ...]] = {}
         self._offered = 0
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
         router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)

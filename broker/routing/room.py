@@ -9,6 +9,7 @@ from broker.devices.room import DevicesRoom
 from broker.routing.connections import Connections, DeliveryQuota
 from broker.routing.events import Events
 from broker.routing.feeds import Feeds
+from storage.keys import DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class RoutingRoom:
 
 
 async def open_routing(
-    core: Core, devices: DevicesRoom, *, sender: Callable[[int], Device | None], quota: DeliveryQuota | None
+    core: Core, devices: DevicesRoom, *, sender: Callable[[DeviceKey], Device | None], quota: DeliveryQuota | None
 ) -> RoutingRoom:
     """`sender` gives the device of a row that was stored just now; without a `quota`, no delivery is charged."""
     connections = Connections(core.router, core.clock, quota)

@@ -44,6 +44,7 @@ from protocols.coap.requests import (
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
 from protocols.refusals import PublishForbidden, SubscribeForbidden
+from storage.keys import Position
 from storage.sql import StoreError
 
 MAX_UNKNOWN_TOKENS: Final = 256
@@ -108,7 +109,7 @@ class Resources:
         self._reply = reply
         self._authenticated = authenticated
         self._contained = contained
-        self._stored: list[tuple[CoapSession, Incoming, CoapRequest, int]] = []
+        self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
         # The requests that wait, by the token that is being looked up. The channel has each token once.
         self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
@@ -273,7 +274,7 @@ class Resources:
         if meter is not None:
             meter.count()
 
-    def _submit(self, device: Device, payload: bytes) -> int:
+    def _submit(self, device: Device, payload: bytes) -> Position:
         if len(payload) > COAP_BODY_BYTES:
             raise BodyTooLarge
         try:
@@ -287,7 +288,7 @@ class Resources:
             raise PublishForbidden
         return self._ingest.submit(device, _unquoted(bytes(body.data)), body.ts)
 
-    def _submit_bare(self, device: Device, payload: bytes) -> int:
+    def _submit_bare(self, device: Device, payload: bytes) -> Position:
         if not device.manifest.takes_any_payload:
             raise UnsupportedFormat
         return self._ingest.submit(device, payload)
@@ -324,7 +325,7 @@ class Resources:
             self._ingest.after_commit(partial(self._committed, stored))
 
     def _committed(
-        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, int]], error: StorageUnavailable | None
+        self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StorageUnavailable | None
     ) -> None:
         if error is not None:
             _log.error("coap_messages_not_stored", messages=len(stored), reason=error.reason)

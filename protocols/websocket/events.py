@@ -18,6 +18,7 @@ from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
+from storage.keys import DeviceKey, UserKey
 
 _to_json = msgspec.json.Encoder().encode
 _to_message_pack = msgpack.Packer().pack
@@ -44,8 +45,8 @@ class EventSelection:
 
     reach: Reach
     names: EventNames
-    devices: frozenset[int] | None = None
-    user: int | None = None
+    devices: frozenset[DeviceKey] | None = None
+    user: UserKey | None = None
 
     def concerns(self, event: FeedEvent) -> bool:
         if event.name not in self.names:

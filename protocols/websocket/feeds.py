@@ -9,7 +9,6 @@ import msgpack
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
-from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
@@ -22,6 +21,7 @@ from protocols.websocket.handshake import HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.watcher import Watcher
 from protocols.websocket.wire import encode_frame, encode_text_frame
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import MessageRow
 
 _to_message_pack = msgpack.Packer().pack
@@ -55,9 +55,9 @@ class LiveSelection:
     """Selects devices: those that match all given filters, among those that the token may read."""
 
     reach: Reach
-    devices: frozenset[int] | None = None
-    types: frozenset[int] | None = None
-    owner: int | None = None
+    devices: frozenset[DeviceKey] | None = None
+    types: frozenset[DeviceTypeKey] | None = None
+    owner: UserKey | None = None
     with_shared: bool = False  # also devices that are shared with `owner`
 
     def watches(self, device: Device) -> bool:
@@ -101,7 +101,13 @@ async def select_live(rooms: WebSocketRooms, request: HandshakeRequest) -> LiveS
     if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
     await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
-    return LiveSelection(reach, _keys(devices), _keys(types), owner, with_shared=request.flag("includeSharedDevices"))
+    return LiveSelection(
+        reach,
+        frozenset(device.key for device in devices) or None,
+        frozenset(type_.key for type_ in types) or None,
+        owner,
+        with_shared=request.flag("includeSharedDevices"),
+    )
 
 
 def named_ids(request: HandshakeRequest, *names: str) -> tuple[str, ...]:
@@ -112,11 +118,7 @@ def named_ids(request: HandshakeRequest, *names: str) -> tuple[str, ...]:
     return ids
 
 
-def _keys(named: list[Device] | list[DeviceType]) -> frozenset[int] | None:
-    return frozenset(one.key for one in named) or None
-
-
-async def acts_for(rooms: WebSocketRooms, reach: Reach, user: int) -> bool:
+async def acts_for(rooms: WebSocketRooms, reach: Reach, user: UserKey) -> bool:
     """Whether the caller may select by `user`. A device token may name its owner, which changes nothing."""
     caller = reach.caller
     if caller.kind is TokenKind.DEVICE and caller.device is not None:

@@ -51,6 +51,7 @@ from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake, HandshakeRequest
 from protocols.websocket.rooms import WebSocketRooms
 from protocols.websocket.wire import encode_frame
+from storage.keys import Position
 from storage.sql import StoreError
 
 # Answers that may wait for a commit before a channel stops reading. Refusals count, too, though they are no rows of the
@@ -183,7 +184,7 @@ class DeviceConversation:
     async def _handle(self, payloads: Iterable[str | bytes]) -> None:
         """Process the messages of one read, in order. Only registrations and new destinations of Actions wait."""
         receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
-        verdicts: list[tuple[ChannelOffer, int | DomainError]] = []
+        verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
         for payload in payloads:
             for event in receive(payload):
                 if type(event) is MessageOffered:
@@ -282,7 +283,7 @@ class DeviceConversation:
 
     # --- Messages and Actions ---
 
-    async def _submit_action(self, offer: ActionOffered) -> int | DomainError:
+    async def _submit_action(self, offer: ActionOffered) -> Position | DomainError:
         source = self._registrations.get(offer.sdid)
         try:
             destination = self._destinations.get((offer.sdid, offer.ddid))
@@ -304,7 +305,7 @@ class DeviceConversation:
         self._destinations[offer.sdid, offer.ddid] = destination
         return destination
 
-    def _settle_when_durable(self, verdicts: list[tuple[ChannelOffer, int | DomainError]]) -> None:
+    def _settle_when_durable(self, verdicts: list[tuple[ChannelOffer, Position | DomainError]]) -> None:
         if not verdicts or not self._channel.ack:
             return
         if any(type(verdict) is int for _, verdict in verdicts):
@@ -312,7 +313,9 @@ class DeviceConversation:
         else:
             self._settle(verdicts, None)
 
-    def _settle(self, verdicts: list[tuple[ChannelOffer, int | DomainError]], error: StorageUnavailable | None) -> None:
+    def _settle(
+        self, verdicts: list[tuple[ChannelOffer, Position | DomainError]], error: StorageUnavailable | None
+    ) -> None:
         mid = self._ingest.mid
         self._act(
             self._channel.settle(

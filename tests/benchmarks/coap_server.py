@@ -27,6 +27,7 @@ from protocols.coap.server import serve_coap
 from protocols.interpreter import set_aside_what_stays, switch_threads_often
 from storage.database import Database, Transaction
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
 from storage.records import DeviceTokenRecord
 from tests.daemon import device_id, device_token
 from tests.factories import build_world, new_device
@@ -86,8 +87,8 @@ def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
         key = tx.devices.put_device(
             new_device(
                 device_id(number),
-                owner=1,
-                device_type=1,
+                owner=UserKey(1),
+                device_type=DeviceTypeKey(1),
                 name=f"Light {number}",
                 manifest_version=1,
                 manifest_version_policy="LATEST",
@@ -97,7 +98,7 @@ def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
         )
         # The option -k of libcoap's clients is text, so one device may have a token that is text in hexadecimal.
         token = os.environ.get(f"COAP_SERVER_TOKEN_{number}") or device_token(number)
-        tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), 1, 1))
+        tx.devices.put_token(DeviceTokenRecord(key, token_hash(token), vault.seal(token), ApplicationKey(1), 1))
 
 
 async def _send_actions(services: Services, devices: int, seconds: float) -> None:

@@ -28,6 +28,7 @@ from broker.services import open_services
 from config.settings import Limits, Settings
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import OrganizationKey
 from tests.benchmarks.load import publish_qos1
 from tests.benchmarks.mqtt_ingest import PAYLOAD
 from tests.benchmarks.websocket import cpu_seconds, senders
@@ -50,7 +51,9 @@ async def in_process(folder: Path, seconds: float, *, on: bool) -> tuple[float, 
     async with open_services(settings, database, Vault(Vault.new_key())) as services:
         if not await database.read(lambda tx: tx.accounts.organization_named("Acme")):
             await build_world(database, services.core.vault)
-            await database.write(lambda tx: tx.accounts.change_organization(1, name="Acme", monthly_messages=-1))
+            await database.write(
+                lambda tx: tx.accounts.change_organization(OrganizationKey(1), name="Acme", monthly_messages=-1)
+            )
         await services.limits.quotas.reload()
         device, caller = await services.devices.registry.authenticate(KITCHEN, KITCHEN_TOKEN)
         meter = services.limits.meters.of(Channel.MQTT, caller)

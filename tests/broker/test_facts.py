@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.facts import DeviceChanged, Fact, FactPhase, Router, TokenRevoked
+from storage.keys import DeviceKey
 
 
 def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscriptions() -> None:
@@ -17,7 +18,7 @@ def test_a_fact_reaches_the_handlers_of_its_type_in_the_order_of_their_subscript
     router.subscribe(DeviceChanged, lambda fact: heard.append(f"first {fact.device}"))
     router.subscribe(TokenRevoked, lambda _fact: heard.append("other"))
     router.subscribe(DeviceChanged, lambda fact: heard.append(f"second {fact.device}"))
-    router.publish(DeviceChanged(7))
+    router.publish(DeviceChanged(DeviceKey(7)))
     assert heard == ["first 7", "second 7"]
 
 
@@ -37,7 +38,7 @@ def test_state_is_up_to_date_before_any_effect_whatever_the_order_of_the_subscri
 
     for name in order:
         router.subscribe(DeviceChanged, partial(note, name), phases[name])
-    router.publish(DeviceChanged(7))
+    router.publish(DeviceChanged(DeviceKey(7)))
     assert heard == sorted(order, key=lambda name: (phases[name], order.index(name)))
 
 
@@ -55,7 +56,7 @@ def test_every_subscription_of_the_product_states_its_phase() -> None:
 
 
 def test_a_fact_without_subscriptions_is_no_error() -> None:
-    Router().publish(DeviceChanged(1))
+    Router().publish(DeviceChanged(DeviceKey(1)))
 
 
 def test_a_handler_that_raises_is_logged_and_harms_neither_the_publisher_nor_the_others() -> None:
@@ -68,9 +69,9 @@ def test_a_handler_that_raises_is_logged_and_harms_neither_the_publisher_nor_the
     router.subscribe(DeviceChanged, fail)
     router.subscribe(DeviceChanged, heard.append)
     with capture_logs() as logs:
-        router.publish(DeviceChanged(1))
-        router.publish(DeviceChanged(2))
-    assert heard == [DeviceChanged(1), DeviceChanged(2)]
+        router.publish(DeviceChanged(DeviceKey(1)))
+        router.publish(DeviceChanged(DeviceKey(2)))
+    assert heard == [DeviceChanged(DeviceKey(1)), DeviceChanged(DeviceKey(2))]
     assert [(entry["event"], entry["fact"]) for entry in logs] == [("fact_handler_failed", "DeviceChanged")] * 2
 
 
@@ -79,5 +80,5 @@ def test_a_handler_may_publish() -> None:
     heard: list[Fact] = []
     router.subscribe(DeviceChanged, lambda _fact: router.publish(TokenRevoked(b"x")))
     router.subscribe(TokenRevoked, heard.append)
-    router.publish(DeviceChanged(1))
+    router.publish(DeviceChanged(DeviceKey(1)))
     assert heard == [TokenRevoked(b"x")]

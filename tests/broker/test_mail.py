@@ -41,6 +41,7 @@ from broker.site import Site
 from config.settings import Accounts, Address, Outbound, Settings
 from storage.database import Database, Engine, Transaction
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import Milliseconds
 from storage.records import MailRecord
 from storage.sql import StoreError
 from tests.config.test_mail import NO_ADDRESSES
@@ -142,7 +143,7 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
     ) -> AsyncIterator[Office]:
         database = Database(on, run_sync=run_inline)
         await database.open()
-        clock = Clock(lambda: start_ms + round(trio.current_time() * 1000))
+        clock = Clock(lambda: Milliseconds(start_ms + round(trio.current_time() * 1000)))
         mails = Mails(database, vault, clock, replace_public_url(settings), LINKS)
         async with trio.open_nursery() as writer:
             await writer.start(database.commit_forever)

@@ -6,6 +6,7 @@ import pytest
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.envelope import Action, Message
+from broker.messages.snapshots import Fields
 from protocols.rendering import (
     action_entry,
     action_frame,
@@ -15,15 +16,33 @@ from protocols.rendering import (
     message_object,
     snapshot_object,
 )
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, Position, UserKey
 from storage.records import DeviceRecord, DeviceTypeRecord, MessageRow
 
 DEVICE = Device(
-    DeviceRecord(1, "d1", 1, "u1", 1, "Kitchen", 1, "LATEST", True, 1),
-    DeviceType(DeviceTypeRecord(1, "dt1", "a.b", "A", 1, "o1", True, False, False, None, (), 1), []),
+    DeviceRecord(DeviceKey(1), "d1", UserKey(1), "u1", DeviceTypeKey(1), "Kitchen", 1, "LATEST", True, 1),
+    DeviceType(
+        DeviceTypeRecord(
+            DeviceTypeKey(1), "dt1", "a.b", "A", OrganizationKey(1), "o1", True, False, False, None, (), 1
+        ),
+        [],
+    ),
 )
-ROW = MessageRow(7, 1, 10, 11, 2, '{"text":"a\\"b\\u00e4"}')
-MESSAGE = Message(7, "m7", "d1", "dt1", "u1", "o1", 10, 11, 2, ROW.data)
-ACTION = Action(8, "m8", "d2", "d1", "dt1", "u1", "o1", 10, 11, 2, '{"actions":[{"name":"setOn"}]}')
+ROW = MessageRow(Position(7), DeviceKey(1), Milliseconds(10), Milliseconds(11), 2, '{"text":"a\\"b\\u00e4"}')
+MESSAGE = Message(Position(7), "m7", "d1", "dt1", "u1", "o1", Milliseconds(10), Milliseconds(11), 2, ROW.data)
+ACTION = Action(
+    Position(8),
+    "m8",
+    "d2",
+    "d1",
+    "dt1",
+    "u1",
+    "o1",
+    Milliseconds(10),
+    Milliseconds(11),
+    2,
+    '{"actions":[{"name":"setOn"}]}',
+)
 
 
 def test_a_search_entry_has_the_documented_members() -> None:
@@ -76,7 +95,11 @@ def test_objects_have_the_members_of_frames() -> None:
 
 
 def test_a_snapshot_nests_groups() -> None:
-    fields = {"state": (5, 1, True), "colorRGB.r": (6, 2, 255), "samples": (7, 3, [1, 2])}
+    fields: Fields = {
+        "state": (Milliseconds(5), Position(1), True),
+        "colorRGB.r": (Milliseconds(6), Position(2), 255),
+        "samples": (Milliseconds(7), Position(3), [1, 2]),
+    }
     assert snapshot_object(fields) == {
         "state": {"value": True, "ts": 5},
         "colorRGB": {"r": {"value": 255, "ts": 6}},
@@ -85,11 +108,13 @@ def test_a_snapshot_nests_groups() -> None:
 
 
 def test_a_snapshot_without_times_keeps_objects_as_leaves() -> None:
-    assert snapshot_object({"a.b": (5, 1, None)}, with_ts=False) == {"a": {"b": {"value": None}}}
+    assert snapshot_object({"a.b": (Milliseconds(5), Position(1), None)}, with_ts=False) == {
+        "a": {"b": {"value": None}}
+    }
 
 
 @pytest.mark.parametrize("paths", [("color", "color.r"), ("color.r", "color")])
 def test_a_field_that_became_a_group_stands_beside_its_members(paths: tuple[str, str]) -> None:
-    assert snapshot_object(dict.fromkeys(paths, (5, 1, 9))) == {
+    assert snapshot_object(dict.fromkeys(paths, (Milliseconds(5), Position(1), 9))) == {
         "color": {"value": 9, "ts": 5, "r": {"value": 9, "ts": 5}}
     }

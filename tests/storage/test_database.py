@@ -13,9 +13,12 @@ from storage import journal as journal_module
 from storage.database import Database, Group, Transaction
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
 from storage.journal import Journal
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.sql import StoreError
 from tests.fakes import BreakableEngine, HeldRunner, run_inline
+
+DEVICE = DeviceKey(1)
 
 
 @asynccontextmanager
@@ -45,7 +48,7 @@ async def database(breakable: BreakableEngine, runner: HeldRunner) -> AsyncItera
 
 @pytest.fixture
 async def journal(database: Database) -> Journal:
-    return Journal(database, head=0)
+    return Journal(database, head=Position(0))
 
 
 class LimitedEngine:
@@ -70,7 +73,7 @@ class LimitedEngine:
 
 def put(name: str, value: int) -> Callable[[Transaction], int]:
     def work(tx: Transaction) -> int:
-        tx.messages.set_consumer_position(name, value)
+        tx.messages.set_consumer_position(name, Position(value))
         return value
 
     return work
@@ -90,12 +93,12 @@ def rows_in(table: str) -> Callable[[Transaction], int]:
 
 
 def fail_after_writing(tx: Transaction) -> None:
-    tx.messages.set_consumer_position("bad", 1)
+    tx.messages.set_consumer_position("bad", Position(1))
     raise LookupError("no")
 
 
-def append(journal: Journal, device: int = 1, data: str = "{}") -> int:
-    return journal.append_message(device, 1, 1, 1, data)
+def append(journal: Journal, device: DeviceKey = DEVICE, data: str = "{}") -> int:
+    return journal.append_message(device, Milliseconds(1), Milliseconds(1), 1, data)
 
 
 # Writes
@@ -189,8 +192,10 @@ async def test_a_commit_that_fails_fails_every_caller_and_stores_nothing(
     breakable.error = error
     async with trio.open_nursery() as nursery:
         append(journal)
-        journal.append_action(1, 2, 1, 1, 1, "{}")
-        journal.append_failed(1, 1, "reason", "{}")
+        journal.append_action(
+            device=DeviceKey(1), source=DeviceKey(2), ts=Milliseconds(1), cts=Milliseconds(1), mv=1, data="{}"
+        )
+        journal.append_failed(DeviceKey(1), Milliseconds(1), "reason", "{}")
         journal.after_commit(told.append)
         nursery.start_soon(expect_failure, journal.wait_committed)
         nursery.start_soon(expect_failure, partial(database.write, put("a", 1)))
@@ -381,7 +386,7 @@ async def test_a_store_that_is_not_open_raises(engine: SqliteEngine) -> None:
 async def test_a_cancelled_writer_commits_what_was_accepted_and_then_refuses(engine: SqliteEngine) -> None:
     runner = HeldRunner()
     database = Database(engine, run_sync=runner)
-    journal = Journal(database, head=0)
+    journal = Journal(database, head=Position(0))
     told: list[StoreError | None] = []
     async with running(database):
         runner.hold_commits()
@@ -408,7 +413,7 @@ async def test_a_cancelled_writer_commits_what_was_accepted_and_then_refuses(eng
 
 async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: SqliteEngine) -> None:
     database = Database(engine, run_sync=run_inline)
-    journal = Journal(database, head=0)
+    journal = Journal(database, head=Position(0))
 
     def append_another(group: Group) -> None:
         if group.head < 3:
@@ -429,22 +434,24 @@ async def test_what_is_accepted_during_the_last_commit_is_committed_too(engine: 
 async def test_all_kinds_of_rows_share_one_sequence_of_positions(database: Database, journal: Journal) -> None:
     positions = [
         append(journal),
-        journal.append_action(1, 2, 1, 1, 1, "{}"),
-        journal.append_failed(1, 1, "why", "{}"),
+        journal.append_action(
+            device=DeviceKey(1), source=DeviceKey(2), ts=Milliseconds(1), cts=Milliseconds(1), mv=1, data="{}"
+        ),
+        journal.append_failed(DeviceKey(1), Milliseconds(1), "why", "{}"),
         append(journal),
     ]
     assert positions == [1, 2, 3, 4]
     await journal.wait_committed()
-    assert await database.read(lambda tx: tx.messages.after(0, limit=9)) == [
-        MessageRow(1, 1, 1, 1, 1, "{}"),
-        MessageRow(4, 1, 1, 1, 1, "{}"),
+    assert await database.read(lambda tx: tx.messages.after(Position(0), limit=9)) == [
+        MessageRow(Position(1), DeviceKey(1), Milliseconds(1), Milliseconds(1), 1, "{}"),
+        MessageRow(Position(4), DeviceKey(1), Milliseconds(1), Milliseconds(1), 1, "{}"),
     ]
     assert await database.read(lambda tx: tx.messages.head()) == 4
 
 
 async def test_the_head_stays_when_rows_are_deleted_and_after_a_restart(engine: SqliteEngine) -> None:
     async with running(Database(engine, run_sync=run_inline)) as database:
-        journal = Journal(database, head=0)
+        journal = Journal(database, head=Position(0))
         for _ in range(3):
             append(journal)
         await journal.wait_committed()
@@ -458,7 +465,7 @@ async def test_texts_are_read_back_unchanged(database: Database, journal: Journa
     for text in texts:
         append(journal, data=text)
     await journal.wait_committed()
-    assert [row.data for row in await database.read(lambda tx: tx.messages.after(0, limit=9))] == texts
+    assert [row.data for row in await database.read(lambda tx: tx.messages.after(Position(0), limit=9))] == texts
 
 
 async def test_there_is_no_room_while_too_many_rows_wait(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.messages import MessageStore, Range, Table
 from storage.migrations import migrations
 from storage.records import ActionRow, MessageRow
@@ -50,17 +51,31 @@ class Log:
         fresh = [(position, device, ts) for position, (device, ts) in zip(positions, places, strict=True)]
         self.rows[table] += fresh
         if table == "message":
-            rows = [MessageRow(position, device, ts, ts, 1, "{}") for position, device, ts in fresh]
+            rows = [
+                MessageRow(Position(position), DeviceKey(device), Milliseconds(ts), Milliseconds(ts), 1, "{}")
+                for position, device, ts in fresh
+            ]
             self.store.append(rows, [], [], head=self.head)
         else:
-            actions = [ActionRow(position, device, device, ts, ts, 1, "{}") for position, device, ts in fresh]
+            actions = [
+                ActionRow(
+                    Position(position),
+                    DeviceKey(device),
+                    DeviceKey(device),
+                    Milliseconds(ts),
+                    Milliseconds(ts),
+                    1,
+                    "{}",
+                )
+                for position, device, ts in fresh
+            ]
             self.store.append([], actions, [], head=self.head)
 
     def without_entries(self, table: Table) -> int:
         row = self.connection.execute(f"SELECT count(*) AS n FROM {table} WHERE indexed = 0").one()  # noqa: S608
         return int(row["n"]) if row else -1
 
-    def expected(self, table: Table, devices: Sequence[int], search: Range) -> list[int]:
+    def expected(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> list[int]:
         """The positions that a search must find, by the definition of Range."""
         found = [(ts, position) for position, device, ts in self.rows[table] if device in devices]
         if search.start_ms is not None and search.end_ms is not None:
@@ -90,7 +105,7 @@ _steps = st.lists(
 def searches(draw: st.DrawFn) -> Range:
     if draw(st.booleans()):
         return Range(None, None, limit=draw(st.integers(1, 5)), by_arrival=True, descending=draw(st.booleans()))
-    place = st.none() | st.tuples(_times, st.integers(0, 20))
+    place = st.none() | st.tuples(_times.map(Milliseconds), st.integers(0, 20).map(Position))
     return Range(
         draw(_times),
         draw(_times),
@@ -103,7 +118,7 @@ def searches(draw: st.DrawFn) -> Range:
 
 @given(steps=_steps, devices=st.sets(st.sampled_from(DEVICES), min_size=1), search=searches())
 def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
-    connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str], devices: set[int],
+    connection: SqliteConnection, steps: Sequence[tuple[Table, list[tuple[int, int]]] | str], devices: set[DeviceKey],
     search: Range,
 ) -> None:  # fmt: skip
     with Log(connection) as log:
@@ -127,7 +142,7 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             times = [ts for _, of, ts in log.rows["message"] if of == device]
             assert log.store.count(device, start_ms=2, end_ms=4) == sum(2 <= ts <= 4 for ts in times)
         for behind in range(log.head + 1):
-            found = log.store.after_of(chosen, behind)
+            found = log.store.after_of(chosen, Position(behind))
             wanted = [
                 position for position, device, _ in log.rows["message"] if device in devices and position > behind
             ]
@@ -155,8 +170,8 @@ def test_a_search_reads_the_index_and_not_the_log(connection: SqliteConnection, 
         log.store.index()
         statements: list[str] = []
         connection._connection.set_trace_callback(statements.append)
-        log.store.page([1], search)
-        log.store.page([1, 2], search)
+        log.store.page([DeviceKey(1)], search)
+        log.store.page([DeviceKey(1), DeviceKey(2)], search)
         connection._connection.set_trace_callback(None)
         selects = [statement for statement in statements if "indexed = 1" in statement]
         assert len(selects) == 2
@@ -186,6 +201,6 @@ def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
         assert (log.without_entries("message"), log.without_entries("action")) == (0, 0)
         log.head = 8
         log.append("message", [(1, 4)])
-        assert [row.position for row in log.store.page([1], Range(0, 9, limit=9))] == [9, 7]
-        assert [row.position for row in log.store.action_page([1], Range(0, 9, limit=9))] == [8]
+        assert [row.position for row in log.store.page([DeviceKey(1)], Range(0, 9, limit=9))] == [9, 7]
+        assert [row.position for row in log.store.action_page([DeviceKey(1)], Range(0, 9, limit=9))] == [8]
     connection.close()

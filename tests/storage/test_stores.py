@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.services import Services
+from storage.keys import DeviceKey
 from storage.records import DeviceTokenRecord, ManifestRecord, PresenceRecord, TokenRecord
 from storage.sql import StoreError
 from tests.factories import ACME, ADA, DASHBOARD, KITCHEN, LIGHT_TYPE, World, new_application, new_device, new_user
@@ -151,7 +152,7 @@ async def test_a_device_that_is_put_again_keeps_its_key_owner_and_type(services:
 async def test_a_row_that_refers_to_no_device_is_refused(services: Services, world: World) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         await services.core.database.write(
-            lambda tx: tx.devices.put_presences([PresenceRecord(999, "online", None, None, None)])
+            lambda tx: tx.devices.put_presences([PresenceRecord(DeviceKey(999), "online", None, None, None)])
         )
 
 

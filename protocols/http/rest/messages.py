@@ -21,6 +21,7 @@ from protocols.http.body import Query, integer, members, read_body
 from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
 from protocols.http.rest.searching import ORDERS, Readable, Times, field_presence, filtered_values
 from protocols.rendering import message_entry
+from storage.keys import Position
 from storage.messages import Match
 
 
@@ -117,7 +118,7 @@ class _Sending:
         await self._permissions.require(caller, device, Permission.WRITE)
         return device
 
-    async def _stored(self, position: int) -> Response:
+    async def _stored(self, position: Position) -> Response:
         await self._ingest.wait_committed()
         return json_answer({"data": {"mid": self._ingest.mid(position)}})
 

@@ -16,6 +16,7 @@ from protocols.http.guard import APPLICATION, USER, Guard
 from protocols.http.peers import require_certificate
 from protocols.http.rest.device_records import device_record
 from protocols.http.rest.named_devices import NamedDevices
+from storage.keys import UserKey
 
 
 def device_registrations_blueprint(services: Services) -> Blueprint:
@@ -66,7 +67,7 @@ def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
             rid = await registrations.confirm_new(caller, pin, owner=await owner(caller, post.uid), name=name)
         return json_answer({"data": {"rid": rid}})
 
-    async def owner(caller: Caller, uid: str | None) -> int:
+    async def owner(caller: Caller, uid: str | None) -> UserKey:
         """Whose the device will be; an application says whom it acts for."""
         if uid is None:
             if caller.user is None:

@@ -6,37 +6,44 @@ from broker.accounts.permissions import ADMINISTRATORS, Grants, Permission, Reac
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied
 from broker.services import Services
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import DeviceTypeRecord, GrantRecord
 from tests.factories import ACME, ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN_TOKEN, World, make_device
 
-OURS, THEIRS = 1, 2
+OURS, THEIRS = OrganizationKey(1), OrganizationKey(2)
 DEVELOPERS = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
-application = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=1, application_organization=OURS)
+application = Caller(
+    kind=TokenKind.APPLICATION,
+    token=b"",
+    expires_on=1,
+    application=ApplicationKey(1),
+    application_organization=OURS,
+)
 
 
 class ProtectedDevice:
     """A device of Ada's, of type 7."""
 
-    key, id, owner, type_key, type_protected = 1, "1" * 32, 1, 7, True
-    shared_with: tuple[int, ...] = ()
+    key, id, owner, type_key, type_protected = DeviceKey(1), "1" * 32, UserKey(1), DeviceTypeKey(7), True
+    shared_with: tuple[UserKey, ...] = ()
 
-    def __init__(self, organization: int) -> None:
+    def __init__(self, organization: OrganizationKey) -> None:
         self.type_organization = organization
 
 
 @pytest.mark.parametrize("type_key", [7, None])
 @pytest.mark.parametrize(("organization", "reached"), [(OURS, True), (THEIRS, False)])
 def test_applications_of_others_never_reach_a_protected_type(
-    organization: int, reached: bool, type_key: int | None
+    organization: OrganizationKey, reached: bool, type_key: DeviceTypeKey | None
 ) -> None:
-    reach = Reach(application, Grants([GrantRecord(1, 1, type_key, True, True)]))
+    reach = Reach(application, Grants([GrantRecord(UserKey(1), ApplicationKey(1), type_key, True, True)]))
     assert reach.allows(ProtectedDevice(organization), Permission.READ) is reached
 
 
 def test_applications_of_others_reach_types_that_are_not_protected() -> None:
-    assert Reach(application, Grants([GrantRecord(1, 1, 1, True, True)])).allows(
-        make_device(organization=THEIRS), Permission.READ
-    )
+    assert Reach(
+        application, Grants([GrantRecord(UserKey(1), ApplicationKey(1), DeviceTypeKey(1), True, True)])
+    ).allows(make_device(organization=THEIRS), Permission.READ)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ async def test_only_its_own_applications_and_members_act_for_an_organization(ser
     ):
         with pytest.raises(PermissionDenied):
             await permissions.require_organization(
-                await services.accounts.tokens.caller(token), organization, DEVELOPERS
+                await services.accounts.tokens.caller(token), OrganizationKey(organization), DEVELOPERS
             )
 
 
@@ -90,8 +97,10 @@ async def join(services: Services, organization: str, role: Role) -> None:
     )
 
 
-def type_of(organization: int, *, published: bool, protected: bool) -> DeviceTypeRecord:
-    return DeviceTypeRecord(5, "dt5", "a.b", "B", organization, "0" * 32, published, protected, False, None, (), 1)
+def type_of(organization: OrganizationKey, *, published: bool, protected: bool) -> DeviceTypeRecord:
+    return DeviceTypeRecord(
+        DeviceTypeKey(5), "dt5", "a.b", "B", organization, "0" * 32, published, protected, False, None, (), 1
+    )
 
 
 @pytest.mark.parametrize(

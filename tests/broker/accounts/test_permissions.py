@@ -12,6 +12,7 @@ from broker.devices.registry import Device
 from broker.errors import PermissionDenied
 from broker.facts import GrantsChanged
 from broker.services import Services
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
 from tests.builders import ServicesOpener
 from tests.factories import (
@@ -28,31 +29,40 @@ from tests.factories import (
 from tests.fakes import HeldRunner
 
 READ, WRITE, MANAGE = Permission.READ, Permission.WRITE, Permission.MANAGE
-ADA, BOB, CAROL = 1, 2, 3
-LIGHT, LOCK = 1, 2
-OURS, THEIRS = 1, 2
-DASHBOARD = 1
+ADA, BOB, CAROL = UserKey(1), UserKey(2), UserKey(3)
+LIGHT, LOCK = DeviceTypeKey(1), DeviceTypeKey(2)
+OURS, THEIRS = OrganizationKey(1), OrganizationKey(2)
+DASHBOARD = ApplicationKey(1)
 
-device = Caller(kind=TokenKind.DEVICE, token=b"", expires_on=None, device=10)
+device = Caller(kind=TokenKind.DEVICE, token=b"", expires_on=None, device=DeviceKey(10))
 ada = Caller(
-    kind=TokenKind.USER, token=b"", expires_on=1, user=ADA, application=DASHBOARD, application_organization=OURS
+    kind=TokenKind.USER,
+    token=b"",
+    expires_on=1,
+    user=ADA,
+    application=DASHBOARD,
+    application_organization=OURS,
 )
 bob, carol = replace(ada, user=BOB), replace(ada, user=CAROL)
 application = Caller(
-    kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=DASHBOARD, application_organization=OURS
+    kind=TokenKind.APPLICATION,
+    token=b"",
+    expires_on=1,
+    application=DASHBOARD,
+    application_organization=OURS,
 )
 
 adas_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
 adas_other_light = make_device(11, owner=ADA, type_key=LIGHT, organization=THEIRS)
 adas_lock = make_device(12, owner=ADA, type_key=LOCK, organization=THEIRS)
-adas_own_brand = make_device(13, owner=ADA, type_key=3, organization=OURS)
+adas_own_brand = make_device(13, owner=ADA, type_key=DeviceTypeKey(3), organization=OURS)
 bobs_light = make_device(20, owner=BOB, type_key=LIGHT, organization=THEIRS)
-bobs_own_brand = make_device(21, owner=BOB, type_key=3, organization=OURS)
+bobs_own_brand = make_device(21, owner=BOB, type_key=DeviceTypeKey(3), organization=OURS)
 shared_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
 shared_light.refresh(replace(shared_light.record, shared_with=frozenset({BOB})), shared_light.type)
 
 
-def grant(type_key: int | None, *, read: bool = True, write: bool = True, user: int = ADA) -> GrantRecord:
+def grant(type_key: DeviceTypeKey | None, *, read: bool = True, write: bool = True, user: UserKey = ADA) -> GrantRecord:
     return GrantRecord(user, DASHBOARD, type_key, read, write)
 
 
@@ -108,7 +118,13 @@ def test_what_a_caller_may_do_with_a_device(
         (application, [grant(LIGHT, user=BOB, write=False)], True, False, False),
         (application, [grant(LOCK, user=BOB)], False, False, False),
         (application, [grant(None, user=CAROL)], False, False, False),
-        (application, [grant(LIGHT, write=False), grant(LIGHT, user=BOB)], True, True, False),
+        (
+            application,
+            [grant(LIGHT, write=False), grant(LIGHT, user=BOB)],
+            True,
+            True,
+            False,
+        ),
     ],
 )
 def test_what_a_share_gives(
@@ -130,14 +146,14 @@ def test_what_a_caller_may_do_with_a_type() -> None:
     protected = replace(light, protected=True)
     reach = Reach(application, Grants([grant(LIGHT, write=False)]))
     assert [reach.allows_type(ADA, light, one) for one in (READ, WRITE)] == [True, False]
-    assert [reach.allows_type(user, own, WRITE) for user in (ADA, BOB)] == [True, False]
+    assert [reach.allows_type(UserKey(user), own, WRITE) for user in (ADA, BOB)] == [True, False]
     assert not reach.allows_type(ADA, protected, READ)
-    assert [Reach(ada, Grants()).allows_type(user, light, WRITE) for user in (ADA, BOB)] == [True, False]
+    assert [Reach(ada, Grants()).allows_type(UserKey(user), light, WRITE) for user in (ADA, BOB)] == [True, False]
     assert not Reach(device, Grants()).allows_type(ADA, light, READ)
 
 
 def test_an_application_without_organization_of_its_own_has_no_own_types() -> None:
-    stranger = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=7)
+    stranger = Caller(kind=TokenKind.APPLICATION, token=b"", expires_on=1, application=ApplicationKey(7))
     assert not Reach(stranger, Grants([grant(LOCK)])).allows(adas_own_brand, READ)
 
 
@@ -152,7 +168,7 @@ def test_an_application_without_organization_of_its_own_has_no_own_types() -> No
         (device, [], ADA, False),
     ],
 )
-def test_for_whom_a_caller_acts(caller: Caller, grants: list[GrantRecord], user: int, covered: bool) -> None:
+def test_for_whom_a_caller_acts(caller: Caller, grants: list[GrantRecord], user: UserKey, covered: bool) -> None:
     assert Reach(caller, Grants(grants)).covers_user(user) is covered
 
 

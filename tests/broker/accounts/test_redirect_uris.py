@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.accounts.applications import Application
 from broker.accounts.code_grant import S256, VERIFIER
 from broker.accounts.redirects import with_parameters
+from storage.keys import ApplicationKey, OrganizationKey
 from storage.records import ApplicationRecord
 from tests.broker.accounts.oauth_world import challenge_of, query_of
 
@@ -21,7 +22,9 @@ verifiers = st.text(_UNRESERVED, min_size=43, max_size=128)
 
 
 def application(*redirect_uris: str) -> Application:
-    return Application(ApplicationRecord(1, "a" * 32, 1, "App", b"", (), redirect_uris, ()))
+    return Application(
+        ApplicationRecord(ApplicationKey(1), "a" * 32, OrganizationKey(1), "App", b"", (), redirect_uris, ())
+    )
 
 
 @given(st.lists(uris, min_size=1, max_size=4), st.text())

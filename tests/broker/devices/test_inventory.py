@@ -23,6 +23,7 @@ from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from broker.services import Services
 from storage.database import Transaction
+from storage.keys import DeviceKey
 from storage.records import DeviceRecord
 from tests.builders import ServicesOpener
 from tests.factories import HALL, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
@@ -220,7 +221,7 @@ async def test_a_deleted_device_is_changed_by_nobody(services: Services, world: 
         with pytest.raises(DeviceNotFound):
             await call()
     assert await services.devices.registry.id_of(device.key) == KITCHEN
-    assert await services.devices.registry.id_of(999) is None
+    assert await services.devices.registry.id_of(DeviceKey(999)) is None
 
 
 async def test_a_device_that_is_loaded_while_it_is_deleted_is_not_found(opener: ServicesOpener) -> None:

@@ -10,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.devices.presence import Presence
 from broker.facts import AvailabilityChanged, DeviceWentOffline, DeviceWentOnline, MessagesStored
 from broker.services import Services
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow, PresenceRecord
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, World, build_world
@@ -18,7 +19,7 @@ from tests.fakes import FakeClock, HeldRunner
 
 @contextmanager
 def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[None]:
-    device = services.devices.registry.get_nowait(key)
+    device = services.devices.registry.get_nowait(DeviceKey(key))
     assert device is not None
     with services.routing.connections.connect(
         device,
@@ -32,13 +33,13 @@ def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[
 
 
 @pytest.fixture
-async def light(services: Services, world: World) -> int:
+async def light(services: Services, world: World) -> DeviceKey:
     """The key of a device in use."""
     return (await services.devices.registry.get(world.kitchen)).key
 
 
 @pytest.mark.parametrize("flush", [False, True])
-async def test_before_anything_happened_it_is_unknown(services: Services, light: int, flush: bool) -> None:
+async def test_before_anything_happened_it_is_unknown(services: Services, light: DeviceKey, flush: bool) -> None:
     if flush:
         await services.devices.presence.flush()
     assert await services.devices.presence.of(light) == PresenceRecord(light, "unknown", None, None, None)
@@ -46,7 +47,7 @@ async def test_before_anything_happened_it_is_unknown(services: Services, light:
 
 @pytest.mark.parametrize("flush", [False, True])
 async def test_online_while_connected_and_offline_from_the_end_of_it(
-    services: Services, light: int, fake_clock: FakeClock, flush: bool
+    services: Services, light: DeviceKey, fake_clock: FakeClock, flush: bool
 ) -> None:
     async def presence() -> PresenceRecord:
         if flush:
@@ -67,7 +68,7 @@ async def test_online_while_connected_and_offline_from_the_end_of_it(
 
 
 @pytest.mark.parametrize("flush", [False, True])
-async def test_a_message_sets_last_seen_but_not_online(services: Services, light: int, flush: bool) -> None:
+async def test_a_message_sets_last_seen_but_not_online(services: Services, light: DeviceKey, flush: bool) -> None:
     device = services.devices.registry.get_nowait(light)
     assert device is not None
     services.messages.ingest.submit(device, b'{"state":true}', 5)
@@ -77,21 +78,25 @@ async def test_a_message_sets_last_seen_but_not_online(services: Services, light
     assert await services.devices.presence.of(light) == PresenceRecord(light, "unknown", None, None, NOW_MS)
 
 
-async def test_a_ping_sets_last_seen(services: Services, light: int, fake_clock: FakeClock) -> None:
+async def test_a_ping_sets_last_seen(services: Services, light: DeviceKey, fake_clock: FakeClock) -> None:
     with connected(services, light):
         fake_clock.advance(30)
         services.devices.presence.touch(light)
         assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 30
 
 
-async def test_a_commit_after_the_disconnect_does_not_set_last_seen_back(services: Services, light: int) -> None:
+async def test_a_commit_after_the_disconnect_does_not_set_last_seen_back(services: Services, light: DeviceKey) -> None:
     services.core.router.publish(DeviceWentOnline(light, "MQTT", NOW_MS))
-    services.core.router.publish(DeviceWentOffline(light, NOW_MS + 20))
-    services.core.router.publish(MessagesStored([MessageRow(1, light, 1, NOW_MS + 10, 1, "{}")]))
+    services.core.router.publish(DeviceWentOffline(light, Milliseconds(NOW_MS + 20)))
+    services.core.router.publish(
+        MessagesStored([MessageRow(Position(1), light, Milliseconds(1), Milliseconds(NOW_MS + 10), 1, "{}")])
+    )
     assert (await services.devices.presence.of(light)).last_seen_on == NOW_MS + 20
 
 
-async def test_a_take_over_does_not_change_availability(services: Services, light: int, fake_clock: FakeClock) -> None:
+async def test_a_take_over_does_not_change_availability(
+    services: Services, light: DeviceKey, fake_clock: FakeClock
+) -> None:
     facts: list[object] = []
     services.core.router.subscribe(DeviceWentOnline, facts.append)
     services.core.router.subscribe(DeviceWentOffline, facts.append)
@@ -104,7 +109,7 @@ async def test_a_take_over_does_not_change_availability(services: Services, ligh
 
 
 async def test_presence_is_written_every_second_and_counted(
-    services: Services, light: int, autojump_clock: MockClock
+    services: Services, light: DeviceKey, autojump_clock: MockClock
 ) -> None:
     with connected(services, light):
         assert services.devices.presence.statistics().unwritten == 1
@@ -159,15 +164,15 @@ async def test_what_changes_during_a_flush_is_not_lost(
         publish = services.core.router.publish
         publish(DeviceWentOnline(key, "WEBSOCKET", NOW_MS))
         if ends_online:
-            publish(DeviceWentOffline(key, NOW_MS + 1))
+            publish(DeviceWentOffline(key, Milliseconds(NOW_MS + 1)))
         runner.hold_commits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.devices.presence.flush)
             await wait_all_tasks_blocked()
             if ends_online:
-                publish(DeviceWentOnline(key, "MQTT", NOW_MS + 5))
+                publish(DeviceWentOnline(key, "MQTT", Milliseconds(NOW_MS + 5)))
             else:
-                publish(DeviceWentOffline(key, NOW_MS + 5))
+                publish(DeviceWentOffline(key, Milliseconds(NOW_MS + 5)))
             runner.commits.set()
         fake_clock.advance(9)
         expected = (
@@ -203,7 +208,7 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(opener: 
         assert seen == [PresenceRecord(key, "offline", NOW_MS, "MQTT", NOW_MS)]
 
 
-async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: int) -> None:
+async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: DeviceKey) -> None:
     with connected(services, light, "WEBSOCKET"), connected(services, light, "MQTT"):
         assert (await services.devices.presence.of(light)).protocol == "MQTT"
 
@@ -221,7 +226,7 @@ def told(services: Services) -> list[tuple[int, str, int]]:
 
 @pytest.mark.parametrize("flush", [False, True])
 async def test_without_a_connection_the_last_event_decides(
-    services: Services, light: int, fake_clock: FakeClock, flush: bool
+    services: Services, light: DeviceKey, fake_clock: FakeClock, flush: bool
 ) -> None:
     facts = told(services)
 
@@ -260,14 +265,14 @@ async def test_without_a_connection_the_last_event_decides(
     ]
 
 
-async def test_repeating_a_status_publishes_nothing(services: Services, light: int) -> None:
+async def test_repeating_a_status_publishes_nothing(services: Services, light: DeviceKey) -> None:
     facts = told(services)
     for availability in ("unknown", "online", "online", "offline", "offline"):
         await services.devices.presence.set(light, availability)
     assert [availability for _, availability, _ in facts] == ["online", "offline"]
 
 
-async def test_a_take_over_publishes_no_availability(services: Services, light: int) -> None:
+async def test_a_take_over_publishes_no_availability(services: Services, light: DeviceKey) -> None:
     facts = told(services)
     with connected(services, light), connected(services, light):
         pass
@@ -295,7 +300,7 @@ async def test_a_status_that_was_set_survives_a_restart(opener: ServicesOpener, 
             assert facts == []  # it was online before
 
 
-async def test_nothing_is_published_about_a_deleted_device(services: Services, light: int) -> None:
+async def test_nothing_is_published_about_a_deleted_device(services: Services, light: DeviceKey) -> None:
     device = await services.devices.registry.get(light)
     with connected(services, light):
         facts = told(services)
@@ -304,14 +309,14 @@ async def test_nothing_is_published_about_a_deleted_device(services: Services, l
     assert services.devices.presence.statistics().online == 0
 
 
-async def test_a_status_is_durable_when_set_returns(services: Services, light: int) -> None:
+async def test_a_status_is_durable_when_set_returns(services: Services, light: DeviceKey) -> None:
     await services.devices.presence.set(light, "online")
     stored = await services.core.database.read(lambda tx: tx.devices.presence(light))
     assert stored is not None
     assert (stored.availability, stored.is_connected) == ("online", False)
 
 
-async def test_the_later_of_a_status_and_a_connection_counts(services: Services, light: int) -> None:
+async def test_the_later_of_a_status_and_a_connection_counts(services: Services, light: DeviceKey) -> None:
     facts = told(services)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(services.devices.presence.set, light, "offline")

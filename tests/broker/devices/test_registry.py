@@ -17,6 +17,7 @@ from broker.facts import DeviceChanged, TokenRevoked
 from broker.secrets import token_hash
 from broker.services import Services
 from storage.database import Transaction
+from storage.keys import DeviceKey, UserKey
 from storage.records import ManifestRecord
 from tests.builders import ServicesOpener
 from tests.factories import (
@@ -87,15 +88,15 @@ async def test_ids_are_compared_exactly(services: Services, world: World, device
 
 
 async def test_a_key_that_is_unknown_is_not_found(services: Services, world: World) -> None:
-    assert services.devices.registry.get_nowait(999) is None
+    assert services.devices.registry.get_nowait(DeviceKey(999)) is None
     with pytest.raises(DeviceNotFound):
-        await services.devices.registry.get(999)
+        await services.devices.registry.get(DeviceKey(999))
 
 
 async def test_the_devices_of_an_owner(services: Services, world: World) -> None:
     assert {device.id for device in await services.devices.registry.owned_by(world.ada)} == {KITCHEN, HALL}
     assert {device.id for device in await services.devices.registry.owned_by(world.bob)} == {BOBS}
-    assert await services.devices.registry.owned_by(999) == []
+    assert await services.devices.registry.owned_by(UserKey(999)) == []
 
 
 async def test_devices_that_are_not_in_use_are_evicted(

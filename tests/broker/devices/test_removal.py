@@ -10,6 +10,7 @@ from broker.messages.intervals import DAY_MS
 from broker.services import Services
 from config.limits import DELETED_DEVICE_DAYS
 from storage.database import Transaction
+from storage.keys import DeviceKey
 from tests.factories import HALL, KITCHEN, World
 from tests.fakes import FakeClock
 
@@ -17,7 +18,7 @@ KEPT_MS = DELETED_DEVICE_DAYS * DAY_MS
 ROWS = ("message", "action", "snapshot", "rollup", "presence", "device_token", "device_share")
 
 
-def left(tx: Transaction, device: int) -> dict[str, int]:
+def left(tx: Transaction, device: DeviceKey) -> dict[str, int]:
     """The number of a device's rows in each table."""
     counts = {}
     for table in ROWS:

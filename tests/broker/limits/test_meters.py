@@ -19,6 +19,7 @@ from config.rates import Rate
 from config.settings import Limits
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.sql import StoreError
 from tests.builders import new_engine
 from tests.factories import NOW_MS
@@ -26,9 +27,9 @@ from tests.fakes import BreakableEngine, FakeClock, run_inline
 
 DAY_MS = 86_400_000
 MIDNIGHT = NOW_MS - NOW_MS % DAY_MS + DAY_MS
-DEVICE = Caller(kind=TokenKind.DEVICE, token=b"d", expires_on=None, device=7)
-USER = Caller(kind=TokenKind.USER, token=b"u", expires_on=None, user=3, application=5)
-APPLICATION = Caller(kind=TokenKind.APPLICATION, token=b"a", expires_on=None, application=5)
+DEVICE = Caller(kind=TokenKind.DEVICE, token=b"d", expires_on=None, device=DeviceKey(7))
+USER = Caller(kind=TokenKind.USER, token=b"u", expires_on=None, user=UserKey(3), application=ApplicationKey(5))
+APPLICATION = Caller(kind=TokenKind.APPLICATION, token=b"a", expires_on=None, application=ApplicationKey(5))
 
 
 class Run:
@@ -111,8 +112,10 @@ async def test_each_row_of_the_table_allows_its_numbers_and_no_more(
 
 
 async def test_rows_and_callers_do_not_share_counters(run: Run) -> None:
-    other_user = Caller(kind=TokenKind.USER, token=b"o", expires_on=None, user=4, application=5)
-    elsewhere = Caller(kind=TokenKind.USER, token=b"e", expires_on=None, user=3, application=6)
+    other_user = Caller(
+        kind=TokenKind.USER, token=b"o", expires_on=None, user=UserKey(4), application=ApplicationKey(5)
+    )
+    elsewhere = Caller(kind=TokenKind.USER, token=b"e", expires_on=None, user=UserKey(3), application=ApplicationKey(6))
     for channel, caller in (
         (Channel.REST, USER),
         (Channel.MESSAGES, USER),
@@ -243,7 +246,7 @@ async def test_two_batches_in_one_millisecond_both_count(engine: SqliteEngine, f
 
 
 async def test_an_idle_meter_is_dropped_and_its_day_is_kept(run: Run, fake_clock: FakeClock) -> None:
-    devices = [Caller(kind=TokenKind.DEVICE, token=b"d", expires_on=None, device=key) for key in range(50)]
+    devices = [Caller(kind=TokenKind.DEVICE, token=b"d", expires_on=None, device=DeviceKey(key)) for key in range(50)]
     for device in devices:
         run.meter(caller=device).count()
     await run.ledger.flush()

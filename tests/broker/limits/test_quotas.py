@@ -25,6 +25,7 @@ from broker.limits.refusals import DailyQuotaExceeded, MonthlyQuotaExceeded, Pla
 from broker.services import Services
 from config.settings import Limits, Settings
 from storage.database import Transaction
+from storage.keys import DeviceTypeKey
 from tests.builders import ServicesOpener
 from tests.factories import ACME, KITCHEN, NOW_MS, World, build_world, make_device
 from tests.fakes import FakeClock
@@ -245,7 +246,7 @@ async def test_the_destination_of_another_organization_pays_for_the_delivery(
 ) -> None:
     other = await services.core.database.write(lambda tx: tx.accounts.add_organization("0b" * 16, "Other", 1))
     await services.limits.quotas.reload()
-    theirs = make_device(99, type_key=99, organization=other.key)
+    theirs = make_device(99, type_key=DeviceTypeKey(99), organization=other.key)
     Channel(services, theirs)
     services.limits.quotas.charge_action(kitchen, theirs, len(ACTION), NOW_MS)
     assert (used(services, kitchen), used(services, theirs)) == (1, 0)

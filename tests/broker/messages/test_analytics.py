@@ -24,6 +24,7 @@ from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, YEAR_MS, Interval
 from broker.services import Services
 from config.settings import Settings, Storage
+from storage.keys import DeviceKey
 from tests.builders import ServicesOpener, new_engine
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
@@ -226,7 +227,7 @@ async def test_the_last_dates_of_the_calendar_are_served(services: Services, kit
 
 @dataclass(frozen=True)
 class Send:
-    device: int
+    device: DeviceKey
     age_ms: int
     data: Mapping[str, Any]
 

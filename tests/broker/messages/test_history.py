@@ -19,6 +19,8 @@ from broker.messages.history import Cursors, Page
 from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.messages import SortKey
 from storage.records import MessageRow
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
@@ -26,7 +28,7 @@ from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_worl
 Order = Literal["asc", "desc"]
 
 
-async def send(services: Services, *messages: tuple[Device, int]) -> list[int]:
+async def send(services: Services, *messages: tuple[Device, int]) -> list[Position]:
     """Store a message of each device with each ts; return their positions."""
     positions = [services.messages.ingest.submit(device, b'{"state":true}', ts) for device, ts in messages]
     await services.messages.ingest.wait_committed()
@@ -57,16 +59,16 @@ async def page(
 
 async def test_a_message_is_found_by_its_mid(services: Services, kitchen: Device) -> None:
     (position,) = await send(services, (kitchen, 5))
-    mid = services.messages.ingest.mid(position)
+    mid = services.messages.ingest.mid(Position(position))
     assert await services.messages.history.by_mid(mid) == (
         Message(
-            position=position,
+            position=Position(position),
             mid=mid,
             sdid=KITCHEN,
             sdtid=LIGHT_TYPE,
             uid=kitchen.owner_id,
             boid=ACME,
-            ts=5,
+            ts=Milliseconds(5),
             cts=NOW_MS,
             mv=1,
             data='{"state":true}',
@@ -81,7 +83,7 @@ async def test_an_action_or_a_deleted_message_is_not_found_by_mid(services: Serv
     await services.messages.ingest.wait_committed()
     await services.core.database.write(lambda tx: tx.connection.execute("DELETE FROM message"))
     for number in (position, action, action + 1):
-        assert await services.messages.history.by_mid(services.messages.ingest.mid(number)) is None
+        assert await services.messages.history.by_mid(services.messages.ingest.mid(Position(number))) is None
     assert await services.messages.history.by_mid("x") is None
 
 
@@ -186,7 +188,7 @@ async def test_a_search_takes_more_devices_than_one_statement(services: Services
         ]
 
     keys = await services.core.database.write(add_devices)
-    devices = [await services.devices.registry.get(key) for key in keys]
+    devices = [await services.devices.registry.get(DeviceKey(key)) for key in keys]
     # Equal ts throughout, so that every page has messages from all statements.
     positions = await send(services, *((device, 7) for device in reversed(devices)))
     orders: list[Order] = ["asc", "desc"]
@@ -204,7 +206,7 @@ async def test_a_search_takes_more_devices_than_one_statement(services: Services
 
 @dataclass(frozen=True)
 class Sent:
-    device: int
+    device: DeviceKey
     ts: int
 
 
@@ -292,11 +294,11 @@ def test_messages_that_come_meanwhile_shift_and_repeat_nothing(
 
 # Cursors
 
-bounds = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
+bounds = st.tuples(st.integers(0, 2**62).map(Milliseconds), st.integers(0, 2**62).map(Position))
 
 
 @given(st.booleans(), bounds)
-def test_a_cursor_is_read_back_as_the_place_it_was_made_of(backwards: bool, bound: tuple[int, int]) -> None:
+def test_a_cursor_is_read_back_as_the_place_it_was_made_of(backwards: bool, bound: SortKey) -> None:
     cursors = Cursors(b"k" * 32)
     text = cursors.text(backwards=backwards, bound=bound)
     assert len(text) <= CURSOR_MAX_CHARACTERS
@@ -311,7 +313,7 @@ def refuse(text: str) -> None:
 
 
 @given(st.booleans(), bounds, st.integers(0, 33), st.characters(max_codepoint=0x17F))
-def test_a_tampered_cursor_is_refused(backwards: bool, bound: tuple[int, int], index: int, character: str) -> None:
+def test_a_tampered_cursor_is_refused(backwards: bool, bound: SortKey, index: int, character: str) -> None:
     text = Cursors(b"k" * 32).text(backwards=backwards, bound=bound)
     for changed in (text[:index] + character + text[index + 1 :], text[:index] + character + text[index:]):
         if changed != text:
@@ -319,7 +321,7 @@ def test_a_tampered_cursor_is_refused(backwards: bool, bound: tuple[int, int], i
 
 
 @given(st.booleans(), bounds)
-def test_a_truncated_cursor_or_one_of_another_store_is_refused(backwards: bool, bound: tuple[int, int]) -> None:
+def test_a_truncated_cursor_or_one_of_another_store_is_refused(backwards: bool, bound: SortKey) -> None:
     text = Cursors(b"k" * 32).text(backwards=backwards, bound=bound)
     for length in range(len(text)):
         refuse(text[:length])
@@ -352,8 +354,14 @@ async def test_latest_goes_by_arrival_whatever_ts_says(services: Services, kitch
 
 async def test_latest_finds_devices_that_sent_long_ago(services: Services, kitchen: Device, hall: Device) -> None:
     rows = [
-        *(MessageRow(position, kitchen.key, 1, position, 1, '{"state":true}') for position in (1, 2)),
-        *(MessageRow(position, hall.key, 1, position, 1, "{}") for position in range(3, 1_503)),
+        *(
+            MessageRow(Position(position), kitchen.key, Milliseconds(1), Milliseconds(position), 1, '{"state":true}')
+            for position in (1, 2)
+        ),
+        *(
+            MessageRow(Position(position), hall.key, Milliseconds(1), Milliseconds(position), 1, "{}")
+            for position in range(3, 1_503)
+        ),
     ]
     await services.core.database.write(lambda tx: tx.messages.append(rows, (), (), head=rows[-1].position))
 

@@ -25,6 +25,7 @@ from broker.messages.ingest import IngestStatistics
 from broker.services import Services
 from config.limits import JSON_NESTING_MAX, MAX_DATA_BYTES
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import Milliseconds, Position
 from storage.records import ActionRow, MessageRow
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
@@ -37,11 +38,11 @@ SET_ON = b'{"actions":[{"name":"setOn"}]}'
 
 
 async def stored_message(services: Services, position: int) -> MessageRow | None:
-    return await services.core.database.read(lambda tx: tx.messages.message(position))
+    return await services.core.database.read(lambda tx: tx.messages.message(Position(position)))
 
 
 async def stored_action(services: Services, position: int) -> ActionRow | None:
-    return await services.core.database.read(lambda tx: tx.messages.action(position))
+    return await services.core.database.read(lambda tx: tx.messages.action(Position(position)))
 
 
 async def failed_rows(services: Services) -> list[tuple[int, int, int, str, str]]:
@@ -72,7 +73,7 @@ async def test_a_message_is_stored_as_normalised(services: Services, kitchen: De
     )
     await services.messages.ingest.wait_committed()
     assert await stored_message(services, position) == MessageRow(
-        position, kitchen.key, 5, NOW_MS, 1, '{"state":true,"colorRGB":{"r":3}}'
+        position, kitchen.key, Milliseconds(5), NOW_MS, 1, '{"state":true,"colorRGB":{"r":3}}'
     )
 
 
@@ -302,7 +303,7 @@ async def test_an_action_is_stored_and_published_with_everything_its_receivers_n
     assert facts == []
     await services.messages.ingest.wait_committed()
     assert await stored_action(services, position) == ActionRow(
-        position, hall.key, kitchen.key, 7, NOW_MS, 1, SET_ON.decode()
+        position, hall.key, kitchen.key, Milliseconds(7), NOW_MS, 1, SET_ON.decode()
     )
     (fact,) = facts
     action = fact.action

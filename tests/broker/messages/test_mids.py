@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from broker.ids import is_id
 from broker.messages.mids import Mids
+from storage.keys import Position
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 positions = st.integers(0, 2**63 - 1)
@@ -12,7 +13,7 @@ positions = st.integers(0, 2**63 - 1)
 
 @given(positions)
 def test_a_mid_leads_back_to_its_position(position: int) -> None:
-    mid = Mids(KEY).mid(position)
+    mid = Mids(KEY).mid(Position(position))
     assert is_id(mid)
     assert Mids(KEY).position(mid) == position
 
@@ -20,17 +21,17 @@ def test_a_mid_leads_back_to_its_position(position: int) -> None:
 @given(positions, positions)
 def test_mids_grow_with_the_log(one: int, another: int) -> None:
     mids = Mids(KEY)
-    assert (mids.mid(one) < mids.mid(another)) is (one < another)
+    assert (mids.mid(Position(one)) < mids.mid(Position(another))) is (one < another)
 
 
 @given(positions)
 def test_the_mid_of_another_store_is_unknown(position: int) -> None:
-    assert Mids(KEY).position(Mids(OTHER_KEY).mid(position)) is None
+    assert Mids(KEY).position(Mids(OTHER_KEY).mid(Position(position))) is None
 
 
 @given(positions, st.integers(0, 31), st.sampled_from("0123456789abcdef"))
 def test_a_changed_mid_is_unknown(position: int, index: int, character: str) -> None:
-    mid = Mids(KEY).mid(position)
+    mid = Mids(KEY).mid(Position(position))
     changed = mid[:index] + character + mid[index + 1 :]
     assert Mids(KEY).position(changed) == (position if changed == mid else None)
 
@@ -38,7 +39,7 @@ def test_a_changed_mid_is_unknown(position: int, index: int, character: str) -> 
 @given(positions)
 def test_a_mid_is_compared_exactly(position: int) -> None:
     mids = Mids(KEY)
-    mid = mids.mid(position)
+    mid = mids.mid(Position(position))
     others = [
         f" {mid}",
         f"{mid} ",
@@ -58,4 +59,4 @@ def test_any_other_text_is_unknown(text: str) -> None:
 
 def test_a_position_that_no_log_reaches_is_unknown() -> None:
     # Its tag is right, but it is too large for a row.
-    assert Mids(KEY).position(Mids(KEY).mid(2**63)) is None
+    assert Mids(KEY).position(Mids(KEY).mid(Position(2**63))) is None

@@ -17,6 +17,7 @@ from broker.messages.retention import RETENTION_SWEEP_SECONDS, Retention
 from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteConnection
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
 from storage.retention import LogTable, RetentionStore
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_device_type
@@ -31,7 +32,7 @@ class Fleet:
     clock: FakeClock
     light: Device
     sensor: Device
-    sensor_type: int
+    sensor_type: DeviceTypeKey
 
     def retention(self, days: int) -> Retention:
         return Retention(self.services.core.database, Clock(self.clock), days=days)
@@ -39,7 +40,7 @@ class Fleet:
     async def keep_sensors(self, days: int | None) -> None:
         await self.services.core.database.write(lambda tx: tx.retention.set_days(self.sensor_type, days))
 
-    async def send(self, *devices: Device, action: bool = False, failing: bool = False) -> list[int]:
+    async def send(self, *devices: Device, action: bool = False, failing: bool = False) -> list[Position]:
         ingest = self.services.messages.ingest
         positions = [
             ingest.submit_action(one, one, b'{"actions":[{"name":"setOn"}]}')
@@ -60,7 +61,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Fleet:
-    def add(tx: Transaction) -> tuple[int, int]:
+    def add(tx: Transaction) -> tuple[DeviceTypeKey, DeviceKey]:
         light = tx.device_types.device_type(world.light_type)
         assert isinstance(light, DeviceTypeRecord)
         type_ = tx.device_types.put_device_type(
@@ -96,7 +97,7 @@ async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Flee
 
     type_, sensor = await services.core.database.write(add)
     light = await services.devices.registry.get(world.kitchen)
-    return Fleet(services, fake_clock, light, await services.devices.registry.get(sensor), type_)
+    return Fleet(services, fake_clock, light, await services.devices.registry.get(DeviceKey(sensor)), type_)
 
 
 async def test_nothing_is_deleted_without_a_retention(fleet: Fleet) -> None:
@@ -245,7 +246,10 @@ async def test_the_sweep_runs_every_ten_minutes(services: Services, fleet: Fleet
 
 @pytest.fixture
 async def many(fleet: Fleet) -> Fleet:
-    rows = [MessageRow(position, fleet.light.key, 1, position, 1, "{}") for position in range(3, 7_000, 2)]
+    rows = [
+        MessageRow(Position(position), fleet.light.key, Milliseconds(1), Milliseconds(position), 1, "{}")
+        for position in range(3, 7_000, 2)
+    ]
     await fleet.services.core.database.write(lambda tx: tx.messages.append(rows, (), (), head=7_000))
     return fleet
 

@@ -19,12 +19,13 @@ from broker.messages.projections import PROJECTION_FLUSH_SECONDS, Projector
 from broker.messages.snapshots import Fields
 from broker.services import Services
 from storage.database import Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
 from tests.fakes import HeldRunner
 
 
-async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> int:
+async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> Position:
     position = services.messages.ingest.submit(device, json.dumps(data).encode(), ts)
     await services.messages.ingest.wait_committed()
     return position
@@ -115,7 +116,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
         await services.messages.folder.flush()
 
         def go_back(tx: Transaction) -> None:
-            tx.messages.set_consumer_position("folds", positions[1])
+            tx.messages.set_consumer_position("folds", Position(positions[1]))
 
         await services.core.database.write(go_back)
         behind = Projector(services.core.database, Router(), (services.messages.snapshots,))
@@ -128,7 +129,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
 
 @dataclass(frozen=True)
 class Send:
-    device: int
+    device: DeviceKey
     ts: int
     data: Mapping[str, object]
 
@@ -175,21 +176,23 @@ async def _compare_with_recomputation(steps: list[Send | str]) -> None:
             keys = [world.kitchen, world.hall]
             for step in steps:
                 if isinstance(step, Send):
-                    device = await services.devices.registry.get(keys[step.device])
+                    device = await services.devices.registry.get(DeviceKey(keys[step.device]))
                     position = await send(services, device, step.data, step.ts)
                     row = await services.core.database.read(lambda tx, p=position: tx.messages.message(p))  # type: ignore[misc]
                     assert row is not None
                     for path, value in _leaves(json.loads(row.data)):
                         known = expected[step.device].get(path)
                         if known is None or (step.ts, position) > known[:2]:
-                            expected[step.device][path] = (step.ts, position, value)
+                            expected[step.device][path] = (Milliseconds(step.ts), position, value)
                 elif step == "flush":
                     await services.messages.folder.flush()
                 else:
                     if step != "restart":
-                        await services.core.database.write(lambda tx: tx.messages.set_consumer_position("folds", 0))
+                        await services.core.database.write(
+                            lambda tx: tx.messages.set_consumer_position("folds", Position(0))
+                        )
                     services = await start()
-                assert [await services.messages.snapshots.of(key) for key in keys] == expected
+                assert [await services.messages.snapshots.of(DeviceKey(key)) for key in keys] == expected
 
 
 def _leaves(group: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

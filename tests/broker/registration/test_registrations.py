@@ -25,6 +25,7 @@ from broker.registration.progress import BegunRegistration, Completed, Status
 from broker.registration.registrations import Registrations
 from broker.registration.trust import Authorities
 from broker.services import Services
+from storage.keys import UserKey
 from tests.builders import ServicesOpener
 from tests.certificates import DAY, Authority, Issued
 from tests.factories import ADA, APPLICATION_TOKEN, BOB_TOKEN, KITCHEN, LIGHT_TYPE, World
@@ -40,7 +41,7 @@ class Steps:
 
     registrations: Registrations
     ada: Caller
-    owner: int
+    owner: UserKey
     device: Issued
 
     async def begin(self, *, issued: Issued | None = None, vendor_id: str = "vendor-1") -> BegunRegistration:

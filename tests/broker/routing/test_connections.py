@@ -26,6 +26,7 @@ from broker.facts import (
 )
 from broker.routing.connections import CloseReason, Connections, ConnectionStatistics, DeviceLink
 from broker.services import Services
+from storage.keys import DeviceKey, Milliseconds, Position
 from tests.factories import APPLICATION_TOKEN, NOW_MS, World, make_device
 from tests.fakes import FakeClock
 
@@ -100,19 +101,19 @@ def connected(
 
 def action(destination: Device, position: int = 1) -> ActionStored:
     stored = Action(
-        position=position,
+        position=Position(position),
         mid=f"{position:032x}",
         sdid=destination.id,
         ddid=destination.id,
         ddtid=destination.type.id,
         uid=destination.owner_id,
         boid="",
-        ts=1,
-        cts=1,
+        ts=Milliseconds(1),
+        cts=Milliseconds(1),
         mv=1,
         data="{}",
     )
-    return ActionStored(stored, destination.key, destination.key)
+    return ActionStored(stored, source=destination.key, destination=destination.key)
 
 
 # Online and offline
@@ -127,7 +128,7 @@ def test_a_device_is_online_while_it_has_a_link(
         assert facts == [DeviceWentOnline(light.key, "MQTT", NOW_MS)]
         clock.advance(5)
     assert not connections.is_online(light.key)
-    assert facts[1:] == [DeviceWentOffline(light.key, NOW_MS + 5)]
+    assert facts[1:] == [DeviceWentOffline(light.key, Milliseconds(NOW_MS + 5))]
 
 
 def test_a_connection_that_breaks_takes_its_device_offline(connections: Connections, light: Device) -> None:
@@ -417,7 +418,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_device_is_online_exactly_while_it_has_a_link(self) -> None:
         for key in self.devices:
-            assert self.connections.is_online(key) is bool(self.live(key))
+            assert self.connections.is_online(DeviceKey(key)) is bool(self.live(key))
 
     @invariant()
     def facts_alternate_and_the_last_one_is_true(self) -> None:
@@ -425,7 +426,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert facts == [DeviceWentOnline, DeviceWentOffline] * (len(facts) // 2) + [DeviceWentOnline] * (
                 len(facts) % 2
             )
-            assert len(facts) % 2 == int(self.connections.is_online(key))
+            assert len(facts) % 2 == int(self.connections.is_online(DeviceKey(key)))
 
     @invariant()
     def the_statistics_agree(self) -> None:

@@ -10,6 +10,7 @@ from broker.envelope import Action
 from broker.facts import ActionStored, DeviceChanged, MessagesStored, Router, TokenRevoked
 from broker.routing.connections import CloseReason
 from broker.routing.feeds import FeedEncoding, Feeds, FeedStatistics, Subscriber
+from storage.keys import DeviceKey, Milliseconds, Position, UserKey
 from storage.records import MessageRow
 from tests.factories import make_device
 
@@ -56,7 +57,7 @@ def router() -> Router:
 
 @pytest.fixture
 def devices() -> dict[int, Device]:
-    return {key: make_device(key, owner=key) for key in (1, 2, 3)}
+    return {key: make_device(key, owner=UserKey(key)) for key in (1, 2, 3)}
 
 
 @pytest.fixture
@@ -70,14 +71,29 @@ def codec() -> Codec:
 
 
 def stored(*rows: tuple[int, int]) -> MessagesStored:
-    return MessagesStored([MessageRow(position, device, 1, 1, 1, "{}") for position, device in rows])
-
-
-def action_stored(source: int, destination: int, position: int = 9) -> ActionStored:
-    action = Action(
-        position=position, mid="", sdid="", ddid="", ddtid="", uid="", boid="", ts=1, cts=1, mv=1, data="{}"
+    return MessagesStored(
+        [
+            MessageRow(Position(position), DeviceKey(device), Milliseconds(1), Milliseconds(1), 1, "{}")
+            for position, device in rows
+        ]
     )
-    return ActionStored(action, source, destination)
+
+
+def action_stored(source: int, destination: DeviceKey, position: int = 9) -> ActionStored:
+    action = Action(
+        position=Position(position),
+        mid="",
+        sdid="",
+        ddid="",
+        ddtid="",
+        uid="",
+        boid="",
+        ts=Milliseconds(1),
+        cts=Milliseconds(1),
+        mv=1,
+        data="{}",
+    )
+    return ActionStored(action, source=DeviceKey(source), destination=destination)
 
 
 def test_a_batch_becomes_one_block_of_frames_of_the_watched_devices(router: Router, feeds: Feeds, codec: Codec) -> None:
@@ -105,7 +121,7 @@ def test_a_message_is_encoded_once_for_all_subscribers_with_one_encoding(router:
         for watcher in watchers:
             stack.enter_context(feeds.subscribe(watcher.subscriber))
         router.publish(stored((1, 1), (2, 2)))
-        router.publish(action_stored(1, 2))
+        router.publish(action_stored(1, DeviceKey(2)))
     assert json.encoded == pack.encoded == [1, 2, 9]
     assert [watcher.got for watcher in watchers] == [[(b"j1:1;j2:2;", 2), (b"jaction 9;", 1)]] * 5 + [
         [(b"p1:1;p2:2;", 2), (b"paction 9;", 1)]
@@ -133,7 +149,7 @@ def test_actions_are_offered_to_subscribers_that_watch_their_source(router: Rout
         Watcher(codec, lambda device: device.key == 2),
     )
     with feeds.subscribe(of_source.subscriber), feeds.subscribe(of_destination.subscriber):
-        router.publish(action_stored(1, 2))
+        router.publish(action_stored(1, DeviceKey(2)))
     assert of_source.got == [(b"action 9;", 1)]
     assert of_destination.got == []
 
@@ -142,7 +158,7 @@ def test_without_subscribers_nothing_is_encoded(router: Router, feeds: Feeds, co
     with feeds.subscribe(Watcher(codec).subscriber):
         pass
     router.publish(stored((1, 1)))
-    router.publish(action_stored(1, 1))
+    router.publish(action_stored(1, DeviceKey(1)))
     assert codec.encoded == []
 
 
@@ -168,7 +184,7 @@ def test_the_decision_about_a_device_is_remembered_until_the_device_changes(
         router.publish(stored((2, 1), (3, 2)))
         assert watcher.asked == [1, 2]
         allowed.clear()
-        router.publish(DeviceChanged(1))
+        router.publish(DeviceChanged(DeviceKey(1)))
         router.publish(stored((4, 1)))
         assert watcher.asked == [1, 2, 1]
     assert watcher.got == [(b"1:1;", 1), (b"1:2;", 1)]
@@ -178,7 +194,7 @@ def test_a_row_whose_device_is_not_held_is_left_out(router: Router, feeds: Feeds
     watcher = Watcher(codec)
     with feeds.subscribe(watcher.subscriber):
         router.publish(stored((1, 99), (2, 1)))
-        router.publish(action_stored(99, 1))
+        router.publish(action_stored(99, DeviceKey(1)))
     assert watcher.got == [(b"1:2;", 1)]
 
 
@@ -190,7 +206,7 @@ def test_a_subscriber_that_raises_does_not_harm_the_others(router: Router, feeds
     watcher = Watcher(codec)
     with feeds.subscribe(broken), feeds.subscribe(watcher.subscriber):
         router.publish(stored((1, 1)))
-        router.publish(action_stored(1, 1))
+        router.publish(action_stored(1, DeviceKey(1)))
     assert watcher.got == [(b"1:1;", 1), (b"action 9;", 1)]
 
 

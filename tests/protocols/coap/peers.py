@@ -23,6 +23,7 @@ from protocols.coap.messages import (
     uint,
 )
 from protocols.coap.session import CoapSession
+from storage.keys import DeviceKey
 from tests.factories import KITCHEN_TOKEN, World
 
 Options = Sequence[tuple[int, bytes]]
@@ -121,7 +122,7 @@ async def revoke_kitchen_token(services: Services, world: World) -> None:
 ACTION = {"actions": [{"name": "setOn"}]}
 
 
-async def send_action(services: Services, device: int, data: object = ACTION) -> None:
+async def send_action(services: Services, device: DeviceKey, data: object = ACTION) -> None:
     """Send an Action to a device, and wait until it is stored."""
     light = await services.devices.registry.get(device)
     text = data if isinstance(data, bytes) else json.dumps(data).encode()

@@ -8,6 +8,7 @@ import pytest
 
 from broker.facts import AvailabilityChanged
 from broker.services import Services
+from storage.keys import DeviceKey
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -27,7 +28,7 @@ DEVICE = f"/devices/{KITCHEN}"
 
 @contextmanager
 def connected(services: Services, key: int) -> Iterator[None]:
-    device = services.devices.registry.get_nowait(key)
+    device = services.devices.registry.get_nowait(DeviceKey(key))
     assert device is not None
     with services.routing.connections.connect(
         device, protocol="MQTT", token=b"", exclusive=True, deliver=lambda _action: True, close=lambda _reason: None

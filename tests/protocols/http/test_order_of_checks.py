@@ -20,6 +20,7 @@ from config.settings import Limits, Settings
 from protocols.http.answers import REST_ROOT
 from protocols.http.server import build_app
 from storage.database import Transaction
+from storage.keys import OrganizationKey, UserKey
 from tests.certificates import Authority
 from tests.factories import (
     ADA,
@@ -127,7 +128,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
     await add_types(services.core.database, world)
     private = {"id": FOREIGN_TYPE, "unique_name": "example.secret", "organization": "Beta", "published": False}
     await services.provisioning.apply({"device_types": [private]})
-    await services.core.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
+    await services.core.database.write(lambda tx: tx.accounts.set_role(OrganizationKey(1), world.ada, "administrator"))
     ada, bob = [await services.accounts.tokens.caller(token) for token in (ADA_TOKEN, BOB_TOKEN)]
     kitchen, bobs = [await services.devices.registry.find(id_) for id_ in (KITCHEN, BOBS)]
     to_bob, to_ada, to_carol = [
@@ -172,7 +173,9 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
         begun = await services.registration.registrations.begin(
             authority.issue().shown, SECURE_TYPE, f"vendor-{caller.user}"
         )
-        await services.registration.registrations.confirm_new(caller, begun.pin, owner=caller.user or 0, name="Board")
+        await services.registration.registrations.confirm_new(
+            caller, begun.pin, owner=caller.user or UserKey(0), name="Board"
+        )
         ids.append(begun.id)
     return ids
 

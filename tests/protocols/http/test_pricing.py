@@ -17,6 +17,7 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import UPGRADE_TOKEN_SECONDS
 from config.settings import Address
+from storage.keys import DeviceKey, DeviceTypeKey, OrganizationKey
 from storage.monetization import MonetizationStore
 from tests.daemon import bearer
 from tests.factories import (
@@ -44,7 +45,7 @@ CALLBACK = "https://app.example.org/callback"
 @pytest.fixture
 async def administrator(services: Services, world: World) -> None:
     """Ada administrates Acme, which owns the type."""
-    await services.core.database.write(lambda tx: tx.accounts.set_role(1, world.ada, "administrator"))
+    await services.core.database.write(lambda tx: tx.accounts.set_role(OrganizationKey(1), world.ada, "administrator"))
 
 
 @pytest.fixture
@@ -520,7 +521,7 @@ async def test_limits_read_before_a_payment_do_not_undo_it(
     await services.monetization.payments.decide(payment.record.id, "accepted")
     reads = []
 
-    def limits(store: MonetizationStore, device_type: int | None = None) -> dict[int, int]:
+    def limits(store: MonetizationStore, device_type: DeviceTypeKey | None = None) -> dict[DeviceKey, int]:
         reads.append(device_type)
         if len(reads) > 1:
             return real(store, device_type)

@@ -9,6 +9,7 @@ import pytest
 from broker.errors import ValidationFailed
 from broker.facts import UserProfileUpdated
 from broker.services import Services
+from storage.keys import Milliseconds
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -117,11 +118,11 @@ async def test_a_changed_profile_is_a_fact(services: Services, world: World, fak
     await services.provisioning.apply(renamed)
     changed = await services.accounts.users.find(ADA)
     assert (changed.full_name, changed.email, changed.modified_on) == ("Ada L.", "ada@example.org", NOW_MS + 5)
-    assert facts == [UserProfileUpdated(world.ada, ADA, NOW_MS + 5)]
+    assert facts == [UserProfileUpdated(world.ada, ADA, Milliseconds(NOW_MS + 5))]
     await services.provisioning.apply(renamed)
     taken = {"users": [{"id": ADA, "email": "BOB@example.org"}]}
     with pytest.raises(ValidationFailed, match="Validation Error"):
         await services.provisioning.apply(taken)
     assert len(facts) == 1
     await services.provisioning.apply({"users": [{"id": ADA, "email": "ada@new.example.org"}]})
-    assert facts[1:] == [UserProfileUpdated(world.ada, ADA, NOW_MS + 5)]
+    assert facts[1:] == [UserProfileUpdated(world.ada, ADA, Milliseconds(NOW_MS + 5))]

@@ -12,6 +12,7 @@ from broker.services import Services
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import Will
 from protocols.mqtt.server import serve_mqtt_connection
+from storage.keys import Position
 from tests.factories import KITCHEN, KITCHEN_TOKEN
 
 ACCEPTED = b"\x20\x02\x00\x00"
@@ -198,4 +199,4 @@ class Server:
 
     async def stored(self) -> list[str]:
         """`data` of every stored message, in log order."""
-        return await self.services.core.database.read(lambda tx: [row.data for row in tx.messages.after(0)])
+        return await self.services.core.database.read(lambda tx: [row.data for row in tx.messages.after(Position(0))])

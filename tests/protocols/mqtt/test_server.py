@@ -12,6 +12,7 @@ from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
 from config.limits import MQTT_PACKET_BYTES
 from protocols.mqtt.encoding import encode_publish
+from storage.keys import DeviceKey
 from storage.sql import StoreError
 from tests.factories import (
     ADA_TOKEN,
@@ -45,7 +46,7 @@ from tests.protocols.mqtt.peers import (
 HALL_MESSAGES = f"/v1.1/messages/{HALL}".encode()
 
 
-async def disable(server: Server, world: World, device: int, id_: str) -> None:
+async def disable(server: Server, world: World, device: DeviceKey, id_: str) -> None:
     await server.services.core.database.write(
         lambda tx: tx.devices.put_device(
             new_device(

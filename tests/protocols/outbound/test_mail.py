@@ -24,6 +24,7 @@ from config.mail import MailSecurity, SmtpServer
 from config.settings import Outbound, Settings, SettingsError
 from protocols.outbound import mail as outbound_mail
 from protocols.outbound.mail import SmtpTransport, SpoolTransport, mail_transport
+from storage.keys import Milliseconds
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS
 from tests.fakes import run_inline
@@ -289,7 +290,9 @@ async def test_a_cancelled_dialogue_is_ended_at_once(received: Received, plain: 
 
 def opened(opener: ServicesOpener, transport: MailTransport) -> AbstractAsyncContextManager[Services]:
     """Services whose wall clock follows the mock clock of trio."""
-    return opener(clock=Clock(lambda: NOW_MS + round(trio.current_time() * 1000)), mail_transport=transport)
+    return opener(
+        clock=Clock(lambda: Milliseconds(NOW_MS + round(trio.current_time() * 1000))), mail_transport=transport
+    )
 
 
 async def test_a_deferred_mail_is_sent_again_and_arrives_once(

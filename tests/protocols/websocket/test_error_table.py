@@ -16,6 +16,7 @@ from trio_websocket import WebSocketConnection
 from broker.services import Services
 from config.limits import MAX_DATA_BYTES, REGISTRATION_SECONDS
 from config.settings import Limits, Settings
+from storage.keys import OrganizationKey
 from tests.factories import ACME, ADA_TOKEN, BOBS, HALL, KITCHEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.protocols.websocket.peers import Peers, ask, closing, register, said, say
 
@@ -40,7 +41,7 @@ async def socket(peers: Peers) -> WebSocketConnection:
 
 async def set_monthly(services: Services, limit: int) -> None:
     await services.core.database.write(
-        lambda tx: tx.accounts.change_organization(1, name="Acme", monthly_messages=limit)
+        lambda tx: tx.accounts.change_organization(OrganizationKey(1), name="Acme", monthly_messages=limit)
     )
     await services.limits.quotas.reload()
 

@@ -26,6 +26,7 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import IDS_MAX, WEBSOCKET_BACKLOG
 from protocols.websocket.connection import MAX_WAITING_FRAMES
+from storage.keys import Milliseconds
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -264,7 +265,7 @@ async def test_a_slow_subscriber_is_closed_with_a_reason_and_without_a_gap(
     fact = await device_fact(services, DeviceUpdated, KITCHEN)
     async with await peers.connect(events(ADA_TOKEN)) as quick:
         for number in range(MAX_WAITING_FRAMES + 1):
-            services.core.router.publish(replace(fact, at_ms=number))
+            services.core.router.publish(replace(fact, at_ms=Milliseconds(number)))
             if number % 1000 == 0:
                 heard_last = -1
                 while heard_last < number:

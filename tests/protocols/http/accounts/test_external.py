@@ -13,6 +13,7 @@ from broker.secrets import token_hash
 from broker.services import Services
 from config.settings import Accounts, Address, IdentityProvider, Limits, Settings
 from protocols.outbound.identity_providers import identity_providers
+from storage.keys import OrganizationKey, UserKey
 from storage.records import UserRecord
 from tests.broker.accounts.oauth_world import CALLBACK, WEB, OAuthWorld, basic, granted, query_of
 from tests.builders import ServicesOpener
@@ -452,7 +453,7 @@ async def test_an_account_of_another_provider_is_not_touched(
     browser: Browser, provider: OpenIdProvider, services: Services
 ) -> None:
     await services.core.database.write(
-        lambda tx: tx.accounts.set_sign_in(1, account_type="other", password_hash=None, now_ms=1)
+        lambda tx: tx.accounts.set_sign_in(UserKey(1), account_type="other", password_hash=None, now_ms=1)
     )
     answer = await come_back(browser, provider.agree(await leave(browser)))
     assert answer.status_code == 409
@@ -484,7 +485,7 @@ async def test_newcomers_need_an_invitation_where_sign_up_is_closed(
     user = session.user
     assert (user.email, user.account_type, user.password_hash) == ("grace@example.org", "example", None)
     assert user.full_name == ("Grace Hopper" + "!" * 80)[:64]
-    assert await services.core.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "viewer"
+    assert await services.core.database.read(lambda tx: tx.accounts.role_of(OrganizationKey(1), user.key)) == "viewer"
     assert await services.core.database.read(lambda tx: tx.codes.invitation_of("grace@example.org")) is None
 
 

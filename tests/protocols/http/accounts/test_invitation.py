@@ -7,6 +7,7 @@ import pytest
 from broker.errors import ValidationFailed
 from broker.provisioning import ProvisionReport
 from broker.services import Services
+from storage.keys import OrganizationKey
 from tests.broker.accounts.test_resets import mails
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import Browser, Form
@@ -46,7 +47,10 @@ async def test_an_invitation_is_accepted(browser: Browser, services: Services) -
     assert session is not None
     user = session.user
     assert (user.email, user.name, user.full_name, user.account_type) == (GRACE, "grace", "Grace", "LOCAL")
-    assert await services.core.database.read(lambda tx: tx.accounts.role_of(1, user.key)) == "administrator"
+    assert (
+        await services.core.database.read(lambda tx: tx.accounts.role_of(OrganizationKey(1), user.key))
+        == "administrator"
+    )
     await services.accounts.sessions.sign_in(GRACE, PASSWORD, address="192.0.2.1")
     for over in (await browser.open("signup", code=code), await browser.send(shown, password=PASSWORD)):
         assert over.status_code == 410

@@ -16,6 +16,7 @@ from config.settings import Limits, Outbound, Settings
 from protocols.outbound.connectors import HttpThirdParty
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.tls import client_context
+from storage.keys import DeviceKey
 from tests.factories import ADA_TOKEN, KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -204,7 +205,7 @@ async def test_a_subscription_that_fails_leaves_the_device_unauthorized(
     cloud.answers[f"/subscriptions/{KITCHEN}"] = answering(b"{}", 500)
     assert (await browser.authorize()).headers["Location"] == f"{REFERER}&error=server_error"
     assert (await browser.device())["cloudAuthorization"] == "UNAUTHORIZED"
-    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(1)) is None
+    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(DeviceKey(1))) is None
 
 
 async def test_a_token_endpoint_that_does_not_answer(browser: Browser, cloud: ThirdPartyCloud) -> None:

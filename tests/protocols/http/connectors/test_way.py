@@ -3,6 +3,7 @@
 import httpx
 
 from broker.facts import ProviderAuthRemoved
+from storage.keys import DeviceKey
 from storage.records import ConnectorRecord
 from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
@@ -153,7 +154,7 @@ async def test_deleting_the_authorization_unsubscribes_and_deletes_credentials(
     assert (record["id"], record["cloudAuthorization"], record["needProviderAuth"]) == (KITCHEN, "UNAUTHORIZED", True)
     assert record == await browser.device()
     assert cloud.subscriptions == {}
-    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(1)) is None
+    assert await browser.services.core.database.read(lambda tx: tx.connectors.link(DeviceKey(1))) is None
     assert len(ended) == 1
     again = await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
     assert again.status_code == 200
