@@ -1,9 +1,10 @@
 """What callers are told of their limits: headers on every counted answer (reference 21).
 
-The guard counts calls that come with a token. Requests on other paths are counted here, by address.
+The guard counts calls that come with a token. Other requests are counted here, by address.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from quart import Quart, Response, g, request
@@ -15,16 +16,13 @@ from broker.limits.quotas import QuotaStanding
 from broker.services import Services
 from config.limits import MAX_DATA_BYTES
 from protocols.http.answers import REST_ROOT, is_rest
+from protocols.http.calls import Call, Counted
 from protocols.refusals import rate_members
 
+_NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
 EXPOSED: Final = (
     "X-Rate-Limit-Limit, X-Rate-Limit-Remaining, X-Rate-Limit-Reset, Retry-After, x-quota-max-payload-size,"
     " x-quota-organization-limits, x-quota-organization-reset, x-quota-device-limits, x-quota-device-reset"
-)
-# The REST calls that need no token, or that no token is counted for.
-_UNCOUNTED: Final = re.compile(
-    rf"{re.escape(REST_ROOT)}/(?:(?:accounts|cert|updates)/.*|subscriptions/[^/]+/validate/?"
-    r"|cloudconnectors/[^/]+/auth/?|openapi\.json/?)"
 )
 
 
@@ -34,8 +32,9 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
 
 class Allowances:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, calls: Iterable[Call]) -> None:
         self._addresses = services.limits.addresses
+        self._by_address = _paths_by_address(calls)
         self._quotas = services.limits.quotas if services.core.settings.limits.quotas == "on" else None
 
     def install(self, app: Quart) -> None:
@@ -44,7 +43,7 @@ class Allowances:
         app.after_request(self._add_headers)
 
     async def _count_address(self) -> None:
-        if request.method == "OPTIONS" or not is_rest() or _UNCOUNTED.fullmatch(request.path):
+        if request.method == "OPTIONS" or not is_rest() or self._by_address.fullmatch(request.path):
             self._addresses.count(request.remote_addr or "")
 
     async def _add_headers(self, answer: Response) -> Response:
@@ -58,6 +57,28 @@ class Allowances:
                 device, by_day = g.charged
                 answer.headers.update(_members(self._quotas.standing(device, by_day)))
         return answer
+
+
+def _paths_by_address(calls: Iterable[Call]) -> re.Pattern[str]:
+    """The REST paths on which requests are counted by address, with any method.
+
+    Where all calls below a first word are counted so, all requests below that word are, also those to unknown paths.
+    """
+    by_word: dict[str, set[Counted]] = {}
+    for call in calls:
+        by_word.setdefault(_first_word(call), set()).add(call.counted)
+    patterns = {
+        f"/{_first_word(call)}/.*"
+        if call.path.count("/") > 1 and by_word[_first_word(call)] == {Counted.ADDRESS}
+        else f"{_NAME.sub('[^/]+', re.escape(call.path))}/?"
+        for call in calls
+        if call.counted is Counted.ADDRESS
+    }
+    return re.compile(f"{re.escape(REST_ROOT)}(?:{'|'.join(sorted(patterns))})")
+
+
+def _first_word(call: Call) -> str:
+    return call.path.split("/")[1]
 
 
 def _members(standing: QuotaStanding) -> dict[str, str]:

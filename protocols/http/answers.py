@@ -1,11 +1,12 @@
 """What REST answers look like: compact JSON, its headers, and the CORS rules (reference 1.4)."""
 
 import time
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 from quart import Response, request
+
+from protocols.http.schema import DataAndFlat
 
 REST_ROOT: Final = "/v1.1"
 _JSON: Final = "application/json; charset=utf-8"
@@ -21,24 +22,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_answer(payload: Any, status: int = 200) -> Response:
-    return Response(_encode(payload), status, content_type=_JSON)
+    return Response(_json(payload), status, content_type=_JSON)
 
 
-def page_of(entries: Iterable[bytes], **about: object) -> dict[str, Any]:
-    """The flat page of a search. What is None is left out."""
-    raw = [msgspec.Raw(entry) for entry in entries]
-    return {name: value for name, value in about.items() if value is not None} | {"size": len(raw), "data": raw}
+def _json(payload: Any) -> bytes:
+    if isinstance(payload, DataAndFlat):
+        content = _encode(payload.content)
+        return b'{"data":' + content + b"," + content[1:]
+    return _encode(payload)
 
 
-def search_answer(payload: Mapping[str, Any], started: float) -> Response:
+def search_answer(payload: Any, started: float) -> Response:
     """What message and Action searches answer. `started` is the `time.perf_counter` at which the search began."""
-    answer = Response(_encode(payload), content_type="application/json")
+    answer = Response(_json(payload), content_type="application/json")
     answer.headers["Request-Time"] = f"{time.perf_counter() - started:.3f}"
     return answer
 
 
 def secret_answer(payload: Any) -> Response:
-    """One that carries tokens: nobody keeps it, and it goes to no other origin (reference 1.4)."""
+    """An answer that carries tokens: it is not stored, and no other origin reads it (reference 1.4)."""
     answer = json_answer(payload)
     answer.headers["Cache-Control"] = "no-store"
     answer.headers["Pragma"] = "no-cache"
@@ -59,7 +61,7 @@ async def answer_preflight() -> Response | None:
 
 
 async def add_cors(answer: Response) -> Response:
-    """Answers that carry tokens are the ones nobody may store, and go to no other origin."""
+    """Allow other origins to read the answer, unless it carries tokens: those answers have a Cache-Control."""
     if is_rest() and "Cache-Control" not in answer.headers:
         answer.headers.extend(_CORS)
     return answer

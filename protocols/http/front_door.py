@@ -14,9 +14,9 @@ import trio
 from broker.ids import new_id
 from broker.services import Services
 from config.settings import Address
+from protocols.http.application import build_accounts_app, build_app
 from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head, split_head
 from protocols.http.hypercorn_adapter import HypercornAdapter
-from protocols.http.server import build_accounts_app, build_app
 from protocols.listeners import Stream, end_gently, serve_tcp
 from protocols.refusals import rest_error_body
 from protocols.tls import TlsContext

@@ -11,7 +11,7 @@ from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import notice, pages_blueprint, render_page
 from protocols.http.accounts.sign_in import OLD_FORM
-from protocols.http.body import Query
+from protocols.http.reading import Query
 
 _OTHER_ACCOUNT = "This invitation was sent to another e-mail address. Please sign in with the account that has it."
 

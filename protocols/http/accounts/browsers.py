@@ -14,7 +14,7 @@ from broker.site import AccountsRoot
 from config.limits import SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import is_head, render_page
-from protocols.http.body import Query
+from protocols.http.reading import Query
 
 _SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"

@@ -3,7 +3,7 @@
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_plus
 
-from protocols.http.body import read_body
+from protocols.http.reading import read_body
 
 _FORM_BYTES: Final = 64 * 1024
 _STANDS_IN_A_QUERY: Final = "%&=+?/:@!$'()*,;"

@@ -12,7 +12,7 @@ from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers, remote_a
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
-from protocols.http.body import Query
+from protocols.http.reading import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
 _OLD_FORM = "This form is no longer valid. Please enter the code again."

@@ -8,8 +8,8 @@ from quart import Blueprint, Response
 from broker.accounts.tokens import TokenKind, Tokens
 from broker.errors import PermissionDenied, Unauthorized
 from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
 from protocols.http.guard import Guard, bearer_token
+from protocols.http.reading import Query, members, read_body
 
 
 def information_blueprint(tokens: Tokens, guard: Guard) -> Blueprint:

@@ -13,7 +13,7 @@ from protocols.http.accounts.browsers import Browsers, remote_address
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
-from protocols.http.body import Query
+from protocols.http.reading import Query
 
 
 def sign_up_blueprint(

@@ -8,7 +8,7 @@ from broker.accounts.token_server import TokenResponse
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from protocols.http.answers import json_answer
-from protocols.http.body import read_body
+from protocols.http.reading import read_body
 
 _log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from broker.monetization.port import NotificationRefused
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect, render_page
-from protocols.http.body import Query, read_body
+from protocols.http.reading import Query, read_body
 
 _NOTIFICATION_BYTES = 64 * 1024
 _PROCESSORS = "https:"  # payment processors have their pages there

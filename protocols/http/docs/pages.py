@@ -13,7 +13,8 @@ from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import Chapter, chapters, slug_of
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.document import document
-from protocols.http.rest.not_yet import PATHS
+from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.rest.to_come import TO_COME
 
 DOCS: Final = "/docs"
 _POLICY: Final = "default-src 'none'; style-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
@@ -61,7 +62,7 @@ class _Book:
     """All pages for one address. Each is rendered when it is first asked for."""
 
     def __init__(self, site: Site) -> None:
-        described = document(f"{site.origin}{REST_ROOT}")
+        described = document(f"{site.origin}{REST_ROOT}", ALL_NOUNS)
         self.origin = site.origin
         self._sections = sections(described["info"]["description"])
         self._chapters = {chapter.slug: chapter for chapter in chapters(described)}
@@ -84,7 +85,7 @@ class _Book:
             title="The API",
             sections=self._sections,
             server=self._server,
-            missing=tuple(PATHS),
+            missing=tuple(dict.fromkeys(call.capability for call in TO_COME)),
         )
 
     def _chapter(self, chapter: Chapter) -> str:

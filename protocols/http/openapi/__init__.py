@@ -1,4 +1,1 @@
-"""The description of the REST API that the daemon serves, written by hand: one module for each noun of the path table.
-
-`shapes` is the vocabulary, `operation` says what a call is, `document` puts the nouns together.
-"""
+"""The OpenAPI document that the daemon serves, made of the declarations of the calls."""

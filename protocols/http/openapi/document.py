@@ -1,229 +1,215 @@
-"""The whole document: the nouns in their order, put into the words of OpenAPI 3.1."""
+"""The OpenAPI 3.1 document, made of the declarations of the calls."""
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import Annotated, Any, Final
 
-from protocols.http.openapi.about import ABOUT, OVERVIEW
-from protocols.http.openapi.accounts import ACCOUNTS
-from protocols.http.openapi.analytics import ANALYTICS
-from protocols.http.openapi.approved_lists import APPROVED_LISTS
-from protocols.http.openapi.connectors import CONNECTORS
-from protocols.http.openapi.device_types import DEVICE_TYPES
-from protocols.http.openapi.devices import DEVICES
+from protocols.http.calls import Accepts, Call, Calls, Chapter, Counted
 from protocols.http.openapi.errors import (
-    ERROR,
-    ERROR_REF,
-    TEXT_ERROR,
-    TEXT_ERROR_REF,
     USUAL_REASONS,
+    ErrorBody,
     error_example,
-    error_schema,
+    error_shape,
     refusals_of,
     usual_reason,
 )
-from protocols.http.openapi.export import EXPORT
-from protocols.http.openapi.messages import MESSAGES
-from protocols.http.openapi.operation import Answer, Body, Counted, Noun, Operation, Parameter
-from protocols.http.openapi.paths import PATH_PARAMETERS, names_in
-from protocols.http.openapi.pricing import PRICING
-from protocols.http.openapi.registrations import REGISTRATIONS
-from protocols.http.openapi.shapes import Schema, integer, text
-from protocols.http.openapi.shares import SHARES
-from protocols.http.openapi.status import STATUS
-from protocols.http.openapi.tags import TAGS
-from protocols.http.openapi.users import USERS
+from protocols.http.openapi.path_names import PATH_NAMES
+from protocols.http.openapi.schemas import Schemas, example_of
+from protocols.http.schema import Schema, integer, text
 
-NOUNS: Final[tuple[Noun, ...]] = (
-    MESSAGES,
-    ANALYTICS,
-    EXPORT,
-    DEVICES,
-    STATUS,
-    SHARES,
-    REGISTRATIONS,
-    DEVICE_TYPES,
-    TAGS,
-    APPROVED_LISTS,
-    CONNECTORS,
-    PRICING,
-    USERS,
-    ACCOUNTS,
-    ABOUT,
-)
 TITLE: Final = "Trunkline"
 API_VERSION: Final = "1.1"
-_HEADERS: Final[dict[str, Schema]] = {
-    "X-Rate-Limit-Limit": text("Calls allowed, as minute/day", pattern="^[0-9]+/[0-9]+$"),
-    "X-Rate-Limit-Remaining": text("Calls left, as minute/day", pattern="^[0-9]+/[0-9]+$"),
-    "X-Rate-Limit-Reset": text(
-        "When there are more, in seconds since the epoch, as minute/day", pattern="^[0-9]+/[0-9]+$"
-    ),
-    "Retry-After": integer("Seconds to wait", lowest=0),
-    "x-quota-max-payload-size": integer("Bytes that data may have", lowest=0),
-    "x-quota-organization-limits": text("Used and allowed, this month", pattern=r"^[0-9]+/-?[0-9]+$"),
-    "x-quota-organization-reset": text("Start and end of the month, in milliseconds", pattern="^[0-9]+/[0-9]+$"),
-    "x-quota-device-limits": text("Used and allowed, this day; of devices with a plan", pattern=r"^[0-9]+/-?[0-9]+$"),
-    "x-quota-device-reset": text("Start and end of the day, in milliseconds", pattern="^[0-9]+/[0-9]+$"),
+#: What the document says before the first call, in Markdown: headings, paragraphs, lists and `code`.
+_OVERVIEW: Final = files("protocols.http.openapi").joinpath("overview.md").read_text(encoding="utf-8")
+
+_PAIR: Final = "^[0-9]+/[0-9]+$"
+_USAGE: Final = r"^[0-9]+/-?[0-9]+$"
+_HEADERS: Final[dict[str, Any]] = {
+    "X-Rate-Limit-Limit": Annotated[str, text("Calls allowed, as minute/day", pattern=_PAIR)],
+    "X-Rate-Limit-Remaining": Annotated[str, text("Calls left, as minute/day", pattern=_PAIR)],
+    "X-Rate-Limit-Reset": Annotated[
+        str, text("When there are more, in seconds since the epoch, as minute/day", pattern=_PAIR)
+    ],
+    "Retry-After": Annotated[int, integer("Seconds to wait", lowest=0)],
+    "x-quota-max-payload-size": Annotated[int, integer("Bytes that data may have", lowest=0)],
+    "x-quota-organization-limits": Annotated[str, text("Used and allowed, this month", pattern=_USAGE)],
+    "x-quota-organization-reset": Annotated[str, text("Start and end of the month, in milliseconds", pattern=_PAIR)],
+    "x-quota-device-limits": Annotated[str, text("Used and allowed, this day; of devices with a plan", pattern=_USAGE)],
+    "x-quota-device-reset": Annotated[str, text("Start and end of the day, in milliseconds", pattern=_PAIR)],
 }
 _RATE_HEADERS: Final = tuple(name for name in _HEADERS if name.startswith("X-Rate-"))
 _QUOTA_HEADERS: Final = tuple(name for name in _HEADERS if name.startswith("x-quota-"))
-#: By what a call is counted with: the row of the rate limits.
-_COUNTED_BY: Final[dict[Counted, str]] = {"rest": "REST", "messages": "POST /messages", None: "none"}
+_OWN_HEADERS: Final[Mapping[Counted, tuple[str, ...]]] = {
+    Counted.REST: _RATE_HEADERS,
+    Counted.MESSAGES: _RATE_HEADERS + _QUOTA_HEADERS,
+}
+_REQUEST_TIME: Final = Annotated[str, text("Seconds that the search took, with three decimals")]
+#: What is added to the names of usual refusals, which differ in their headers.
+_REFUSAL_KINDS: Final = {Counted.REST: "", Counted.MESSAGES: "Sending", Counted.NOT: "Uncounted"}
 
 
-def document(server_url: str) -> dict[str, Any]:
-    """The OpenAPI document of a server whose REST root has this address."""
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": TITLE, "version": API_VERSION, "description": OVERVIEW},
-        "servers": [{"url": server_url}],
-        "security": [{"bearer": []}],
-        "tags": [{"name": noun.title, "description": noun.about} for noun in NOUNS],
-        "paths": _paths(),
-        "components": {
-            "schemas": {"Error": ERROR, "TextError": TEXT_ERROR}
-            | {name: schema for noun in NOUNS for name, schema in noun.schemas.items()},
-            "responses": _usual_refusals(),
-            "headers": {name: _header(schema) for name, schema in _HEADERS.items()},
-            "securitySchemes": {
-                "bearer": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "A user, application or device token; x-token-kinds says which a call accepts",
+def document(server_url: str, nouns: Iterable[type[Calls]]) -> dict[str, Any]:
+    """Describe the calls of `nouns` on a server whose REST root has the address `server_url`."""
+    return _Document(tuple(nouns)).described(server_url)
+
+
+class _Document:
+    def __init__(self, nouns: tuple[type[Calls], ...]) -> None:
+        self._nouns = nouns
+        self._schemas = Schemas()
+
+    def described(self, server_url: str) -> dict[str, Any]:
+        chapters = dict.fromkeys(noun.chapter for noun in self._nouns)
+        paths = self._paths(chapters)
+        for noun in self._nouns:
+            for name, schema in noun.components.items():
+                self._schemas.add(name, schema)
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": TITLE, "version": API_VERSION, "description": _OVERVIEW},
+            "servers": [{"url": server_url}],
+            "security": [{"bearer": []}],
+            "tags": [{"name": chapter.title, "description": chapter.about} for chapter in chapters],
+            "paths": paths,
+            "components": {
+                "schemas": self._schemas.components,
+                "responses": self._usual_refusals(),
+                "headers": {name: self._header(kind) for name, kind in _HEADERS.items()},
+                "securitySchemes": {
+                    "bearer": {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "A user, application or device token; x-token-kinds says which a call accepts",
+                    },
+                    "certificate": {"type": "mutualTLS", "description": "On the secure listener only"},
                 },
-                "certificate": {"type": "mutualTLS", "description": "On the secure listener only"},
             },
-        },
-    }
+        }
+
+    def _paths(self, chapters: Iterable[Chapter]) -> dict[str, Any]:
+        """Chapter by chapter: pages show calls in the order of the document."""
+        paths: dict[str, Any] = {}
+        for chapter in chapters:
+            for noun in self._nouns:
+                for call in noun.declared() if noun.chapter is chapter else ():
+                    paths.setdefault(call.path, {})[call.method.lower()] = self._operation(chapter, call)
+        return paths
+
+    def _operation(self, chapter: Chapter, call: Call) -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "operationId": _operation_id(call),
+            "tags": [chapter.title],
+            "summary": call.summary,
+            "x-token-kinds": [kind.value for kind in call.tokens],
+            "x-rate-limit-row": call.counted.value if call.counted in _OWN_HEADERS else "none",
+        }
+        if call.about:
+            described["description"] = call.about
+        if parameters := [*self._in_path(call), *self._in_query(call), *self._in_headers(call)]:
+            described["parameters"] = parameters
+        if call.takes_body:
+            described["requestBody"] = self._body(call)
+        if call.needs_certificate:
+            described["security"] = [{"certificate": []}]
+        elif not call.tokens:
+            described["security"] = []
+        described["responses"] = {str(call.answers.status): self._answer(call)} | {
+            status: self._refusal(call, status, reason) for status, reason in refusals_of(call)
+        }
+        return described
+
+    def _in_path(self, call: Call) -> Iterator[dict[str, Any]]:
+        for name in call.names:
+            kind, example = PATH_NAMES[name]
+            yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
+
+    def _in_query(self, call: Call) -> Iterator[dict[str, Any]]:
+        """The parameters of all queries that a call may be asked with; those of each of them are required."""
+        queries = [self._schemas.properties(query) for query in call.queries]
+        for name in dict.fromkeys(name for query in queries for name in query):
+            schema = next(query[name][0] for query in queries if name in query)
+            is_required = all(name in query and query[name][1] for query in queries)
+            yield _parameter(name, "query", schema, is_required=is_required)
+
+    def _in_headers(self, call: Call) -> Iterator[dict[str, Any]]:
+        for name, kind in call.headers.items():
+            yield _parameter(name, "header", self._schemas.of(kind), is_required=True)
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        accepts = call.accepts or Accepts({"application/json": call.body}, example_of(call.body))
+        content: dict[str, Any] = {}
+        for content_type, kind in accepts.types.items():
+            content[content_type] = {"schema": self._schemas.of(kind)}
+            if content_type != "multipart/form-data":  # the example is of what is not in parts
+                content[content_type]["example"] = accepts.example
+        return {"required": accepts.is_required, "content": content}
+
+    def _answer(self, call: Call) -> dict[str, Any]:
+        answers = call.answers
+        described: dict[str, Any] = {"description": answers.about}
+        if call.answer is not None:
+            media: dict[str, Any] = {"schema": self._schemas.of(call.answer)}
+            described["content"] = {answers.content_type: media}
+            if answers.example is not None:
+                media["example"] = answers.example
+            elif answers.type is None:
+                media["example"] = example_of(call.answer)
+        own = {"Request-Time": _REQUEST_TIME} if call.is_timed else answers.headers
+        headers = _own_headers(call.counted) | {name: self._header(kind) for name, kind in own.items()}
+        return described | ({"headers": headers} if headers else {})
+
+    def _refusal(self, call: Call, status: str, reason: str) -> dict[str, Any]:
+        schema = self._schemas.of(error_shape(call, status))
+        if schema != self._schemas.of(ErrorBody):
+            return {"description": reason, "content": {"application/json": {"schema": schema}}}
+        if reason == usual_reason(status):
+            return {"$ref": f"#/components/responses/{_usual_name(status, call.counted)}"}
+        return self._refused(status, reason, call.counted)
+
+    def _usual_refusals(self) -> dict[str, Any]:
+        """Those that calls have in common; answers to counted calls have more headers."""
+        return {
+            _usual_name(status, counted): self._refused(status, reason, counted)
+            for counted in _REFUSAL_KINDS
+            for status, reason in USUAL_REASONS.items()
+        }
+
+    def _refused(self, status: str, reason: str, counted: Counted) -> dict[str, Any]:
+        media: dict[str, Any] = {"schema": self._schemas.of(ErrorBody)}
+        if (example := error_example(status, reason)) is not None:
+            media["example"] = example
+        headers = _own_headers(counted) if status != "401" else {}
+        if status in {"429", "5XX"}:
+            headers = headers | _header_refs(("Retry-After",))
+        described = {"description": reason, "content": {"application/json": media}}
+        return described | ({"headers": headers} if headers else {})
+
+    def _header(self, kind: Any) -> dict[str, Any]:
+        schema = self._schemas.of(kind)
+        return {"description": schema.pop("description", ""), "schema": schema}
 
 
-def _paths() -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for noun, operation in operations():
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(noun, operation)
-    return paths
-
-
-def operations() -> Iterator[tuple[Noun, Operation]]:
-    for noun in NOUNS:
-        for operation in noun.operations:
-            yield noun, operation
-
-
-def _operation(noun: Noun, operation: Operation) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "operationId": _operation_id(operation),
-        "tags": [noun.title],
-        "summary": operation.summary,
-        "x-token-kinds": list(operation.tokens),
-        "x-rate-limit-row": _COUNTED_BY[operation.counted],
-    }
-    if operation.about:
-        described["description"] = operation.about
-    parameters = [_in_path(name) for name in names_in(operation.path)] + [_parameter(one) for one in operation.query]
-    if parameters:
-        described["parameters"] = parameters
-    if operation.body is not None:
-        described["requestBody"] = _body(operation.body)
-    if operation.needs_certificate:
-        described["security"] = [{"certificate": []}]
-    elif not operation.tokens:
-        described["security"] = []
-    described["responses"] = {str(operation.answer.status): _answer(operation)} | {
-        status: _refusal(operation, status, reason) for status, reason in refusals_of(operation)
-    }
-    return described
-
-
-def _operation_id(operation: Operation) -> str:
+def _operation_id(call: Call) -> str:
     """Such as `getDevicesByDidStatus`."""
-    words = operation.path.replace(".", "/").strip("/").split("/")
+    words = call.path.replace(".", "/").strip("/").split("/")
     named = (f"By{word[1].upper()}{word[2:-1]}" if word[0] == "{" else word[0].upper() + word[1:] for word in words)
-    return operation.method.lower() + "".join(named)
+    return call.method.lower() + "".join(named)
 
 
-def _in_path(name: str) -> dict[str, Any]:
-    schema, example = PATH_PARAMETERS[name]
-    return {"name": name, "in": "path", "required": True, "schema": schema, "example": example}
-
-
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "name": parameter.name,
-        "in": parameter.place,
-        "required": parameter.required,
-        "schema": parameter.schema,
-    }
-    if parameter.example is not None:
-        described["example"] = parameter.example
-    return described
-
-
-def _body(body: Body) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for content_type, schema in body.schemas.items():
-        content[content_type] = {"schema": schema}
-        if content_type != "multipart/form-data":  # the example is of what is not in parts
-            content[content_type]["example"] = body.example
-    return {"required": body.required, "content": content}
-
-
-def _answer(operation: Operation) -> dict[str, Any]:
-    answer: Answer = operation.answer
-    described: dict[str, Any] = {"description": answer.about}
-    if answer.schema is not None:
-        described["content"] = {answer.content_type: {"schema": answer.schema}}
-        if answer.example is not None:
-            described["content"][answer.content_type]["example"] = answer.example
-    headers = _headers(operation.counted) | {name: _header(schema) for name, schema in answer.headers.items()}
-    return described | ({"headers": headers} if headers else {})
-
-
-def _refusal(operation: Operation, status: str, reason: str) -> dict[str, Any]:
-    if error_schema(operation, status) is TEXT_ERROR_REF:
-        return {"description": reason, "content": {"application/json": {"schema": TEXT_ERROR_REF}}}
-    if reason == usual_reason(status):
-        return {"$ref": f"#/components/responses/{_usual_name(status, operation.counted)}"}
-    return _refused(status, reason, operation.counted)
-
-
-def _usual_refusals() -> dict[str, Any]:
-    """Those that calls have in common; answers to counted calls have more headers."""
-    return {
-        _usual_name(status, counted): _refused(status, reason, counted)
-        for counted in _COUNTED_BY
-        for status, reason in USUAL_REASONS.items()
-    }
+def _parameter(name: str, place: str, schema: Schema, *, is_required: bool) -> dict[str, Any]:
+    schema = dict(schema)
+    examples = schema.pop("examples", None)
+    described: dict[str, Any] = {"name": name, "in": place, "required": is_required, "schema": schema}
+    return described | ({"example": examples[0]} if examples else {})
 
 
 def _usual_name(status: str, counted: Counted) -> str:
-    return f"Error{status}" + {"rest": "", "messages": "Sending", None: "Uncounted"}[counted]
+    return f"Error{status}{_REFUSAL_KINDS.get(counted, 'Uncounted')}"
 
 
-def _refused(status: str, reason: str, counted: Counted) -> dict[str, Any]:
-    media: dict[str, Any] = {"schema": ERROR_REF}
-    if (example := error_example(status, reason)) is not None:
-        media["example"] = example
-    headers = _headers(counted) if status != "401" else {}
-    if status in {"429", "5XX"}:
-        headers = headers | _header_refs(("Retry-After",))
-    described = {"description": reason, "content": {"application/json": media}}
-    return described | ({"headers": headers} if headers else {})
-
-
-def _headers(counted: Counted) -> dict[str, Any]:
-    if counted is None:
-        return {}
-    return _header_refs(_RATE_HEADERS + (_QUOTA_HEADERS if counted == "messages" else ()))
+def _own_headers(counted: Counted) -> dict[str, Any]:
+    return _header_refs(_OWN_HEADERS.get(counted, ()))
 
 
 def _header_refs(names: tuple[str, ...]) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-
-
-def _header(schema: Schema) -> dict[str, Any]:
-    about = schema.get("description", "")
-    return {
-        "description": about,
-        "schema": {keyword: value for keyword, value in schema.items() if keyword != "description"},
-    }

@@ -1,44 +1,14 @@
 """How calls refuse (reference 3), and which refusals every call of a kind has."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from msgspec import UNSET, Meta, UnsetType
+
+from protocols.http.calls import Call
 from protocols.http.openapi import samples
-from protocols.http.openapi.operation import Operation
-from protocols.http.openapi.paths import names_in
-from protocols.http.openapi.shapes import Schema, array, id_, integer, record, ref, text
+from protocols.http.schema import Id, Shape, about, integer, text
 
-ERROR: Final = record(
-    {
-        "error": record(
-            {
-                "code": integer("The status, or a number that says more", lowest=400, highest=9999),
-                "message": text(),
-                "id": id_("Also in the server's log"),
-            },
-            {
-                "errors": array(
-                    array(
-                        record(
-                            {
-                                "field": text("Where it is: names and indexes, separated by dots"),
-                                "messages": array(text(), minItems=1),
-                            }
-                        ),
-                        minItems=1,
-                    ),
-                    "With code 4001: one list with everything that is wrong",
-                    minItems=1,
-                    maxItems=1,
-                )
-            },
-        )
-    }
-)
-TEXT_ERROR: Final = record(
-    {"error": record({"code": text("As OAuth 2 calls it"), "message": text()})},
-    about="Of accounts calls",
-)
 USUAL_REASONS: Final = {
     "400": "The body is not a JSON object, or something in the request is wrong.",
     "401": "Please provide a valid authorization header",
@@ -48,40 +18,73 @@ USUAL_REASONS: Final = {
     "429": "MINUTE rate limit exceeded",
     "5XX": "Our fault, or the store cannot be written at the moment",
 }
-ERROR_REF: Final = ref("Error")
-TEXT_ERROR_REF: Final = ref("TextError")
+
+
+class _Finding(Shape):
+    field: Annotated[str, text("Where it is: names and indexes, separated by dots")]
+    messages: Annotated[list[str], about("", minItems=1)]
+
+
+class _Error(Shape, kw_only=True):
+    code: Annotated[int, integer("The status, or a number that says more", lowest=400, highest=9999)]
+    message: str
+    id: Annotated[Id, Meta(description="Also in the server's log")]
+    errors: (
+        Annotated[
+            list[Annotated[list[_Finding], about("", minItems=1)]],
+            about("With code 4001: one list with everything that is wrong", minItems=1, maxItems=1),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class ErrorBody(Shape):
+    shape = "Error"
+    error: _Error
+
+
+class _TextError(Shape):
+    code: Annotated[str, text("As OAuth 2 calls it")]
+    message: str
+
+
+class TextErrorBody(Shape):
+    """Of accounts calls"""
+
+    shape = "TextError"
+    error: _TextError
 
 
 def usual_reason(status: str) -> str:
     return USUAL_REASONS.get(status, "")
 
 
-def refusals_of(operation: Operation) -> Iterator[tuple[str, str]]:
+def refusals_of(call: Call) -> Iterator[tuple[str, str]]:
     """Status and reason of everything that a call may refuse with, in order."""
-    found = dict.fromkeys(map(str, _expected(operation)), "")
-    found |= {str(status): reason for status, reason in operation.refusals.items()}
+    found = dict.fromkeys(map(str, _expected(call)), "")
+    found |= {str(status): reason for status, reason in call.refusals.items()}
     for status in sorted(found):
         yield status, found[status] or usual_reason(status)
     yield "5XX", usual_reason("5XX")
 
 
-def _expected(operation: Operation) -> Iterator[int]:
-    if operation.tokens:
+def _expected(call: Call) -> Iterator[int]:
+    if call.tokens:
         yield from (401, 403)
-    if operation.needs_certificate:
+    if call.needs_certificate:
         yield 403
-    if operation.query or operation.body is not None:
+    if call.queries or call.headers or call.takes_body:
         yield 400
-    if operation.body is not None:
+    if call.takes_body:
         yield 413
-    if names_in(operation.path) or operation.query:
+    if call.names or call.queries or call.headers:
         yield 404
     yield 429
 
 
-def error_schema(operation: Operation, status: str) -> Schema:
+def error_shape(call: Call, status: str) -> type[Shape]:
     """Calls of the accounts server have texts for codes."""
-    return TEXT_ERROR_REF if operation.path == "/accounts/token" and status in {"400", "401"} else ERROR_REF
+    return TextErrorBody if call.path == "/accounts/token" and status in {"400", "401"} else ErrorBody
 
 
 def error_example(status: str, reason: str) -> dict[str, Any] | None:

@@ -2,34 +2,64 @@
 
 import hashlib
 from functools import cached_property
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from quart import Blueprint, Response, request
+from quart import Response, request
 
-from broker.site import Site
+from broker.services import Services
 from protocols.http.answers import REST_ROOT
+from protocols.http.calls import NO_TOKEN, NOTHING, Answers, Call, Calls, Chapter, Counted
 from protocols.http.openapi.document import document
+from protocols.http.rest.nouns import NOUNS
+from protocols.http.schema import about
 
-PATH: Final = "/openapi.json"
+_DOCUMENT: Final = Annotated[
+    dict[str, Any],
+    about(
+        "",
+        required=["openapi", "info"],
+        properties={
+            "openapi": {"type": "string", "description": "Version of OpenAPI"},
+            "info": {"type": "object", "description": "Title, version, description", "additionalProperties": True},
+        },
+        additionalProperties=True,
+    ),
+]
 
 
-def openapi_blueprint(site: Site) -> Blueprint:
-    routes = Blueprint("openapi", __name__)
-    served = _Served("")
+class DocumentCalls(Calls):
+    chapter = Chapter("This document", "The description of the API itself.")
 
-    @routes.get(PATH)
-    async def show() -> Response:
-        nonlocal served
-        server_url = f"{site.origin}{REST_ROOT}"
-        if served.server_url != server_url:  # the port is only known once the listener is open
-            served = _Served(server_url)
-        answer = Response(served.body, content_type="application/json; charset=utf-8")
-        answer.set_etag(served.etag)
+    def __init__(self, services: Services) -> None:
+        self._site = services.core.site
+        self._served = _Served("")
+
+    @Call(
+        "GET",
+        "/openapi.json",
+        tokens=NO_TOKEN,
+        on=NOTHING,
+        summary="This document",
+        about="OpenAPI 3.1. It has an ETag; the same as pages for people is at `/docs`.",
+        counted=Counted.ADDRESS,
+        answers=Answers(
+            type=_DOCUMENT,
+            example={"openapi": "3.1.0", "info": {"title": "Trunkline", "version": "1.1"}},
+            headers={"ETag": Annotated[str, about("Of this version of the document")]},
+        ),
+    )
+    async def show(self) -> Response:
+        server_url = f"{self._site.origin}{REST_ROOT}"
+        if self._served.server_url != server_url:  # the port is only known once the listener is open
+            self._served = _Served(server_url)
+        answer = Response(self._served.body, content_type="application/json; charset=utf-8")
+        answer.set_etag(self._served.etag)
         await answer.make_conditional(request)
         return answer
 
-    return routes
+
+ALL_NOUNS: Final[tuple[type[Calls], ...]] = (*NOUNS, DocumentCalls)
 
 
 class _Served:
@@ -40,7 +70,7 @@ class _Served:
 
     @cached_property
     def body(self) -> bytes:
-        return msgspec.json.encode(document(self.server_url))
+        return msgspec.json.encode(document(self.server_url, ALL_NOUNS))
 
     @cached_property
     def etag(self) -> str:

@@ -1,1 +1,1 @@
-"""The REST API: one module for each capability of the path table (reference 2)."""
+"""The REST API: one module for each noun of the path table (reference 2), with the declarations of its calls."""

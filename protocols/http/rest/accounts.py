@@ -1,33 +1,121 @@
-"""/accounts on the REST root: three calls of the accounts server (reference 2.2)."""
+"""/accounts on the REST root: three calls of the accounts server (reference 2.2, 4.3 and 4.5)."""
 
-from quart import Blueprint, Response
+from typing import Annotated, Final
+
+from msgspec import UNSET, UnsetType
+from quart import Response
 
 from broker.accounts.token_server import TokenResponse
 from broker.services import Services
 from protocols.http.accounts.information import check, tell_about
 from protocols.http.accounts.token import token_request
 from protocols.http.answers import json_answer
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
+from protocols.http.calls import ANY_TOKEN, FORM, NO_TOKEN, NOTHING, Accepts, Answers, Call, Calls, Chapter, Counted
+from protocols.http.openapi import samples
+from protocols.http.schema import Data, Id, Shape, about, integer, one_of
 
 
-def rest_accounts_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("rest_accounts", __name__)
+class _Refresh(Shape, rename=None):
+    grant_type: Annotated[str, one_of(("refresh_token",))]
+    refresh_token: Id
+    old_access_token: Annotated[Id, about("Unless it is the bearer")] | None = None
 
-    @routes.post("/accounts/token")
-    async def refresh() -> Response:
-        """Implicit tokens only. The old token may be expired, so `Guard` is not asked."""
-        return _with_text_code(await services.accounts.grants.refresh_implicit(await token_request()))
 
-    @routes.post("/accounts/checkToken")
-    async def check_token() -> Response:
-        return await check(services.accounts.tokens)
+class _Refreshed(Shape, rename=None):
+    access_token: Id
+    token_type: Annotated[str, one_of(("bearer",))]
+    expires_in: Annotated[int, integer("Seconds", lowest=0)]
+    refresh_token: Id
+    scope: str
 
-    @routes.get("/accounts/tokenInfo")
-    async def token_info() -> Response:
-        await guard.caller(USER, APPLICATION, DEVICE)
-        return await tell_about(services.accounts.tokens)
 
-    return routes
+class _Token(Shape):
+    token: Annotated[str, about("The token in question")]
+
+
+class _Message(Shape):
+    message: str
+
+
+class _OfToken(Shape):
+    token: Annotated[Id, about("The token in question; by default the bearer", example=samples.TOKEN)] | None = None
+
+
+class _TokenInformation(Shape, rename=None, kw_only=True):
+    device_id: Annotated[Id, about("Of a device token")] | None
+    user_id: Annotated[Id, about("Of a user token")] | None
+    client_id: Annotated[Id, about("The application")] | UnsetType = UNSET
+    expires_in: Annotated[int, integer("Seconds; -1 for ever", lowest=-1)]
+
+
+_INFORMATION: Final = {"device_id": None, "user_id": samples.UID, "client_id": samples.AID, "expires_in": 224_617}
+
+
+class AccountsCalls(Calls):
+    chapter = Chapter(
+        "Tokens",
+        "Tokens come from the accounts server, under `/accounts`: see the overview. These three of its calls are here "
+        "as well. None of them is counted by the rate limits.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._grants = services.accounts.grants
+        self._tokens = services.accounts.tokens
+
+    @Call(
+        "POST",
+        "/accounts/token",
+        tokens=NO_TOKEN,  # the old token may be expired: it is checked by the grant
+        on=NOTHING,
+        summary="Refresh an implicit token",
+        about="For tokens of the implicit flow only. The old access token may be expired; it comes as the bearer, "
+        "or as `old_access_token`.",
+        counted=Counted.ADDRESS,
+        accepts=Accepts(
+            {FORM: _Refresh},
+            {"grant_type": "refresh_token", "refresh_token": samples.NONCE, "old_access_token": samples.TOKEN},
+        ),
+        answers=Answers(
+            type=_Refreshed,
+            example={
+                "access_token": samples.TOKEN,
+                "token_type": "bearer",
+                "expires_in": 1_209_600,
+                "refresh_token": samples.NONCE,
+                "scope": "read,write",
+            },
+        ),
+        refusals={400: "This API works only with implicit apps."},
+    )
+    async def refresh(self) -> Response:
+        return _with_text_code(await self._grants.refresh_implicit(await token_request()))
+
+    @Call(
+        "POST",
+        "/accounts/checkToken",
+        tokens=NO_TOKEN,
+        on=NOTHING,
+        summary="Whether a token is valid",
+        counted=Counted.ADDRESS,
+        accepts=Accepts({"application/json": _Token, FORM: _Token}, {"token": samples.TOKEN}),
+        answers=Answers(type=Data[_Message], example={"data": {"message": "Token is valid"}}),
+        refusals={401: "Please provide a valid authorization header"},
+    )
+    async def check_token(self) -> Response:
+        return await check(self._tokens)
+
+    @Call(
+        "GET",
+        "/accounts/tokenInfo",
+        tokens=ANY_TOKEN,
+        on=NOTHING,
+        query=_OfToken,
+        summary="What a token is",
+        counted=Counted.ADDRESS,
+        answers=Answers(type=Data[_TokenInformation], example={"data": _INFORMATION}),
+    )
+    async def token_info(self) -> Response:
+        return await tell_about(self._tokens)
 
 
 def _with_text_code(answer: TokenResponse) -> Response:

@@ -1,85 +1,130 @@
-"""GET /actions: by id, by destination and time, and by name (reference 9.3)."""
+"""/actions: sending Actions to a device, and searching them (reference 9)."""
 
-import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
-from quart import Blueprint, Response
+from msgspec import UNSET, UnsetType
 
-from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
+from broker.envelope import Action
+from broker.errors import Finding
 from broker.services import Services
-from config.limits import PAGE_COUNT_DEFAULT
-from protocols.http.answers import page_of, search_answer
-from protocols.http.body import Query
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.http.rest.searching import ORDERS, Readable, Times
+from config.limits import MAX_MESSAGE_BODY_BYTES
+from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Counted, InQuery
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Query, Rule
+from protocols.http.rest.messages import MESSAGES
+from protocols.http.rest.searching import ByMid, Chosen, Found, InRange, Searches, found_example
+from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, Sent
+from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, milliseconds, one_of
 from protocols.rendering import action_entry
 from storage.messages import Match
 
-
-def actions_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("actions", __name__)
-    searches = _Searches(services)
-
-    @routes.get("/actions")
-    async def search_actions() -> Response:
-        started = time.perf_counter()
-        caller = await guard.caller(USER, APPLICATION, DEVICE)
-        query = Query.of_request()
-        mid = query.text("mid")
-        found = await (searches.by_range(caller, query) if mid is None else searches.by_mid(caller, query, mid))
-        return search_answer(found, started)
-
-    return routes
+_EXAMPLE: Final[dict[str, Any]] = {
+    "type": "action",
+    "cts": samples.CTS,
+    "ts": samples.TS,
+    "mid": samples.MID,
+    "sdid": samples.DID,
+    "ddid": samples.DID,
+    "data": {"actions": [{"name": "setOn"}]},
+    "ddtid": samples.DTID,
+    "uid": samples.UID,
+    "mv": 1,
+}
 
 
-class _Searches:
-    def __init__(self, services: Services) -> None:
-        self._history = services.messages.history
-        self._permissions = services.accounts.permissions
-        self._readable = Readable(services)
+class ActionCall(Shape):
+    shape = "ActionCall"
 
-    async def by_mid(self, caller: Caller, query: Query, mid: str) -> dict[str, Any]:
-        uid = query.text("uid")
-        if uid is not None:
-            uid = await self._readable.user_for(caller, uid)
-        found = await self._history.action_by_mid(mid)
-        about: dict[str, object] = {"mid": mid, "count": PAGE_COUNT_DEFAULT, "order": ORDERS[0]}
-        if found is None or uid not in {None, found[1].owner_id}:
-            return page_of((), uid=uid or caller.user_id, **about)
-        action, destination = found
-        await self._permissions.require(caller, destination, Permission.READ)
-        return page_of((action_entry(action),), uid=action.uid, **about)
-
-    async def by_range(self, caller: Caller, query: Query) -> dict[str, Any]:
-        uid, ddid, destinations = await self._readable.chosen(caller, query, "ddid")
-        times, name = Times.of(query), _name(query)
-        query.check()
-        page = await self._history.search_actions(
-            destinations,
-            start_ms=times.start_ms,
-            end_ms=times.end_ms,
-            order=times.order,
-            count=times.count,
-            cursor=times.cursor,
-            match=Match(action=name),
-        )
-        return page_of(
-            map(action_entry, page.messages),
-            uid=uid,
-            ddid=ddid,
-            startDate=times.start_ms,
-            endDate=times.end_ms,
-            count=times.count,
-            order=times.order,
-            next=page.next,
-            prev=page.prev,
-        )
+    name: Annotated[str, about("As the Manifest calls it")]
+    parameters: Annotated[dict[str, Any], about("Absent when the sender gave none")] | UnsetType = UNSET
 
 
-def _name(query: Query) -> str | None:
-    """`action` or `name`, which say the same. Findings wait in the query."""
-    action, name = query.text("action"), query.text("name")
+class _ActionData(Shape):
+    actions: list[ActionCall]
+
+
+class ActionObject(Shape):
+    shape = "Action"
+    example = _EXAMPLE
+
+    type: Annotated[str, one_of(("action",))]
+    cts: Annotated[int, milliseconds("When the service took it")]
+    ts: Annotated[int, milliseconds("When the device says that it was")]
+    mid: Annotated[str, about("Grows with `cts`")]
+    sdid: Annotated[Id, about("Who sent it")]
+    ddid: Annotated[Id, about("Whom it is for")]
+    data: _ActionData
+    ddtid: TypeId
+    uid: Annotated[Id, about("The device's owner")]
+    mv: Annotated[Amount, about("Version of the Manifest that parsed it")]
+
+
+def _names_agree(given: Given) -> Iterator[Finding]:
+    """`action` and `name` say the same."""
+    action, name = given.values["action"], given.values["name"]
     if action is not None and name is not None and action != name:
-        query.refuse("name", "Invalid value")
-    return action or name
+        yield Finding("name", ("Invalid value",))
+
+
+class _ActionsInRange(InRange, kw_only=True):
+    ddid: (
+        Annotated[Id, about("The device that they are for; without it, all devices of the user", example=samples.DID)]
+        | None
+    ) = None
+    action: Annotated[str, about("Only Actions of this name")] | None = None
+    name: Annotated[str, about("The same as `action`"), Rule(_names_agree)] | None = None
+
+
+class _ActionsFound(Found[ActionObject]):
+    example = found_example("ddid", _EXAMPLE)
+
+    uid: Id | UnsetType = UNSET
+    ddid: Id | UnsetType = UNSET
+
+
+class ActionCalls(Calls):
+    chapter = MESSAGES
+
+    def __init__(self, services: Services) -> None:
+        history = services.messages.history
+        self._sending = Sending(services)
+        self._searches: Searches[Action] = Searches(
+            services, "ddid", history.action_by_mid, history.search_actions, action_entry
+        )
+
+    @Call(
+        "POST",
+        "/actions",
+        tokens=ANY_TOKEN,
+        on=NOTHING,
+        summary="Send Actions to a device",
+        about="They reach the device on every channel on which it is connected; if there is none, they are only "
+        "stored. Names and parameters are passed on as they are.",
+        counted=Counted.MESSAGES,
+        body_limit=MAX_MESSAGE_BODY_BYTES,
+        answers=STORED,
+        refusals={**SENDING_REFUSALS, 403: "Destination device is disconnected"},
+    )
+    async def send(self, caller: Caller, body: NewAction) -> Data[Sent]:
+        return await self._sending.action(caller, body)
+
+    async def _chosen(self, caller: Caller, query: Query) -> Chosen:
+        return await self._searches.chosen(caller, query)
+
+    @Call(
+        "GET",
+        "/actions",
+        tokens=ANY_TOKEN,
+        on=InQuery(_chosen),
+        summary="Find Actions",
+        about="One by its id, or those for a device or a user between two times, page by page.",
+        is_timed=True,
+    )
+    async def search(self, caller: Caller, chosen: Chosen, query: ByMid | _ActionsInRange) -> _ActionsFound:
+        if isinstance(query, ByMid):
+            _, members = await self._searches.by_mid(caller, chosen, query.mid)
+            return _ActionsFound(**members)
+        members = await self._searches.in_range(chosen, query, Match(action=query.action or query.name))
+        return _ActionsFound(ddid=absent_if_none(chosen.device_id), **members)

@@ -1,107 +1,245 @@
 """/messages/analytics, /messages/presence and /messages/snapshots (reference 9.4 and 9.5)."""
 
-from typing import Final
+from typing import Annotated, Any, Final
 
-from quart import Blueprint, Response
+from msgspec import UNSET, UnsetType
 
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import Interval
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.body import Query
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.http.rest.searching import Readable
+from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Chapter, InQuery
+from protocols.http.openapi import samples
+from protocols.http.reading import Query
+from protocols.http.rest.searching import FIELD_PATTERN, Readable, SearchedDevices
+from protocols.http.schema import Amount, Id, Shape, about, absent_if_none, integer, milliseconds, one_of, text
 from protocols.rendering import snapshot_object
 
-_INTERVALS: Final = tuple(Interval)
+_REQUIRED: Final = "Required parameter"
+_NAMES: Final = tuple(one.value for one in Interval)
+_RANGE: Final = {"startDate": samples.TS, "endDate": samples.TS + 3_600_000, "size": 1}
+_SUMMED: Final[dict[str, Any]] = {"count": 3, "min": 1, "max": 9, "mean": 5, "sum": 15, "variance": 10.67}
+
+_Sdid = Annotated[Id, about("The device; required without a device token", example=samples.DID)]
+_Field = Annotated[str, text("A numeric field, groups separated by dots", pattern=FIELD_PATTERN, example="steps")]
+_Start = Annotated[int, milliseconds("From this time on", example=samples.TS)]
+_End = Annotated[int, milliseconds("Before this time", example=samples.TS + 3_600_000)]
+_Interval = Annotated[Interval, about("Any case", example="hour")]
+_Time = Annotated[int, integer()]
+_Size = Annotated[Amount, about("Entries in data")]
 
 
-def analytics_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("analytics", __name__)
-    analytics, readable = services.messages.analytics, Readable(services)
-
-    @routes.get("/messages/analytics/aggregates")
-    async def aggregates() -> Response:
-        caller, query = await guard.caller(USER, APPLICATION, DEVICE), Query.of_request()
-        devices = await _chosen(services, readable, caller, query)
-        field, (start_ms, end_ms) = query.text("field", required=True), _dates(query)
-        query.check()
-        (device,) = devices
-        found = await analytics.aggregates(device, field or "", start_ms=start_ms, end_ms=end_ms)
-        data = [] if found.aggregate is None else [_summary(found.aggregate)]
-        about = {"sdid": device.id, "startDate": found.start_ms, "endDate": found.end_ms, "field": field}
-        return json_answer(about | {"size": len(data), "data": data})
-
-    @routes.get("/messages/analytics/histogram")
-    async def histogram() -> Response:
-        caller, query = await guard.caller(USER, APPLICATION, DEVICE), Query.of_request()
-        devices = await _chosen(services, readable, caller, query)
-        field, interval, (start_ms, end_ms) = query.text("field", required=True), _interval(query), _dates(query)
-        query.check()
-        (device,) = devices
-        found = await analytics.histogram(device, field or "", interval, start_ms=start_ms, end_ms=end_ms)
-        data = [_summary(aggregate) | {"ts": start} for start, aggregate in found.buckets]
-        about = {"sdid": device.id, "startDate": found.start_ms, "endDate": found.end_ms, "field": field}
-        return json_answer(about | {"interval": interval.value, "size": len(data), "data": data})
-
-    @routes.get("/messages/presence")
-    async def presence() -> Response:
-        caller, query = await guard.caller(USER, APPLICATION, DEVICE), Query.of_request()
-        sdid, field = query.text("sdid"), query.text("fieldPresence")
-        devices = await _chosen(services, readable, caller, query, or_all=True)
-        interval, (start_ms, end_ms) = _interval(query), _dates(query)
-        query.check()
-        found = await analytics.presence(devices, interval, field=field, start_ms=start_ms, end_ms=end_ms)
-        about = {"sdid": sdid, "fieldPresence": field, "interval": interval.value.upper()}
-        data = [{"startDate": start} for start in found.buckets]
-        return json_answer(
-            {name: value for name, value in about.items() if value is not None}
-            | {"startDate": found.start_ms, "endDate": found.end_ms, "size": len(data), "data": data}
-        )
-
-    @routes.get("/messages/snapshots")
-    async def snapshots() -> Response:
-        caller, query = await guard.caller(USER, APPLICATION, DEVICE), Query.of_request()
-        sdids, with_ts = query.ids("sdids", required=True), query.boolean("includeTimestamp", default=True)
-        query.check()
-        devices = await readable.listed(caller, sdids)
-        fields = await services.messages.snapshots.of_all([device.key for device in devices])
-        data = [{"sdid": one.id, "data": snapshot_object(fields[one.key], with_ts=with_ts)} for one in devices]
-        return json_answer({"sdids": ",".join(sdids), "size": len(data), "data": data})
-
-    return routes
+class _OfField(Shape, kw_only=True):
+    sdid: _Sdid | None = None
+    field: _Field
+    start_date: _Start
+    end_date: _End
 
 
-def _summary(aggregate: Aggregate) -> dict[str, object]:
-    return {
-        "count": aggregate.count,
-        "min": aggregate.min,
-        "max": aggregate.max,
-        "mean": aggregate.mean,
-        "sum": aggregate.sum,
-        "variance": aggregate.variance,
+class _OfFieldByInterval(Shape, kw_only=True):
+    sdid: _Sdid | None = None
+    field: _Field
+    interval: _Interval
+    start_date: _Start
+    end_date: _End
+
+
+class _ByInterval(Shape, kw_only=True):
+    sdid: Annotated[Id, about("The device; an application token must name one", example=samples.DID)] | None = None
+    # Not refused where it is no path, unlike the parameter of this name of searches.
+    field_presence: (
+        Annotated[str, text("Only messages with this field, groups separated by dots", pattern=FIELD_PATTERN)] | None
+    ) = None
+    interval: _Interval
+    start_date: _Start
+    end_date: _End
+
+
+class _Snapshots(Shape):
+    sdids: SearchedDevices
+    include_timestamp: Annotated[bool, about("Whether values come with their times")] = True
+
+
+class _Summary(Shape):
+    count: Annotated[int, integer(lowest=1)]
+    min: float
+    max: float
+    mean: float
+    sum: float
+    variance: Annotated[float, about("Of the population")]
+
+
+class _Bucket(_Summary):
+    ts: _Time
+
+
+class _Aggregates(Shape):
+    example = {"sdid": samples.DID, "field": "steps", **_RANGE, "data": [_SUMMED]}
+
+    sdid: Id
+    start_date: _Time
+    end_date: _Time
+    field: Annotated[str, about("As asked for")]
+    size: _Size
+    data: Annotated[list[_Summary], about("Empty when there are no messages")]
+
+
+class _Histogram(Shape):
+    example = {
+        "sdid": samples.DID,
+        "field": "steps",
+        "interval": "hour",
+        **_RANGE,
+        "data": [{**_SUMMED, "ts": samples.TS}],
     }
 
+    sdid: Id
+    start_date: _Time
+    end_date: _Time
+    field: Annotated[str, about("As asked for")]
+    interval: Annotated[str, one_of(_NAMES)]
+    size: _Size
+    data: list[_Bucket]
 
-def _interval(query: Query) -> Interval:
-    query.text("interval", required=True)
-    return Interval(query.choice("interval", _INTERVALS, Interval.MINUTE))
+
+class _Present(Shape):
+    start_date: _Time
 
 
-def _dates(query: Query) -> tuple[int, int]:
-    return query.number("startDate", required=True) or 0, query.number("endDate", required=True) or 0
+class _Presence(Shape, kw_only=True):
+    example = {"sdid": samples.DID, "interval": "HOUR", **_RANGE, "data": [{"startDate": samples.TS}]}
+
+    sdid: Annotated[Id, about("When given")] | UnsetType = UNSET
+    field_presence: Annotated[str, about("When given")] | UnsetType = UNSET
+    interval: Annotated[str, one_of([name.upper() for name in _NAMES])]
+    start_date: _Time
+    end_date: _Time
+    size: _Size
+    data: list[_Present]
 
 
-async def _chosen(
-    services: Services, readable: Readable, caller: Caller, query: Query, *, or_all: bool = False
-) -> list[Device]:
-    """The device `sdid`; without it all that the caller owns, if the call allows that, or a finding."""
-    sdid = query.text("sdid") or caller.device_id
-    if sdid is not None:
-        return [await readable.device(caller, sdid)]
-    if or_all and caller.user is not None:
-        return await services.devices.registry.owned_by(caller.user)
-    query.refuse("sdid", "Required parameter")
-    return []
+class _Snapshot(Shape):
+    sdid: Id
+    data: Annotated[dict[str, Any], about("Fields by name, groups nested; each leaf is `{value, ts}`")]
+
+
+class _SnapshotsFound(Shape):
+    example = {
+        "sdids": samples.DID,
+        "size": 1,
+        "data": [{"sdid": samples.DID, "data": {"steps": {"ts": samples.TS, "value": 500}}}],
+    }
+
+    sdids: Annotated[str, about("As asked for")]
+    size: Annotated[Amount, about("Devices")]
+    data: list[_Snapshot]
+
+
+class AnalyticsCalls(Calls):
+    chapter = Chapter(
+        "Analytics",
+        "What messages say in sum. Aggregates, histograms and presence count messages that are at least a minute old; "
+        "dates are rounded down to the start of the minute or of the interval, in UTC.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._analytics = services.messages.analytics
+        self._snapshots = services.messages.snapshots
+        self._devices = services.devices.registry
+        self._readable = Readable(services)
+
+    async def _source(self, caller: Caller, query: Query) -> Device | None:
+        device = await self._readable.source(caller, query)
+        if device is None:
+            query.refuse("sdid", _REQUIRED)
+        return device
+
+    async def _sources(self, caller: Caller, query: Query) -> list[Device]:
+        """The device that is named, or all devices of the user."""
+        device = await self._readable.source(caller, query)
+        if device is None and caller.user is not None:
+            return await self._devices.owned_by(caller.user)
+        if device is None:
+            query.refuse("sdid", _REQUIRED)
+        return [] if device is None else [device]
+
+    @Call(
+        "GET",
+        "/messages/snapshots",
+        tokens=ANY_TOKEN,
+        on=NOTHING,
+        summary="The last value of every field",
+    )
+    async def snapshots(self, caller: Caller, query: _Snapshots) -> _SnapshotsFound:
+        devices = await self._readable.listed(caller, query.sdids)
+        fields = await self._snapshots.of_all([device.key for device in devices])
+        found = [
+            _Snapshot(device.id, snapshot_object(fields[device.key], with_ts=query.include_timestamp))
+            for device in devices
+        ]
+        return _SnapshotsFound(",".join(query.sdids), len(found), found)
+
+    @Call(
+        "GET",
+        "/messages/analytics/aggregates",
+        tokens=ANY_TOKEN,
+        on=InQuery(_source),
+        summary="A field in numbers",
+        about="Over at most 31 days.",
+    )
+    async def aggregates(self, device: Device, query: _OfField) -> _Aggregates:
+        found = await self._analytics.aggregates(device, query.field, start_ms=query.start_date, end_ms=query.end_date)
+        data = [] if found.aggregate is None else [_Summary(**_summary(found.aggregate))]
+        return _Aggregates(device.id, found.start_ms, found.end_ms, query.field, len(data), data)
+
+    @Call(
+        "GET",
+        "/messages/analytics/histogram",
+        tokens=ANY_TOKEN,
+        on=InQuery(_source),
+        summary="A field in numbers, interval by interval",
+        about="Over at most an hour by minute, a day by hour, 31 days by day, a year by month or year. Intervals "
+        "without messages are left out.",
+    )
+    async def histogram(self, device: Device, query: _OfFieldByInterval) -> _Histogram:
+        found = await self._analytics.histogram(
+            device, query.field, query.interval, start_ms=query.start_date, end_ms=query.end_date
+        )
+        data = [_Bucket(**_summary(aggregate), ts=start) for start, aggregate in found.buckets]
+        return _Histogram(device.id, found.start_ms, found.end_ms, query.field, query.interval.value, len(data), data)
+
+    @Call(
+        "GET",
+        "/messages/presence",
+        tokens=ANY_TOKEN,
+        on=InQuery(_sources),
+        summary="When there were messages",
+        about="Of the device, or of all the caller's own. Over at most an hour by minute, a day by hour, 31 days "
+        "by day, a year by month, ten years by year.",
+    )
+    async def presence(self, devices: list[Device], query: _ByInterval) -> _Presence:
+        found = await self._analytics.presence(
+            devices, query.interval, field=query.field_presence, start_ms=query.start_date, end_ms=query.end_date
+        )
+        data = [_Present(start) for start in found.buckets]
+        return _Presence(
+            sdid=absent_if_none(query.sdid),
+            field_presence=absent_if_none(query.field_presence),
+            interval=query.interval.value.upper(),
+            start_date=found.start_ms,
+            end_date=found.end_ms,
+            size=len(data),
+            data=data,
+        )
+
+
+def _summary(found: Aggregate) -> dict[str, Any]:
+    return {
+        "count": found.count,
+        "min": found.min,
+        "max": found.max,
+        "mean": found.mean,
+        "sum": found.sum,
+        "variance": found.variance,
+    }

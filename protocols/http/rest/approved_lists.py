@@ -1,133 +1,311 @@
 """/devicetypes/{dtid}/whitelist: the approved list of a device type (reference 7.2)."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Any, Final
 
-import msgspec
-from quart import Blueprint, Response, request
+from msgspec import Meta, convert
+from quart import request
 from werkzeug.http import parse_options_header
-from werkzeug.sansio.multipart import Data, Epilogue, MultipartDecoder, NeedData
+from werkzeug.sansio.multipart import Data as PartData
+from werkzeug.sansio.multipart import Epilogue, MultipartDecoder, NeedData
 
+from broker.accounts.tokens import Caller
+from broker.device_types.catalog import DeviceType
 from broker.errors import BadRequest, ValidationFailed
 from broker.registration.certificates import certificate_fields
 from broker.services import Services
-from config.limits import CERTIFICATE_MAX_BYTES
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import Guard
-from protocols.http.rest.named_types import AdministeredTypes
+from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
+from protocols.http.calls import USER_OR_APPLICATION, Accepts, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.rest.named import ADMINISTERED_TYPE, Named
+from protocols.http.schema import (
+    Amount,
+    Data,
+    Id,
+    Milliseconds,
+    Page,
+    Paging,
+    Shape,
+    TypeId,
+    about,
+    integer,
+    one_of,
+    text,
+)
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
+_PATH: Final = "/devicetypes/{dtid}/whitelist"
 _PARTS_MAX: Final = 16
 _FILE: Final = "file"
+_UPLOAD_ID: Final[dict[str, Any]] = {"uploadId": samples.UPLOAD}
+_UPLOAD_STATUS: Final[dict[str, Any]] = {
+    "uploadId": samples.UPLOAD,
+    "status": "Completed",
+    "vdidsCount": {"total": 3, "succeeded": 2, "failed": 1},
+}
 
 
-def approved_lists_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("approved_lists", __name__)
-    lists, administered = services.registration.approved_lists, AdministeredTypes(services, guard)
+class ApprovedEntry(Shape):
+    shape = "ApprovedEntry"
+    example = {"vdid": samples.VDID, "did": None, "uploadedOn": samples.TS}
 
-    @routes.post("/devicetypes/<dtid>/whitelist")
-    async def upload(dtid: str) -> Response:
-        type_ = await administered.get(dtid)
-        content = _csv(await read_body(), request.headers.get("Content-Type", ""))
-        uploaded = {"uploadId": await lists.upload(type_, content)}
-        return json_answer(uploaded | {"data": uploaded})
+    vdid: Annotated[str, text(longest=VENDOR_ID_MAX_CHARACTERS)]
+    did: Annotated[Id, about("The device that uses it")] | None
+    uploaded_on: Milliseconds
 
-    @routes.get("/devicetypes/<dtid>/whitelist")
-    async def entries(dtid: str) -> Response:
-        type_ = await administered.get(dtid)
-        count, offset = Query.of_request().paging()
-        found, total = await lists.entries(type_, offset=offset, count=count)
-        return json_answer(
-            {
-                "data": [_entry(entry) for entry in found],
-                "dtid": type_.id,
-                "total": total,
-                "count": len(found),
-                "offset": offset,
-            }
+
+class _Validity(Shape):
+    not_before: Annotated[int, integer()]
+    not_after: Annotated[int, integer()]
+
+
+class _CertificateFields(Shape):
+    version: str
+    serial_number: Annotated[str, about("In hexadecimal")]
+    signature_algorithm: str
+    subject: str
+    issuer: str
+    validity: _Validity
+
+
+class ApprovedCertificate(Shape):
+    shape = "ApprovedCertificate"
+    example = {
+        "id": samples.CERTIFICATE,
+        "certificateFields": {
+            "version": "3",
+            "serialNumber": "4a1f",
+            "signatureAlgorithm": "ecdsa-with-SHA256",
+            "subject": "CN=Light maker",
+            "issuer": "CN=Light maker",
+            "validity": {"notBefore": samples.TS, "notAfter": samples.TS + 100_000_000_000},
+        },
+    }
+
+    id: Id
+    certificate_fields: _CertificateFields
+
+
+class _Certificate(Shape):
+    example = {"certificate": "-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n"}
+
+    certificate: Annotated[str, Meta(min_length=1, description="In PEM")]
+
+
+class _Form(Shape):
+    file: Annotated[str, about("The CSV", format="binary")]
+
+
+class _UploadId(Shape):
+    example = _UPLOAD_ID
+
+    upload_id: Id
+
+
+class _Uploaded(_UploadId):
+    example = {**_UPLOAD_ID, "data": _UPLOAD_ID}
+
+    data: _UploadId
+
+
+class _Counts(Shape):
+    total: Amount
+    succeeded: Amount
+    failed: Amount
+
+
+class _UploadStatus(Shape):
+    example = _UPLOAD_STATUS
+
+    upload_id: Id
+    status: Annotated[str, one_of(("Processing", "Completed", "Failed"), "Failed: no valid header, or too many rows")]
+    vdids_count: _Counts
+
+
+class _UploadStatusTwice(_UploadStatus):
+    example = {**_UPLOAD_STATUS, "data": _UPLOAD_STATUS}
+
+    data: _UploadStatus
+
+
+class _Switch(Shape):
+    example = {"enableWhitelist": True}
+
+    enable_whitelist: Annotated[bool, about("Whether new devices need an id of the list")]
+
+
+class _EntryPage(Shape):
+    data: list[ApprovedEntry]
+    dtid: Annotated[TypeId, about("", example=samples.DTID)]
+    total: Annotated[Amount, about("All entries", example=1)]
+    count: Annotated[Amount, about("Entries in this answer", example=1)]
+    offset: Annotated[Amount, about("As asked for", example=0)]
+
+
+class _RejectedRow(Shape):
+    example = {"index": 3, "message": "Duplicate vdid"}
+
+    index: Annotated[int, integer("Of the row, from 1", lowest=1)]
+    message: Annotated[str, one_of(("Invalid vdid", "Duplicate vdid"))]
+
+
+class _UsedBy(Shape):
+    example = {"did": samples.DID}
+
+    did: Annotated[Id, about("Null while nobody uses it")] | None
+
+
+class ApprovedListCalls(Calls):
+    chapter = Chapter(
+        "Approved lists",
+        "Which vendor ids new devices of a type may have. For administrators of the organization that owns the type, "
+        "and for its applications.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._named = Named(services)
+        self._lists = services.registration.approved_lists
+
+    async def _upload(self, caller: Caller, dtid: str, upload_id: str) -> ApprovedUploadRecord:
+        return await self._lists.upload_status(await self._named.administered_type(caller, dtid), upload_id)
+
+    async def _listed(self, caller: Caller, dtid: str, vdid: str) -> tuple[DeviceType, ApprovedEntryRecord]:
+        type_ = await self._named.administered_type(caller, dtid)
+        return type_, await self._lists.find(type_, vdid)
+
+    async def _with_certificate(self, caller: Caller, dtid: str, certificate_id: str) -> DeviceType:
+        type_ = await self._named.administered_type(caller, dtid)
+        await self._lists.certificate(type_, certificate_id)
+        return type_
+
+    @Call(
+        "POST",
+        _PATH,
+        tokens=USER_OR_APPLICATION,
+        on=ADMINISTERED_TYPE,
+        summary="Upload vendor ids",
+        about=f"A CSV whose first line is `vdid`, with at most {APPROVED_ROWS_MAX} rows: as the body itself, or as "
+        "the part `file` of a form. It is processed later; its status tells the result of every row.",
+        accepts=Accepts(
+            {"text/csv": Annotated[str, about("The CSV")], "multipart/form-data": _Form},
+            "vdid\nlight-0001\nlight-0002\n",
+        ),
+        refusals={409: "Too many uploads are being processed"},
+    )
+    async def upload(self, type_: DeviceType, body: bytes) -> _Uploaded:
+        content = _csv(body, request.headers.get("Content-Type", ""))
+        upload_id = await self._lists.upload(type_, content)
+        return _Uploaded(upload_id, _UploadId(upload_id))
+
+    @Call("GET", _PATH, tokens=USER_OR_APPLICATION, on=ADMINISTERED_TYPE, summary="The vendor ids of a list")
+    async def entries(self, type_: DeviceType, query: Paging) -> _EntryPage:
+        found, total = await self._lists.entries(type_, offset=query.offset, count=query.count)
+        return _EntryPage(list(map(_entry, found)), type_.id, total, len(found), query.offset)
+
+    @Call(
+        "GET",
+        f"{_PATH}/status",
+        tokens=USER_OR_APPLICATION,
+        on=ADMINISTERED_TYPE,
+        summary="Whether a list is enabled",
+    )
+    async def switch(self, type_: DeviceType) -> Data[_Switch]:
+        return Data(_Switch(await self._lists.is_enabled(type_)))
+
+    @Call(
+        "PUT",
+        f"{_PATH}/enable",
+        tokens=USER_OR_APPLICATION,
+        on=ADMINISTERED_TYPE,
+        summary="Enable or disable a list",
+        refusals={409: "Device type has devices"},
+    )
+    async def enable(self, type_: DeviceType, body: _Switch) -> Data[_Switch]:
+        await self._lists.set_enabled(type_, body.enable_whitelist)
+        return Data(body)
+
+    @Call(
+        "GET",
+        f"{_PATH}/{{uploadId}}/status",
+        tokens=USER_OR_APPLICATION,
+        on=_upload,
+        summary="How far an upload is",
+    )
+    async def upload_status(self, upload: ApprovedUploadRecord) -> _UploadStatusTwice:
+        counts = _Counts(upload.total, upload.succeeded, upload.failed)
+        return _UploadStatusTwice(
+            upload.id, upload.status, counts, data=_UploadStatus(upload.id, upload.status, counts)
         )
 
-    @routes.get("/devicetypes/<dtid>/whitelist/status")
-    async def switch(dtid: str) -> Response:
-        return _switch(await lists.is_enabled(await administered.get(dtid)))
+    @Call(
+        "GET",
+        f"{_PATH}/{{uploadId}}/rejectedRows",
+        tokens=USER_OR_APPLICATION,
+        on=_upload,
+        summary="Rows that an upload left out",
+    )
+    async def rejected_rows(self, upload: ApprovedUploadRecord, query: Paging) -> Page[list[_RejectedRow]]:
+        found, total = await self._lists.rejected_rows(upload, offset=query.offset, count=query.count)
+        return Page([_RejectedRow(index, message) for index, message in found], total, query.offset, len(found))
 
-    @routes.put("/devicetypes/<dtid>/whitelist/enable")
-    async def enable(dtid: str) -> Response:
-        type_ = await administered.get(dtid)
-        wanted = members(await read_body(), _Switch).enable_whitelist
-        if wanted is None:
-            raise ValidationFailed.of("enableWhitelist", "Required parameter")
-        await lists.set_enabled(type_, wanted)
-        return _switch(wanted)
+    @Call(
+        "GET",
+        f"{_PATH}/vdid/{{vdid}}",
+        tokens=USER_OR_APPLICATION,
+        on=_listed,
+        summary="The device that uses a vendor id",
+    )
+    async def used_by(self, listed: tuple[DeviceType, ApprovedEntryRecord]) -> Data[_UsedBy]:
+        _, entry = listed
+        return Data(_UsedBy(entry.device_id))
 
-    @routes.get("/devicetypes/<dtid>/whitelist/<upload_id>/status")
-    async def upload_status(dtid: str, upload_id: str) -> Response:
-        async with administered.before_limit(dtid) as type_:
-            about = _upload(await lists.upload_status(type_, upload_id))
-        return json_answer(about | {"data": about})
+    @Call(
+        "DELETE",
+        f"{_PATH}/{{vdid}}",
+        tokens=USER_OR_APPLICATION,
+        on=_listed,
+        summary="Remove a vendor id",
+        about="The device that uses it stays.",
+    )
+    async def remove(self, listed: tuple[DeviceType, ApprovedEntryRecord]) -> Data[ApprovedEntry]:
+        type_, entry = listed
+        return Data(_entry(await self._lists.remove(type_, entry.vdid)))
 
-    @routes.get("/devicetypes/<dtid>/whitelist/<upload_id>/rejectedRows")
-    async def rejected_rows(dtid: str, upload_id: str) -> Response:
-        async with administered.before_limit(dtid) as type_:
-            upload = await lists.upload_status(type_, upload_id)
-        count, offset = Query.of_request().paging()
-        found, total = await lists.rejected_rows(upload, offset=offset, count=count)
-        rows = [{"index": index, "message": message} for index, message in found]
-        return json_answer({"data": rows, "total": total, "offset": offset, "count": len(rows)})
+    @Call(
+        "GET",
+        f"{_PATH}/certificates",
+        tokens=USER_OR_APPLICATION,
+        on=ADMINISTERED_TYPE,
+        summary="What vendor ids are signed with",
+    )
+    async def certificates(self, type_: DeviceType, query: Paging) -> Page[list[ApprovedCertificate]]:
+        found = await self._lists.certificates(type_)
+        page = [_certificate(*one) for one in found[query.offset : query.offset + query.count]]
+        return Page(page, len(found), query.offset, len(page))
 
-    @routes.get("/devicetypes/<dtid>/whitelist/vdid/<vdid>")
-    async def device_of(dtid: str, vdid: str) -> Response:
-        async with administered.before_limit(dtid) as type_:
-            entry = await lists.find(type_, vdid)
-        return json_answer({"data": {"did": entry.device_id}})
+    @Call(
+        "POST",
+        f"{_PATH}/certificates",
+        tokens=USER_OR_APPLICATION,
+        on=ADMINISTERED_TYPE,
+        summary="Add a certificate",
+        about="Its key signs vendor ids: RSA with PKCS#1 v1.5 or ECDSA, with SHA-256.",
+        body_limit=CERTIFICATE_MAX_BYTES,
+        refusals={409: "Certificate already uploaded"},
+    )
+    async def add_certificate(self, type_: DeviceType, body: _Certificate) -> Data[ApprovedCertificate]:
+        return Data(_certificate(*await self._lists.add_certificate(type_, body.certificate)))
 
-    @routes.delete("/devicetypes/<dtid>/whitelist/<vdid>")
-    async def remove(dtid: str, vdid: str) -> Response:
-        async with administered.before_limit(dtid) as type_:
-            await lists.find(type_, vdid)
-        return json_answer({"data": _entry(await lists.remove(type_, vdid))})
-
-    return routes
-
-
-def approved_certificates_blueprint(services: Services, guard: Guard) -> Blueprint:
-    """What the ids of an approved list are signed with."""
-    routes = Blueprint("approved_certificates", __name__)
-    lists, administered = services.registration.approved_lists, AdministeredTypes(services, guard)
-
-    @routes.get("/devicetypes/<dtid>/whitelist/certificates")
-    async def certificates(dtid: str) -> Response:
-        type_ = await administered.get(dtid)
-        count, offset = Query.of_request().paging()
-        found = await lists.certificates(type_)
-        page = [_certificate(*one) for one in found[offset : offset + count]]
-        return json_answer({"data": page, "total": len(found), "offset": offset, "count": len(page)})
-
-    @routes.post("/devicetypes/<dtid>/whitelist/certificates")
-    async def add_certificate(dtid: str) -> Response:
-        type_ = await administered.get(dtid)
-        pem = members(await read_body(limit=CERTIFICATE_MAX_BYTES), _NewCertificate).certificate
-        if not pem:
-            raise ValidationFailed.of("certificate", "Required parameter")
-        return json_answer({"data": _certificate(*await lists.add_certificate(type_, pem))})
-
-    @routes.delete("/devicetypes/<dtid>/whitelist/certificates/<certificate_id>")
-    async def remove_certificate(dtid: str, certificate_id: str) -> Response:
-        async with administered.before_limit(dtid) as type_:
-            await lists.certificate(type_, certificate_id)
-        removed = await lists.remove_certificate(type_, certificate_id)
-        return json_answer({"data": _certificate(certificate_id, removed)})
-
-    return routes
-
-
-class _Switch(msgspec.Struct, rename="camel"):
-    enable_whitelist: bool | None = None
-
-
-class _NewCertificate(msgspec.Struct):
-    certificate: str | None = None
+    @Call(
+        "DELETE",
+        f"{_PATH}/certificates/{{certificateId}}",
+        tokens=USER_OR_APPLICATION,
+        on=_with_certificate,
+        summary="Remove a certificate",
+    )
+    async def remove_certificate(self, type_: DeviceType, certificate_id: str) -> Data[ApprovedCertificate]:
+        removed = await self._lists.remove_certificate(type_, certificate_id)
+        return Data(_certificate(certificate_id, removed))
 
 
 def _csv(body: bytes, content_type: str) -> bytes:
@@ -153,7 +331,7 @@ def _parts(decoder: MultipartDecoder) -> Iterator[tuple[str, bytes]]:
     while not isinstance(event := decoder.next_event(), Epilogue):
         if isinstance(event, NeedData):
             raise ValueError("the form has no end")
-        if isinstance(event, Data):
+        if isinstance(event, PartData):
             content += event.data
             if not event.more_data:
                 yield name, content
@@ -161,18 +339,9 @@ def _parts(decoder: MultipartDecoder) -> Iterator[tuple[str, bytes]]:
             name, content = getattr(event, "name", ""), b""
 
 
-def _switch(is_enabled: bool) -> Response:
-    return json_answer({"data": {"enableWhitelist": is_enabled}})
+def _entry(entry: ApprovedEntryRecord) -> ApprovedEntry:
+    return ApprovedEntry(entry.vdid, entry.device_id, entry.uploaded_on)
 
 
-def _entry(entry: ApprovedEntryRecord) -> dict[str, object]:
-    return {"vdid": entry.vdid, "did": entry.device_id, "uploadedOn": entry.uploaded_on}
-
-
-def _upload(upload: ApprovedUploadRecord) -> dict[str, object]:
-    counts = {"total": upload.total, "succeeded": upload.succeeded, "failed": upload.failed}
-    return {"uploadId": upload.id, "status": upload.status, "vdidsCount": counts}
-
-
-def _certificate(id_: str, der: bytes) -> dict[str, object]:
-    return {"id": id_, "certificateFields": certificate_fields(der)}
+def _certificate(id_: str, der: bytes) -> ApprovedCertificate:
+    return ApprovedCertificate(id_, convert(certificate_fields(der), _CertificateFields))

@@ -1,99 +1,203 @@
-"""/devices/…/shares: offering a device to others, and their answers (reference 6.3)."""
+"""/devices/…/shares and /users/…/shares: offering a device to others, and their answers (reference 6.3)."""
 
-from typing import Any, Final
-
-import msgspec
-from quart import Blueprint, Response
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal
 
 from broker.accounts.permissions import Permission
+from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.shares import ShareStatus
-from broker.errors import PermissionDenied, ValidationFailed
+from broker.errors import PermissionDenied
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import USER, Guard
-from protocols.http.rest.named_devices import NamedDevices
-from storage.records import ShareRecord
+from config.limits import EMAIL_MAX_CHARACTERS
+from protocols.http.calls import USER, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.rest.named import NAMED_USER, named_device
+from protocols.http.schema import (
+    Count,
+    DataAndFlat,
+    Form,
+    Id,
+    Milliseconds,
+    Offset,
+    Page,
+    Paging,
+    Shape,
+    about,
+    one_of,
+)
+from storage.keys import UserKey
+from storage.records import ShareRecord, UserRecord
 
-_ANSWERS: Final = (ShareStatus.ACCEPTED, ShareStatus.REJECTED)
+_PATH: Final = "/devices/{did}/shares/{shareId}"
+_EXAMPLE: Final = {"id": samples.SHARE, "email": "bob@example.net", "status": "PENDING", "sharedOn": samples.TS}
+_FILTERS: Final[Mapping[str, Sequence[ShareStatus]]] = {
+    "ALL": tuple(ShareStatus),
+    "WAITING": (ShareStatus.PENDING,),
+    "ACCEPTED": (ShareStatus.ACCEPTED,),
+    "REJECTED": (ShareStatus.REJECTED,),
+}
 
 
-class _Post(msgspec.Struct):
-    email: str | None = None
-    uid: str | None = None
+class ShareObject(Shape):
+    shape = "Share"
+    example = _EXAMPLE
+
+    id: Id
+    email: Annotated[str, about("Whom it is offered to", format="email")]
+    status: Annotated[str, one_of(("PENDING", "ACCEPTED", "REJECTED"))]
+    shared_on: Milliseconds
 
 
-class _Put(msgspec.Struct):
-    status: str | None = None
+class OfferedShare(ShareObject):
+    shape = "OfferedShare"
+    example = _EXAMPLE | {"did": samples.DID, "deviceName": "Kitchen light", "ownerId": samples.UID}
+
+    did: Id
+    device_name: str
+    owner_id: Id
 
 
-def device_shares_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("device_shares", __name__)
-    named, shares = NamedDevices(services, guard), services.devices.shares
+class _Offered(Shape):
+    example = {"id": samples.SHARE, "shareId": samples.SHARE}
 
-    async def found(device_id: str, share_id: str) -> tuple[Device, ShareRecord]:
-        device = await services.devices.registry.find(device_id)
-        return device, await shares.find(device, share_id)
+    id: Id
+    share_id: Id
 
-    async def found_by_either(device_id: str, share_id: str) -> ShareRecord:
-        """For the owner, and for the one it is offered to."""
-        async with guard.before_limit(USER) as caller:
-            device, share = await found(device_id, share_id)
-            if not await shares.is_for(caller.user, share):
-                await services.accounts.permissions.require(caller, device, Permission.MANAGE)
+
+class _Shares(Shape):
+    shares: list[ShareObject]
+
+
+class _OfferedShares(Shape):
+    shares: list[OfferedShare]
+
+
+class _Offer(Shape):
+    example = {"email": "bob@example.net"}
+    any_of = (Form(("email",)), Form(("uid",)))
+
+    email: Annotated[str, about("Whom it is offered to", format="email", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
+    uid: Annotated[str, about("A user id or an e-mail address", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
+
+
+class _Decision(Shape):
+    example = {"status": "ACCEPTED"}
+
+    status: Annotated[Literal["ACCEPTED", "REJECTED"], about("Any case")]
+
+
+class _OfUser(Shape):
+    filter: Annotated[Literal["ALL", "WAITING", "ACCEPTED", "REJECTED"], about("Any case")] = "ALL"
+    count: Count = 100
+    offset: Offset = 0
+
+
+class DeviceShareCalls(Calls):
+    chapter = Chapter(
+        "Shares",
+        "An owner offers a device to somebody by e-mail. An accepted share gives READ and WRITE on its messages, "
+        "Actions, status, snapshots and events; the device stays its owner's.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._devices = services.devices.registry
+        self._permissions = services.accounts.permissions
+        self._shares = services.devices.shares
+
+    async def _invited(self, caller: Caller, did: str, share_id: str) -> tuple[UserKey, ShareRecord]:
+        """The caller and the share, for the user to whom the device is offered."""
+        share = await self._shares.find(await self._devices.find(did), share_id)
+        if caller.user is None or not await self._shares.is_for(caller.user, share):
+            raise PermissionDenied(f"the invitation of share {share.id}")
+        return caller.user, share
+
+    async def _of_either(self, caller: Caller, did: str, share_id: str) -> ShareRecord:
+        """For the owner, and for the user to whom the device is offered."""
+        device = await self._devices.find(did)
+        share = await self._shares.find(device, share_id)
+        if not await self._shares.is_for(caller.user, share):
+            await self._permissions.require(caller, device, Permission.MANAGE)
         return share
 
-    @routes.post("/devices/<device_id>/shares")
-    async def offer(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.MANAGE, USER)
-        post = members(await read_body(), _Post)
-        share = await shares.offer(device, email=post.email, uid=post.uid)
-        about = {"id": share.id, "shareId": share.id}
-        return json_answer({"data": about, **about})
+    @Call(
+        "POST",
+        "/devices/{did}/shares",
+        tokens=USER,
+        on=named_device(Permission.MANAGE),
+        summary="Offer a device to somebody",
+        about="Only the owner shares. The address need not belong to a user yet; it gets a mail with a link.",
+        refusals={409: "Device already shared with this address", 429: "Too many mails to this address."},
+    )
+    async def offer(self, device: Device, body: _Offer) -> DataAndFlat[_Offered]:
+        share = await self._shares.offer(device, email=body.email, uid=body.uid)
+        return DataAndFlat(_Offered(share.id, share.id))
 
-    @routes.get("/devices/<device_id>/shares")
-    async def list_(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.MANAGE, USER)
-        count, offset = Query.of_request().paging()
-        page, total = await shares.of_device(device, offset=offset, count=count)
-        entries = [share_record(share) for share in page]
-        return json_answer({"data": {"shares": entries}, "total": total, "offset": offset, "count": len(entries)})
+    @Call(
+        "GET",
+        "/devices/{did}/shares",
+        tokens=USER,
+        on=named_device(Permission.MANAGE),
+        summary="To whom a device is offered",
+    )
+    async def of_device(self, device: Device, query: Paging) -> Page[_Shares]:
+        found, total = await self._shares.of_device(device, offset=query.offset, count=query.count)
+        return Page(_Shares(list(map(_share, found))), total, query.offset, len(found))
 
-    @routes.get("/devices/<device_id>/shares/<share_id>")
-    async def show(device_id: str, share_id: str) -> Response:
-        return _answer(await found_by_either(device_id, share_id))
+    @Call(
+        "GET",
+        _PATH,
+        tokens=USER,
+        on=_of_either,
+        summary="One share",
+        about="For the owner, and for the one it is offered to.",
+    )
+    async def show(self, share: ShareRecord) -> DataAndFlat[ShareObject]:
+        return DataAndFlat(_share(share))
 
-    @routes.put("/devices/<device_id>/shares/<share_id>")
-    async def answer(device_id: str, share_id: str) -> Response:
-        async with guard.before_limit(USER) as caller:
-            _, share = await found(device_id, share_id)
-            if caller.user is None or not await shares.is_for(caller.user, share):
-                raise PermissionDenied(f"the invitation of share {share.id}")
-        status = _status(members(await read_body(), _Put).status)
-        return _answer(await shares.answer(share.id, caller.user, status))
+    @Call(
+        "PUT",
+        _PATH,
+        tokens=USER,
+        on=_invited,
+        summary="Accept or refuse a share",
+        about="For the one it is offered to.",
+        refusals={409: "Share is ACCEPTED"},
+    )
+    async def answer(self, invited: tuple[UserKey, ShareRecord], body: _Decision) -> DataAndFlat[ShareObject]:
+        user, share = invited
+        return DataAndFlat(_share(await self._shares.answer(share.id, user, ShareStatus(body.status))))
 
-    @routes.delete("/devices/<device_id>/shares/<share_id>")
-    async def remove(device_id: str, share_id: str) -> Response:
-        return _answer(await shares.remove((await found_by_either(device_id, share_id)).id))
+    @Call(
+        "DELETE",
+        _PATH,
+        tokens=USER,
+        on=_of_either,
+        summary="Revoke or leave a share",
+        about="The owner revokes, the other one leaves.",
+    )
+    async def remove(self, share: ShareRecord) -> DataAndFlat[ShareObject]:
+        return DataAndFlat(_share(await self._shares.remove(share.id)))
 
-    return routes
+    @Call("GET", "/users/{uid}/shares", tokens=USER, on=NAMED_USER, summary="Devices that are offered to a user")
+    async def offered_to_user(self, user: UserRecord, query: _OfUser) -> Page[_OfferedShares]:
+        found, total = await self._shares.offered_to(
+            user, _FILTERS[query.filter], offset=query.offset, count=query.count
+        )
+        shares = [
+            OfferedShare(
+                one.share.id,
+                one.share.email,
+                one.share.status,
+                one.share.shared_on,
+                did=one.device_id,
+                device_name=one.device_name,
+                owner_id=one.owner_id,
+            )
+            for one in found
+        ]
+        return Page(_OfferedShares(shares), total, query.offset, len(shares))
 
 
-def share_record(share: ShareRecord) -> dict[str, Any]:
-    return {"id": share.id, "email": share.email, "status": share.status, "sharedOn": share.shared_on}
-
-
-def _answer(share: ShareRecord) -> Response:
-    """Under `data` and flat as well."""
-    about = share_record(share)
-    return json_answer({"data": about, **about})
-
-
-def _status(given: str | None) -> ShareStatus:
-    if given is None:
-        raise ValidationFailed.of("status", "Required parameter")
-    for status in _ANSWERS:
-        if given.upper() == status:
-            return status
-    raise ValidationFailed.of("status", "Invalid value")
+def _share(share: ShareRecord) -> ShareObject:
+    return ShareObject(share.id, share.email, share.status, share.shared_on)

@@ -1,103 +1,185 @@
 """/devices/…/status and /devices/…/presence: what a device did last, and whether it is there (reference 6.4)."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Raw
-from quart import Blueprint, Response
+from msgspec import UNSET, Raw, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.errors import DeviceNotFound, SourceDeviceDisabled, ValidationFailed
 from broker.messages.status import DeviceStatus
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.http.rest.named_devices import NamedDevices
+from config.limits import IDS_MAX
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.reading import has_value, members
+from protocols.http.rest.named import named_device
+from protocols.http.schema import Form, Id, Page, Shape, about, absent_if_none, ids, milliseconds, one_of
 from protocols.rendering import snapshot_object
 
 _AVAILABILITIES: Final = ("online", "offline", "unknown")
+_AVAILABILITY: Final = {"type": "string", "enum": list(_AVAILABILITIES)}
 
 
-def device_status_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("device_status", __name__)
-    named, statuses = NamedDevices(services, guard), services.messages.statuses
+class _StatusData(Shape, kw_only=True):
+    """What never happened is left out"""
 
-    @routes.get("/devices/<device_id>/status")
-    async def show(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.READ, USER, APPLICATION, DEVICE)
-        with_snapshot, with_ts = _snapshot_wanted(Query.of_request())
-        status = await statuses.of(device, with_snapshot=with_snapshot)
-        return json_answer(_status(device, status, with_ts=with_ts))
+    last_message_ts: Annotated[int, milliseconds("The last message")] | UnsetType = UNSET
+    last_action_ts: Annotated[int, milliseconds("The last Action")] | UnsetType = UNSET
+    availability: Annotated[str, one_of(_AVAILABILITIES)]
+    last_time_online: (
+        Annotated[int, milliseconds("Now while online, else the end of the last time online")] | UnsetType
+    ) = UNSET
+    snapshot: (
+        Annotated[dict[str, Any], about("Fields by name, groups nested; each leaf is `{value, ts}`")] | UnsetType
+    ) = UNSET
 
-    @routes.put("/devices/<device_id>/status")
-    async def change(device_id: str) -> Response:
-        caller, device = await named.get(device_id, Permission.WRITE, USER, APPLICATION, DEVICE)
-        availability = _availability(members(await read_body(), _Put))
-        if caller.kind is DEVICE and not device.enabled:
+
+class DeviceStatusObject(Shape):
+    shape = "DeviceStatus"
+    example = {
+        "did": samples.DID,
+        "data": {
+            "lastMessageTs": samples.TS,
+            "lastActionTs": samples.CTS,
+            "availability": "online",
+            "lastTimeOnline": samples.CTS,
+            "snapshot": {"state": {"value": True, "ts": samples.TS}},
+        },
+    }
+
+    did: Id
+    data: _StatusData
+
+
+class _PresenceData(Shape, kw_only=True):
+    last_seen_on: Annotated[int, milliseconds("Its last message, connection or ping")] | UnsetType = UNSET
+    connected: Annotated[bool, about("Whether it holds a persistent connection")]
+
+
+class _Presence(Shape):
+    example = {"sdid": samples.DID, "data": {"lastSeenOn": samples.TS, "connected": False}}
+
+    sdid: Annotated[Id, about("The device")]
+    data: _PresenceData
+
+
+_WithSnapshot = Annotated[bool, about("Whether the last value of every field is told")]
+_WithTimes = Annotated[bool, about("Whether those values come with their times")]
+
+
+class _ShownWith(Shape):
+    include_snapshot: _WithSnapshot = True
+    include_snapshot_timestamp: _WithTimes = True
+
+
+class _OfMany(Shape):
+    dids: Annotated[tuple[str, ...], ids("Device ids", longest=IDS_MAX, example=samples.DID)]
+    include_snapshot: _WithSnapshot = True
+    include_snapshot_timestamp: _WithTimes = True
+
+
+class _Flat(Shape):
+    availability: Raw = msgspec.field(default_factory=Raw)
+
+
+class _Said(Shape):
+    example = {"data": {"availability": "online"}}
+    any_of = (Form(("data",)), Form(("availability",), about="The same, not wrapped"))
+
+    data: Annotated[
+        Raw, about("", type="object", required=["availability"], properties={"availability": _AVAILABILITY})
+    ] = msgspec.field(default_factory=Raw)
+    availability: Annotated[Raw, about("", **_AVAILABILITY)] = msgspec.field(default_factory=Raw)
+
+
+class DeviceStatusCalls(Calls):
+    chapter = Chapter(
+        "Status",
+        "Whether a device is there, and what it did last. A device is online while it holds a persistent connection; "
+        "otherwise whichever happened last decides: what was set here, or the end of a connection.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._permissions = services.accounts.permissions
+        self._devices = services.devices.registry
+        self._presence = services.devices.presence
+        self._statuses = services.messages.statuses
+        self._connections = services.routing.connections
+
+    @Call(
+        "GET", "/devices/{did}/status", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="Status of a device"
+    )
+    async def show(self, device: Device, query: _ShownWith) -> DeviceStatusObject:
+        status = await self._statuses.of(device, with_snapshot=query.include_snapshot)
+        return _status(device, status, with_ts=query.include_snapshot_timestamp)
+
+    @Call(
+        "PUT",
+        "/devices/{did}/status",
+        tokens=ANY_TOKEN,
+        on=named_device(Permission.WRITE),
+        summary="Say whether a device is there",
+        about="For devices without a persistent connection. While there is one, offline has no visible effect.",
+    )
+    async def change(self, caller: Caller, device: Device, body: _Said) -> DeviceStatusObject:
+        availability = _availability(body)
+        if caller.kind is TokenKind.DEVICE and not device.enabled:
             raise SourceDeviceDisabled
-        await services.devices.presence.set(device.key, availability)
-        return json_answer(_status(device, await statuses.of(device), with_ts=True))
+        await self._presence.set(device.key, availability)
+        return _status(device, await self._statuses.of(device), with_ts=True)
 
-    @routes.get("/devices/status")
-    async def show_many() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        ids = query.ids("dids", required=True)
-        with_snapshot, with_ts = _snapshot_wanted(query)
-        reach = await services.accounts.permissions.reach(caller)
-        found = [device for device in await _existing(services, ids) if reach.allows(device, Permission.READ)]
-        of_all = await statuses.of_all(found, with_snapshot=with_snapshot)
-        entries = [_status(device, status, with_ts=with_ts) for device, status in zip(found, of_all, strict=True)]
-        return json_answer({"data": entries, "total": len(entries), "offset": 0, "count": len(entries)})
+    @Call(
+        "GET",
+        "/devices/status",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Status of many devices",
+        about="Devices that the caller may not read are left out and not counted.",
+    )
+    async def show_many(self, caller: Caller, query: _OfMany) -> Page[list[DeviceStatusObject]]:
+        reach = await self._permissions.reach(caller)
+        found = [device for device in await self._existing(query.dids) if reach.allows(device, Permission.READ)]
+        statuses = await self._statuses.of_all(found, with_snapshot=query.include_snapshot)
+        entries = [
+            _status(device, status, with_ts=query.include_snapshot_timestamp)
+            for device, status in zip(found, statuses, strict=True)
+        ]
+        return Page(entries, len(entries), 0, len(entries))
 
-    @routes.get("/devices/<device_id>/presence")
-    async def presence(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.READ, USER, APPLICATION, DEVICE)
-        seen_on = (await services.devices.presence.of(device.key)).last_seen_on
-        data: dict[str, Any] = {} if seen_on is None else {"lastSeenOn": seen_on}
-        data["connected"] = services.routing.connections.is_online(device.key)
-        return json_answer({"sdid": device.id, "data": data})
+    @Call(
+        "GET",
+        "/devices/{did}/presence",
+        tokens=ANY_TOKEN,
+        on=named_device(Permission.READ),
+        summary="Whether a device is connected",
+    )
+    async def presence(self, device: Device) -> _Presence:
+        seen_on = (await self._presence.of(device.key)).last_seen_on
+        is_online = self._connections.is_online(device.key)
+        return _Presence(device.id, _PresenceData(last_seen_on=absent_if_none(seen_on), connected=is_online))
 
-    return routes
-
-
-async def _existing(services: Services, ids: list[str]) -> list[Device]:
-    """Each once. What the caller may not read is left out, and so is what does not exist."""
-    found = []
-    for id_ in dict.fromkeys(ids):
-        try:
-            found.append(await services.devices.registry.find(id_))
-        except DeviceNotFound:
-            continue
-    return found
-
-
-def _snapshot_wanted(query: Query) -> tuple[bool, bool]:
-    """Whether the snapshot is asked for, and whether with its times. Raises ValidationFailed with all findings."""
-    wanted = query.boolean("includeSnapshot", default=True), query.boolean("includeSnapshotTimestamp", default=True)
-    query.check()
-    return wanted
-
-
-class _Put(msgspec.Struct):
-    data: Raw = Raw()
-    availability: Raw = Raw()
+    async def _existing(self, device_ids: tuple[str, ...]) -> list[Device]:
+        """Each device once, without those that do not exist."""
+        found = []
+        for device_id in dict.fromkeys(device_ids):
+            try:
+                found.append(await self._devices.find(device_id))
+            except DeviceNotFound:
+                continue
+        return found
 
 
-class _PutData(msgspec.Struct):
-    availability: Raw = Raw()
-
-
-def _availability(put: _Put) -> str:
-    """Given in `data`, or flat. Raises ValidationFailed."""
-    path, given = "availability", put.availability
-    if bytes(put.data) not in {b"", b"null"}:
-        if not bytes(put.data).startswith(b"{"):
+def _availability(said: _Said) -> str:
+    """The availability, which is given in `data` or flat. Raises ValidationFailed."""
+    path, given = "availability", said.availability
+    if has_value(said.data):
+        if not bytes(said.data).startswith(b"{"):
             raise ValidationFailed.of("data", "Invalid value")
-        path, given = "data.availability", members(bytes(put.data), _PutData).availability
-    if bytes(given) in {b"", b"null"}:
+        path, given = "data.availability", members(bytes(said.data), _Flat).availability
+    if not has_value(given):
         raise ValidationFailed.of(path, "Required parameter")
     value = msgspec.json.decode(given)
     if value not in _AVAILABILITIES:
@@ -105,13 +187,13 @@ def _availability(put: _Put) -> str:
     return str(value)
 
 
-def _status(device: Device, status: DeviceStatus, *, with_ts: bool) -> dict[str, Any]:
-    """What never happened is absent."""
-    about = {
-        "lastMessageTs": status.last_message_ts,
-        "lastActionTs": status.last_action_ts,
-        "availability": status.availability,
-        "lastTimeOnline": status.last_time_online,
-        "snapshot": None if status.snapshot is None else snapshot_object(status.snapshot, with_ts=with_ts),
-    }
-    return {"did": device.id, "data": {name: value for name, value in about.items() if value is not None}}
+def _status(device: Device, status: DeviceStatus, *, with_ts: bool) -> DeviceStatusObject:
+    snapshot = None if status.snapshot is None else snapshot_object(status.snapshot, with_ts=with_ts)
+    data = _StatusData(
+        last_message_ts=absent_if_none(status.last_message_ts),
+        last_action_ts=absent_if_none(status.last_action_ts),
+        availability=status.availability,
+        last_time_online=absent_if_none(status.last_time_online),
+        snapshot=absent_if_none(snapshot),
+    )
+    return DeviceStatusObject(device.id, data)

@@ -1,40 +1,75 @@
 """/devices/…/tokens: the one token of a device (reference 6.2)."""
 
-from quart import Blueprint, Response
+from typing import Annotated, Final
+
+from msgspec import UNSET, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.tokens import Caller
 from broker.devices.device_tokens import DeviceToken
 from broker.devices.registry import Device
 from broker.services import Services
-from protocols.http.answers import secret_answer
-from protocols.http.guard import APPLICATION, USER, Guard
-from protocols.http.rest.named_devices import NamedDevices
+from protocols.http.calls import USER_OR_APPLICATION, Call, Calls
+from protocols.http.openapi import samples
+from protocols.http.rest.devices import DEVICES
+from protocols.http.rest.named import named_device
+from protocols.http.schema import Data, Id, Shape, about, absent_if_none
+
+_PATH: Final = "/devices/{did}/tokens"
 
 
-def device_tokens_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("device_tokens", __name__)
-    named, tokens = NamedDevices(services, guard), services.devices.tokens
+class DeviceTokenObject(Shape):
+    shape = "DeviceToken"
+    example = {"accessToken": samples.TOKEN, "uid": samples.UID, "did": samples.DID, "cid": samples.AID}
 
-    @routes.get("/devices/<device_id>/tokens")
-    async def show(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        return _answer(device, await tokens.of(device))
-
-    @routes.put("/devices/<device_id>/tokens")
-    async def renew(device_id: str) -> Response:
-        caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        return _answer(device, await tokens.renew(device, application=caller.application))
-
-    @routes.delete("/devices/<device_id>/tokens")
-    async def remove(device_id: str) -> Response:
-        _, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        return _answer(device, await tokens.remove(device))
-
-    return routes
+    access_token: Annotated[Id, about("The secret")]
+    uid: Annotated[Id, about("The device's owner")]
+    did: Id
+    cid: Annotated[Id, about("The application that created it; absent when the operator did")] | UnsetType = UNSET
 
 
-def _answer(device: Device, token: DeviceToken) -> Response:
-    about = {"accessToken": token.token, "uid": device.owner_id, "did": device.id}
-    if token.application_id is not None:
-        about["cid"] = token.application_id
-    return secret_answer({"data": about})
+class DeviceTokenCalls(Calls):
+    chapter = DEVICES
+
+    def __init__(self, services: Services) -> None:
+        self._tokens = services.devices.tokens
+
+    @Call(
+        "GET",
+        _PATH,
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="The device's token",
+        about="404 when it has none.",
+        is_secret=True,
+    )
+    async def show(self, device: Device) -> Data[DeviceTokenObject]:
+        return _answer(device, await self._tokens.of(device))
+
+    @Call(
+        "PUT",
+        _PATH,
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="A new token for the device",
+        about="The former one ends at once, and so do the connections that it holds. A body is ignored.",
+        is_secret=True,
+    )
+    async def renew(self, caller: Caller, device: Device) -> Data[DeviceTokenObject]:
+        return _answer(device, await self._tokens.renew(device, application=caller.application))
+
+    @Call(
+        "DELETE",
+        _PATH,
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Revoke the device's token",
+        about="404 when it has none.",
+        is_secret=True,
+    )
+    async def remove(self, device: Device) -> Data[DeviceTokenObject]:
+        return _answer(device, await self._tokens.remove(device))
+
+
+def _answer(device: Device, token: DeviceToken) -> Data[DeviceTokenObject]:
+    return Data(DeviceTokenObject(token.token, device.owner_id, device.id, absent_if_none(token.application_id)))

@@ -1,99 +1,209 @@
 """/devicetypes and the lists of them: the device type record (reference 8.1)."""
 
-from quart import Blueprint, Response
+from typing import Annotated, Final
 
-from broker.device_types.lists import CATEGORIES, SeenType, TypePage
+from msgspec import UNSET, UnsetType
+
+from broker.accounts.tokens import Caller
+from broker.device_types.lists import SeenType, TypePage
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.body import Query
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.http.rest.named_users import NamedUsers
+from config.limits import DESCRIPTION_MAX_CHARACTERS
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.rest.named import NAMED_USER
+from protocols.http.rest.tags import TagObject, tag_object
+from protocols.http.schema import (
+    Amount,
+    Count,
+    Data,
+    Id,
+    Offset,
+    Page,
+    Paging,
+    Shape,
+    TypeId,
+    about,
+    absent_if_none,
+    ids,
+    milliseconds,
+    text,
+)
+from storage.records import ApplicationRecord, UserRecord
+
+DEVICE_TYPES: Final = Chapter(
+    "Device types",
+    "What devices there are, and what each declares in its Manifest: the fields of its messages and the Actions that "
+    "it takes. Wherever a call takes the id of a type, it takes its unique name, too.",
+)
 
 
-def device_types_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("device_types", __name__)
-    named, lists = NamedUsers(services, guard), services.device_types.lists
+class DeviceTypeObject(Shape, kw_only=True):
+    shape = "DeviceType"
+    example = {
+        "id": samples.DTID,
+        "oid": samples.OID,
+        "uid": samples.UID,
+        "name": "Smart Light",
+        "published": True,
+        "approved": True,
+        "protected": False,
+        "latestVersion": 2,
+        "uniqueName": samples.TYPE_NAME,
+        "vid": "0",
+        "rsp": False,
+        "issuerDn": None,
+        "description": "",
+        "tags": [{"name": "home", "isCategory": True}],
+        "inStore": True,
+        "hasCloudConnector": False,
+        "lastUpdated": samples.TS,
+        "ownedByCurrentUser": True,
+    }
 
-    @routes.get("/devicetypes")
-    async def search() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        texts = [text for name in ("name", "nameSearch") if (text := query.text(name)) is not None]
-        tags, may_create = query.ids("tags"), query.boolean("createDevice", default=False)
-        count, offset = query.paging()
-        found = await lists.search(caller, texts=texts, tags=tags, may_create=may_create, count=count, offset=offset)
-        return _page(found, offset)
+    id: TypeId
+    oid: Annotated[Id, about("The organization that owns it")]
+    uid: Annotated[Id, about("The user who owns it")] | UnsetType = UNSET
+    name: str
+    published: bool
+    approved: Annotated[bool, about("Whether its latest Manifest was approved")]
+    protected: Annotated[bool, about("Only for users of the owner's applications")]
+    latest_version: Annotated[Amount, about("Of its Manifest; 0 before there is one")]
+    unique_name: str
+    vid: Annotated[str, about("Vendor; 0 without one")]
+    rsp: Annotated[bool, about("Whether its devices register with certificates")]
+    issuer_dn: Annotated[str, about("Issuer of those certificates")] | None
+    description: Annotated[str, text(longest=DESCRIPTION_MAX_CHARACTERS)] | None
+    tags: list[TagObject] | UnsetType = UNSET
+    in_store: bool
+    has_cloud_connector: bool
+    billing_subscription_id: Annotated[str, about("With a plan")] | UnsetType = UNSET
+    last_updated: Annotated[int, milliseconds("Its last Manifest")]
+    owned_by_current_user: (
+        Annotated[bool, about("For user tokens: whether the user has a device of this type")] | UnsetType
+    ) = UNSET
 
-    @routes.get("/devicetypes/cloudconnectors")
-    async def with_connectors() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        count, offset = Query.of_request().paging()
-        return _page(await lists.search(caller, with_connector=True, count=count, offset=offset), offset)
 
-    @routes.get("/devicetypes/<dtid>")
-    async def record(dtid: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
-            device_type = await services.device_types.catalog.find(dtid)
-            seen = await lists.see(caller, device_type.record)
-        return json_answer({"data": _record(seen)})
+class _DeviceTypes(Shape):
+    device_types: list[DeviceTypeObject]
 
-    @routes.get("/users/<user_id>/devicetypes")
-    async def of_user(user_id: str) -> Response:
-        caller, user = await named.get(user_id, USER, APPLICATION)
-        query = Query.of_request()
-        with_shared = query.boolean("includeShared", default=False)
-        with_organization = query.boolean("includeOrganization", default=False)
-        count, offset = query.paging()
-        found = await lists.of_user(
-            caller, user.key, with_organization=with_organization, with_shared=with_shared, count=count, offset=offset
+
+class _Search(Shape):
+    name: Annotated[str, about("A part of the name or unique name, any case")] | None = None
+    name_search: Annotated[str, about("The same as `name`")] | None = None
+    tags: Annotated[tuple[str, ...], ids("Tags that the types must all have")] = ()
+    create_device: Annotated[bool, about("Only types of which the caller may create devices")] = False
+    count: Count = 100
+    offset: Offset = 0
+
+
+class _OfUser(Shape):
+    include_shared: Annotated[bool, about("Adds the types of devices that are shared with the user")] = False
+    include_organization: Annotated[bool, about("Adds the types of the user's organization")] = False
+    count: Count = 100
+    offset: Offset = 0
+
+
+class DeviceTypeCalls(Calls):
+    chapter = DEVICE_TYPES
+
+    def __init__(self, services: Services) -> None:
+        self._types = services.device_types.catalog
+        self._lists = services.device_types.lists
+
+    @Call(
+        "GET",
+        "/devicetypes",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Find device types",
+        about="All published types and the caller's own. Exact matches come first.",
+    )
+    async def search(self, caller: Caller, query: _Search) -> Page[_DeviceTypes]:
+        found = await self._lists.search(
+            caller,
+            texts=[text for text in (query.name, query.name_search) if text is not None],
+            tags=query.tags,
+            may_create=query.create_device,
+            count=query.count,
+            offset=query.offset,
         )
-        return _page(found, offset)
+        return _page(found, query.offset)
 
-    @routes.get("/applications/<aid>/devicetypes")
-    async def of_application(aid: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION) as caller:
-            application = await lists.application(caller, aid)
-        count, offset = Query.of_request().paging()
-        return _page(await lists.of_application(caller, application, count=count, offset=offset), offset)
+    @Call(
+        "GET",
+        "/devicetypes/cloudconnectors",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Device types with a cloud connector",
+    )
+    async def with_connectors(self, caller: Caller, query: Paging) -> Page[_DeviceTypes]:
+        found = await self._lists.search(caller, with_connector=True, count=query.count, offset=query.offset)
+        return _page(found, query.offset)
 
-    return routes
+    async def _seen(self, caller: Caller, dtid: str) -> SeenType:
+        return await self._lists.see(caller, (await self._types.find(dtid)).record)
+
+    @Call("GET", "/devicetypes/{dtid}", tokens=ANY_TOKEN, on=_seen, summary="One device type")
+    async def show(self, seen: SeenType) -> Data[DeviceTypeObject]:
+        return Data(_record(seen))
+
+    @Call(
+        "GET",
+        "/users/{uid}/devicetypes",
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        summary="A user's device types",
+    )
+    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> Page[_DeviceTypes]:
+        found = await self._lists.of_user(
+            caller,
+            user.key,
+            with_organization=query.include_organization,
+            with_shared=query.include_shared,
+            count=query.count,
+            offset=query.offset,
+        )
+        return _page(found, query.offset)
+
+    async def _application(self, caller: Caller, aid: str) -> ApplicationRecord:
+        return await self._lists.application(caller, aid)
+
+    @Call(
+        "GET",
+        "/applications/{aid}/devicetypes",
+        tokens=USER_OR_APPLICATION,
+        on=_application,
+        summary="Device types that an application asks permissions for",
+    )
+    async def of_application(self, caller: Caller, application: ApplicationRecord, query: Paging) -> Page[_DeviceTypes]:
+        found = await self._lists.of_application(caller, application, count=query.count, offset=query.offset)
+        return _page(found, query.offset)
 
 
-def _page(found: TypePage, offset: int) -> Response:
-    types = [_record(seen) for seen in found.types]
-    return json_answer({"data": {"deviceTypes": types}, "total": found.total, "offset": offset, "count": len(types)})
+def _page(found: TypePage, offset: int) -> Page[_DeviceTypes]:
+    return Page(_DeviceTypes(list(map(_record, found.types))), found.total, offset, len(found.types))
 
 
-def tag_object(tag: str) -> dict[str, object]:
-    return {"name": tag, "isCategory": tag in CATEGORIES}
-
-
-def _record(seen: SeenType) -> dict[str, object]:
+def _record(seen: SeenType) -> DeviceTypeObject:
     type_ = seen.record
-    record: dict[str, object] = {"id": type_.id, "oid": type_.organization_id}
-    if type_.owner_id is not None:
-        record["uid"] = type_.owner_id
-    record |= {
-        "name": type_.name,
-        "published": type_.published,
-        "approved": type_.approved,
-        "protected": type_.protected,
-        "latestVersion": type_.latest_version,
-        "uniqueName": type_.unique_name,
-        "vid": type_.vid,
-        "rsp": type_.rsp,
-        "issuerDn": type_.issuer_dn,
-        "description": type_.description,
-    }
-    if type_.tags:
-        record["tags"] = [tag_object(tag) for tag in type_.tags]
-    record |= {
-        "inStore": type_.published if type_.in_store is None else type_.in_store,
-        "hasCloudConnector": type_.has_cloud_connector,
-    }
-    if type_.billing_subscription_id is not None:
-        record["billingSubscriptionId"] = type_.billing_subscription_id
-    record["lastUpdated"] = type_.last_updated
-    if seen.owned is not None:
-        record["ownedByCurrentUser"] = seen.owned
-    return record
+    return DeviceTypeObject(
+        id=type_.id,
+        oid=type_.organization_id,
+        uid=absent_if_none(type_.owner_id),
+        name=type_.name,
+        published=type_.published,
+        approved=type_.approved,
+        protected=type_.protected,
+        latest_version=type_.latest_version,
+        unique_name=type_.unique_name,
+        vid=type_.vid,
+        rsp=type_.rsp,
+        issuer_dn=type_.issuer_dn,
+        description=type_.description,
+        tags=list(map(tag_object, type_.tags)) or UNSET,
+        in_store=type_.published if type_.in_store is None else type_.in_store,
+        has_cloud_connector=type_.has_cloud_connector,
+        billing_subscription_id=absent_if_none(type_.billing_subscription_id),
+        last_updated=type_.last_updated,
+        owned_by_current_user=absent_if_none(seen.owned),
+    )

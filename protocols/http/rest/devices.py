@@ -1,149 +1,218 @@
-"""/devices: the device record (reference 6.1)."""
+"""/devices and /users/…/devices: the device record, and what a user has (reference 6.1)."""
 
-import msgspec
-from quart import Blueprint, Response
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from msgspec import Meta, field
 
 from broker.accounts.permissions import Permission
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
 from broker.devices.inventory import POLICIES, DeviceChanges, NewDevice, Policy, name_findings
+from broker.devices.listing import Chosen, Ownership
 from broker.devices.registry import Device
-from broker.errors import Finding, PermissionDenied, ValidationFailed
+from broker.errors import Finding, PermissionDenied
 from broker.services import Services
-from config.limits import FORBIDDEN_IN_NAMES
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
-from protocols.http.rest.device_records import device_record, record_of
-from protocols.http.rest.named_devices import NamedDevices
+from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Rule, Valid, boolean
+from protocols.http.rest.device_records import DeviceEntry, DeviceObject, device_entry, device_record, record_of
+from protocols.http.rest.named import NAMED_USER, named_device
+from protocols.http.schema import Count, Data, Id, Offset, Page, Shape, TypeId, about, integer, text
+from protocols.http.schema import name as device_name
 from storage.records import UserRecord
 
+DEVICES: Final = Chapter(
+    "Devices", "The inventory: what a user owns, and the one access token that each device may have."
+)
 
-class _Put(msgspec.Struct):
-    name: str | None = None
-    manifestVersion: int | None = None  # noqa: N815 - as on the wire
-    manifestVersionPolicy: str | None = None  # noqa: N815
-    connected: bool | None = None
-
-
-class _Post(msgspec.Struct):
-    uid: str | None = None
-    dtid: str | None = None
-    name: str | None = None
-    manifestVersion: int | None = None  # noqa: N815
-    manifestVersionPolicy: str | None = None  # noqa: N815
-    vdid: str | None = None
-    svdid: str | None = None
+_Version = Annotated[
+    int, integer("Version of the Manifest that parses the device's messages", lowest=1, highest=999_999_999)
+]
+_Policy = Annotated[Policy, about("LATEST follows the newest Manifest, DEVICE stays on manifestVersion; any case")]
+_Name = Annotated[str, device_name(f"Without the characters {' '.join(sorted(FORBIDDEN_IN_NAMES))}")]
+_WithProperties = Annotated[bool, Meta(description="Adds `properties`")]
 
 
-def devices_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("devices", __name__)
-    named, inventory, creation = NamedDevices(services, guard), services.devices.inventory, _Creation(services)
-
-    async def answer(caller: Caller, device: Device, *, with_properties: bool = False) -> Response:
-        share = None if caller.user is None else await services.devices.shares.accepted_by(caller.user, device)
-        record = device_record(device, shared_with_me=None if share is None else share.id)
-        return json_answer({"data": record | ({"properties": {}} if with_properties else {})})
-
-    @routes.post("/devices")
-    async def create() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        return await answer(caller, await creation.device(caller, members(await read_body(), _Post)))
-
-    @routes.get("/devices/<device_id>")
-    async def show(device_id: str) -> Response:
-        caller, device = await named.get(device_id, Permission.READ, USER, APPLICATION, DEVICE)
-        query = Query.of_request()
-        shown = query.boolean("includeProperties", default=False) or query.boolean("properties", default=False)
-        query.check()
-        return await answer(caller, device, with_properties=shown)
-
-    @routes.put("/devices/<device_id>")
-    async def change(device_id: str) -> Response:
-        caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        put = members(await read_body(), _Put)
-        findings: list[Finding] = []
-        changes = DeviceChanges(
-            name=put.name,
-            manifest_version=put.manifestVersion,
-            manifest_version_policy=_policy(put.manifestVersionPolicy, findings),
-            enabled=put.connected,
-        )
-        _refuse(findings)
-        await inventory.change(device, changes, application_id=caller.application_id)
-        return await answer(caller, device)
-
-    @routes.delete("/devices/<device_id>")
-    async def delete(device_id: str) -> Response:
-        caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        was = await inventory.delete(device, application_id=caller.application_id)
-        return json_answer({"data": record_of(was, device)})
-
-    return routes
+def _name_is_right(given: Given) -> Iterator[Finding]:
+    name = given.values["name"]
+    if name is not None:
+        yield from name_findings(name)
 
 
-class _Creation:
-    """From the body of POST /devices to a device."""
+def _owner_is_named(given: Given) -> Iterator[Finding]:
+    """An application says for whom it acts."""
+    is_application = given.caller is not None and given.caller.kind is TokenKind.APPLICATION
+    if is_application and given.values["uid"] is None:
+        yield Finding("uid", ("Required parameter",))
+
+
+def _is_boolean_if_it_matters(given: Given) -> Iterator[Finding]:
+    """`properties` is not looked at when `includeProperties` is true."""
+    text = given.values["properties"]
+    if text is not None and not given.values["include_properties"] and boolean(text) is None:
+        yield Finding("properties", ("Boolean field only",))
+
+
+class _Devices(Shape):
+    devices: list[DeviceEntry]
+
+
+class _OfUser(Shape):
+    owner: Annotated[Ownership, about("Whose; of shared ones only accepted shares")] = Ownership.ALL
+    dtid: Annotated[TypeId, about("Only devices of this type")] | None = None
+    dt_name: (
+        Annotated[str, text("Only devices of the type of exactly this name or unique name", longest=128)] | None
+    ) = field(default=None, name="dt_name")
+    include_properties: _WithProperties = False
+    include_share_info: Annotated[bool, about("Adds `sharedWithOthers` to own devices")] = False
+    count: Count = 100
+    offset: Offset = 0
+
+
+class _NewDevice(Shape, kw_only=True):
+    example = {"uid": samples.UID, "dtid": samples.TYPE_NAME, "name": "Kitchen light"}
+
+    uid: Annotated[Id, about("The owner; an application must name one"), Rule(_owner_is_named)] | None = None
+    dtid: Annotated[
+        TypeId,
+        Meta(min_length=1, description="Id or unique name of the device type"),
+        Valid(FORBIDDEN_IN_NAMES.isdisjoint),
+    ]
+    name: Annotated[_Name, Rule(_name_is_right)] | None = None
+    manifest_version: _Version | None = None
+    manifest_version_policy: _Policy = POLICIES[0]
+    vdid: Annotated[str, text("Vendor's id, from the approved list", longest=VENDOR_ID_MAX_CHARACTERS)] | None = None
+    svdid: Annotated[str, about("Base64 of the signature over vdid")] | None = None
+
+
+class _ShownWith(Shape):
+    include_properties: _WithProperties = False
+    properties: (
+        Annotated[str, about("The same as `includeProperties`", type="boolean"), Rule(_is_boolean_if_it_matters)] | None
+    ) = None
+
+
+class _Changes(Shape):
+    example = {"name": "Kitchen lamp"}
+
+    name: _Name | None = None
+    manifest_version: _Version | None = None
+    manifest_version_policy: _Policy | None = None
+    connected: Annotated[bool, about("Whether it is enabled")] | None = None
+
+
+class DeviceCalls(Calls):
+    chapter = DEVICES
 
     def __init__(self, services: Services) -> None:
         self._users = services.accounts.users
-        self._types = services.device_types.catalog
         self._permissions = services.accounts.permissions
+        self._types = services.device_types.catalog
+        self._lists = services.devices.lists
         self._inventory = services.devices.inventory
+        self._shares = services.devices.shares
         self._approved = services.registration.approved_lists
 
-    async def device(self, caller: Caller, post: _Post) -> Device:
-        """Raises ValidationFailed, UserNotFound, DeviceTypeNotFound, PermissionDenied, Conflict."""
-        dtid, policy = _checked(caller, post)
-        owner = await self._users.find(post.uid or "self", caller)
-        type_ = await self._types.find(dtid)
-        await self._require(caller, owner, type_)
+    @Call(
+        "GET",
+        "/users/{uid}/devices",
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        summary="A user's devices",
+        about="In the order of their creation. Entries tell who shares them only when asked.",
+    )
+    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> Page[_Devices]:
+        chosen = Chosen(owner=query.owner, device_type=query.dtid, type_name=query.dt_name)
+        found, total = await self._lists.page(caller, user.key, chosen, offset=query.offset, count=query.count)
+        entries = [
+            device_entry(
+                one.device,
+                share=one.share,
+                with_share_info=query.include_share_info,
+                with_properties=query.include_properties,
+            )
+            for one in found
+        ]
+        return Page(_Devices(entries), total, query.offset, len(entries))
+
+    @Call(
+        "POST",
+        "/devices",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Add a device",
+        about="Without a name it is called like its type. `uid` may be left out with a user token. `vdid` and "
+        "`svdid` are for types whose approved list is enabled: an unused id of the list, and the Base64 of its "
+        "signature.",
+        refusals={
+            404: "The type or the user does not exist.",
+            409: "Vendor device id already registered for this device type",
+        },
+    )
+    async def create(self, caller: Caller, body: _NewDevice) -> Data[DeviceObject]:
+        owner = await self._users.find(body.uid or "self", caller)
+        type_ = await self._types.find(body.dtid)
+        await self._require_creation(caller, owner, type_)
         is_listed = await self._approved.is_enabled(type_)
-        claim = await self._approved.check(type_, post.vdid, post.svdid)
+        claim = await self._approved.check(type_, body.vdid, body.svdid)
         new = NewDevice(
             owner=owner.key,
             type=type_,
-            name=post.name,
-            manifest_version=post.manifestVersion,
-            manifest_version_policy=policy,
-            vdid=post.vdid if is_listed else None,
+            name=body.name,
+            manifest_version=body.manifest_version,
+            manifest_version_policy=body.manifest_version_policy,
+            vdid=body.vdid if is_listed else None,
         )
-        return await self._inventory.create(new, application_id=caller.application_id, check=claim)
+        return await self._answer(
+            caller, await self._inventory.create(new, application_id=caller.application_id, check=claim)
+        )
 
-    async def _require(self, caller: Caller, owner: UserRecord, type_: DeviceType) -> None:
+    @Call("GET", "/devices/{did}", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="One device")
+    async def show(self, caller: Caller, device: Device, query: _ShownWith) -> Data[DeviceObject]:
+        with_properties = query.include_properties or bool(query.properties and boolean(query.properties))
+        return await self._answer(caller, device, with_properties=with_properties)
+
+    @Call(
+        "PUT",
+        "/devices/{did}",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Change a device",
+        about="Only the members sent are changed. `connected` false disables it: its connections are closed, and "
+        "it neither sends nor receives until it is enabled again.",
+    )
+    async def change(self, caller: Caller, device: Device, body: _Changes) -> Data[DeviceObject]:
+        changes = DeviceChanges(
+            name=body.name,
+            manifest_version=body.manifest_version,
+            manifest_version_policy=body.manifest_version_policy,
+            enabled=body.connected,
+        )
+        await self._inventory.change(device, changes, application_id=caller.application_id)
+        return await self._answer(caller, device)
+
+    @Call(
+        "DELETE",
+        "/devices/{did}",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Delete a device",
+        about="Its messages leave all queries at once. The operator can bring it back for 30 days.",
+    )
+    async def delete(self, caller: Caller, device: Device) -> Data[DeviceObject]:
+        was = await self._inventory.delete(device, application_id=caller.application_id)
+        return Data(record_of(was, device))
+
+    async def _answer(self, caller: Caller, device: Device, *, with_properties: bool = False) -> Data[DeviceObject]:
+        share = None if caller.user is None else await self._shares.accepted_by(caller.user, device)
+        share_id = None if share is None else share.id
+        return Data(device_record(device, shared_with_me=share_id, with_properties=with_properties))
+
+    async def _require_creation(self, caller: Caller, owner: UserRecord, type_: DeviceType) -> None:
+        """Raises PermissionDenied."""
         if not (await self._permissions.reach(caller)).allows_type(owner.key, type_.record, Permission.WRITE):
-            missing = f"WRITE on device type {type_.id}" if caller.kind is APPLICATION else "access to this user"
-            raise PermissionDenied(missing)
+            is_application = caller.kind is TokenKind.APPLICATION
+            raise PermissionDenied(f"WRITE on device type {type_.id}" if is_application else "access to this user")
         await self._permissions.require_type(caller, type_.record, user=owner.key)
-
-
-def _checked(caller: Caller, post: _Post) -> tuple[str, Policy]:
-    """What the body says by itself. Raises ValidationFailed with everything that is wrong."""
-    findings: list[Finding] = []
-    if post.uid is None and caller.kind is APPLICATION:
-        findings.append(Finding("uid", ("Required parameter",)))
-    dtid = post.dtid or ""
-    if not dtid:
-        findings.append(Finding("dtid", ("Required parameter",)))
-    elif not FORBIDDEN_IN_NAMES.isdisjoint(dtid):
-        findings.append(Finding("dtid", ("Invalid value",)))
-    if post.name is not None:
-        findings += name_findings(post.name)
-    policy = _policy(post.manifestVersionPolicy, findings)
-    _refuse(findings)
-    return dtid, policy or POLICIES[0]
-
-
-def _policy(given: str | None, findings: list[Finding]) -> Policy | None:
-    if given is None:
-        return None
-    for policy in POLICIES:
-        if given.upper() == policy:
-            return policy
-    findings.append(Finding("manifestVersionPolicy", ("Invalid value",)))
-    return None
-
-
-def _refuse(findings: list[Finding]) -> None:
-    if findings:
-        raise ValidationFailed(tuple(findings))

@@ -1,57 +1,238 @@
 """/messages/export: asking for an archive, watching it grow, and downloading it (reference 10)."""
 
-from collections.abc import AsyncIterator
-from typing import Any, Final, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import trio
-from msgspec import Raw
-from quart import Blueprint, Response, request
+from msgspec import UNSET, Raw, UnsetType
+from quart import Response, request
 
-from broker.errors import Finding, Gone, ValidationFailed
+from broker.accounts.tokens import Caller
+from broker.errors import Finding, Gone
 from broker.export.exports import Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
-from config.limits import EXPORT_KEPT_HOURS
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import APPLICATION, USER, Guard
+from broker.services import Services
+from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Rule, Valid, boolean
+from protocols.http.schema import (
+    Amount,
+    Count,
+    Data,
+    Id,
+    Milliseconds,
+    Offset,
+    Shape,
+    about,
+    absent_if_none,
+    ids,
+    integer,
+    milliseconds,
+    one_of,
+    text,
+)
 
 _CHUNK_BYTES: Final = 256 * 1024
-_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
+_ORDERS: Final = ("asc", "desc")
+_FORMATS: Final = ("json", "csv1")
+_STATUSES: Final = ("Received", "InProgress", "Success", "Failure", "Served", "Expired")
+_FINISHED: Final = frozenset({ExportStatus.SUCCESS, ExportStatus.SERVED, ExportStatus.EXPIRED})
+_DONE: Final = {
+    "exportId": samples.EXPORT,
+    "status": "Success",
+    "md5": "5eb63bbbe01eeed093cb22bb8f5acdc3",
+    "expirationDate": samples.TS + 86_400_000,
+    "fileSize": 1234,
+    "totalMessages": 10,
+    "ttl": "24h",
+}
+_DATES: Final = {"startDate": samples.TS, "endDate": samples.TS + 86_400_000}
+
+_Uids = Annotated[str, ids("User ids", longest=EXPORT_IDS_MAX)]
+_Sdids = Annotated[str, ids("Device ids", longest=EXPORT_IDS_MAX)]
+_Sdtids = Annotated[str, ids("Device type ids", longest=EXPORT_IDS_MAX)]
+_TrialId = Annotated[str, about("A trial")]
+_Order = Annotated[str, one_of(_ORDERS, "By ts")]
+_Format = Annotated[str, one_of(_FORMATS)]
+_CsvHeaders = Annotated[bool, about("With csv1: whether the first line names the columns")]
+_Url = Annotated[str, text("An address that the mail names", longest=EXPORT_URL_CHARACTERS)]
 
 
-def export_blueprint(exports: Exports, guard: Guard) -> Blueprint:
-    routes = Blueprint("export", __name__)
+class _Result(Shape, kw_only=True):
+    export_id: Id
+    status: Annotated[str, one_of(_STATUSES)]
+    md5: Annotated[str, text("Of the archive, in hexadecimal", pattern="^[0-9a-f]{32}$")] | UnsetType = UNSET
+    expiration_date: Annotated[int, milliseconds("When the archive goes")] | UnsetType = UNSET
+    file_size: Annotated[int, integer("Bytes", lowest=0)] | UnsetType = UNSET
+    total_messages: Amount | UnsetType = UNSET
+    ttl: Annotated[str, about("How long the archive is kept")] | UnsetType = UNSET
+    progress: Annotated[int, integer("Per cent, while it is written", lowest=0, highest=99)] | UnsetType = UNSET
 
-    @routes.post("/messages/export")
-    async def create() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        wanted = _request(members(await read_body(), _Post))
-        export_id = await exports.create(caller, wanted)
-        return json_answer({"data": {"exportId": export_id} | _asked_for(wanted)})
 
-    @routes.get("/messages/export/history")
-    async def history() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        count, offset, trial = query.count(), query.offset(), query.text("trialId")
-        query.check()
-        found, total = await exports.history(caller, trial=trial, offset=offset, count=count)
-        entries = [_status(one) | {"request": _history_request(one)} for one in found]
-        return json_answer({"count": len(entries), "offset": offset, "total": total, "data": {"exports": entries}})
+class ExportStatusObject(_Result, kw_only=True):
+    shape = "ExportStatus"
+    example = _DONE
 
-    @routes.get("/messages/export/<export_id>/status")
-    async def status(export_id: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION) as caller:
-            export = await exports.find(caller, export_id)
-        return json_answer(_status(export))
 
-    @routes.get("/messages/export/<export_id>/result")
-    async def result(export_id: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION) as caller:
-            await exports.find(caller, export_id)
-        export, path = await exports.result(caller, export_id)
+class _EntryRequest(Shape):
+    request_date: Milliseconds
+    start_date: Milliseconds
+    end_date: Milliseconds
+    order: _Order
+    format: _Format
+
+
+class ExportEntry(_Result, kw_only=True):
+    shape = "ExportEntry"
+    example = _DONE | {"request": {"requestDate": samples.TS, **_DATES, "order": "asc", "format": "json"}}
+
+    request: _EntryRequest
+
+
+class _Exports(Shape):
+    exports: list[ExportEntry]
+
+
+class _History(Shape):
+    count: Annotated[Amount, about("Items in this answer", example=1)]
+    offset: Annotated[Amount, about("As asked for", example=0)]
+    total: Annotated[Amount, about("All matches", example=1)]
+    data: _Exports
+
+
+class _HistoryQuery(Shape):
+    count: Count = 100
+    offset: Offset = 0
+    trial_id: Annotated[str, about("Only exports of this trial")] | None = None
+
+
+def _is_date(given: int) -> bool:
+    return 0 <= given < 2**62
+
+
+def _is_truth(given: Given) -> Iterator[Finding]:
+    if _truth(given.values["csv_headers"]) is None:
+        yield Finding("csvHeaders", ("Boolean field only",))
+
+
+def _something_is_chosen(given: Given) -> Iterator[Finding]:
+    values = given.values
+    trial_id = values["trial_id"] or values["trial_id_as_specified"]
+    if values["trial_id_as_specified"] not in {None, trial_id}:
+        yield Finding("trialId", ("Invalid value",))  # two spellings, two trials
+    if not any(map(items, (values["uids"], values["sdids"], values["sdtids"], trial_id))):
+        yield Finding("uids", ("Required parameter",))
+
+
+class _Wanted(Shape, kw_only=True):
+    example = {"uids": samples.UID, **_DATES, "order": "asc", "format": "json"}
+
+    uids: _Uids | None = None
+    sdids: _Sdids | None = None
+    sdtids: _Sdtids | None = None
+    trial_id: _TrialId | None = None
+    trial_id_as_specified: Annotated[str, about("The same as `trialId`")] | None = msgspec.field(
+        default=None, name="trialID"
+    )
+    start_date: Annotated[Milliseconds, Valid(_is_date)]
+    end_date: Annotated[Milliseconds, Valid(_is_date)]
+    # An empty text stands for the default.
+    order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS})] = "asc"
+    format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS})] = "json"
+    csv_headers: Annotated[
+        Raw, about("With csv1: whether the first line names the columns", type="boolean", default=True), Rule(_is_truth)
+    ] = msgspec.field(default_factory=Raw)
+    url: Annotated[_Url, Rule(_something_is_chosen)] | None = None
+
+
+class _Created(Shape, kw_only=True):
+    example = {"exportId": samples.EXPORT, "uids": samples.UID, **_DATES, "order": "asc", "format": "json"}
+
+    export_id: Id
+    uids: _Uids | UnsetType = UNSET
+    sdids: _Sdids | UnsetType = UNSET
+    sdtids: _Sdtids | UnsetType = UNSET
+    trial_id: _TrialId | UnsetType = UNSET
+    start_date: Milliseconds
+    end_date: Milliseconds
+    order: _Order
+    format: _Format
+    csv_headers: _CsvHeaders | UnsetType = UNSET
+    url: _Url | UnsetType = UNSET
+
+
+class ExportCalls(Calls):
+    chapter = Chapter(
+        "Export",
+        "Messages as a compressed archive of JSON or CSV files. An export is written in the background; a mail says "
+        "when it is done.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._exports = services.export
+
+    async def _export(self, caller: Caller, export_id: str) -> Export:
+        return await self._exports.find(caller, export_id)
+
+    @Call(
+        "POST",
+        "/messages/export",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Ask for an export",
+        about=f"By users, by devices, or by users and types; of at most {EXPORT_RANGE_DAYS} days that begin at "
+        f"most {EXPORT_PAST_DAYS} days ago. `trialID` is the same as `trialId`.",
+        refusals={404: "A user, device or type of a list does not exist."},
+    )
+    async def create(self, caller: Caller, body: _Wanted) -> Data[_Created]:
+        wanted = _request(body)
+        return Data(_created(await self._exports.create(caller, wanted), wanted))
+
+    @Call(
+        "GET",
+        "/messages/export/history",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Exports so far",
+        about="Newest first.",
+    )
+    async def history(self, caller: Caller, query: _HistoryQuery) -> _History:
+        found, total = await self._exports.history(caller, trial=query.trial_id, offset=query.offset, count=query.count)
+        entries = [ExportEntry(**_result_members(one), request=_entry_request(one)) for one in found]
+        return _History(len(entries), query.offset, total, _Exports(entries))
+
+    @Call(
+        "GET",
+        "/messages/export/{exportId}/status",
+        tokens=USER_OR_APPLICATION,
+        on=_export,
+        summary="How far an export is",
+    )
+    async def status(self, export: Export) -> ExportStatusObject:
+        return ExportStatusObject(**_result_members(export))
+
+    @Call(
+        "GET",
+        "/messages/export/{exportId}/result",
+        tokens=USER_OR_APPLICATION,
+        on=_export,
+        summary="Download an export",
+        answers=Answers(
+            type=Annotated[str, about("", format="binary")],
+            content_type="application/x-compressed",
+            headers={
+                "X-Service-Total-Messages": Annotated[int, integer("Messages in the archive", lowest=0)],
+                "Content-Disposition": Annotated[str, about("Names the file")],
+            },
+            about="The archive (.tgz)",
+        ),
+        refusals={409: "Export is not ready", 410: "The archive is gone."},
+    )
+    async def result(self, caller: Caller, export_id: str) -> Response:
+        export, path = await self._exports.result(caller, export_id)
         try:
             file = await trio.open_file(path, "rb")
         except FileNotFoundError as error:  # it expired a moment ago
@@ -60,7 +241,7 @@ def export_blueprint(exports: Exports, guard: Guard) -> Blueprint:
             await file.aclose()
             answer = Response(b"")
         else:
-            answer = Response(_download(exports, export_id, file))
+            answer = Response(_download(self._exports, export_id, file))
             answer.timeout = None  # as long as the peer reads
         answer.headers["Content-Type"] = "application/x-compressed"
         answer.headers["Content-Disposition"] = f'attachment; filename="{export_id}.tgz"'
@@ -68,114 +249,73 @@ def export_blueprint(exports: Exports, guard: Guard) -> Blueprint:
         answer.headers["X-Service-Total-Messages"] = str(export.record.total_messages)
         return answer
 
-    return routes
-
 
 async def _download(exports: Exports, export_id: str, file: Any) -> AsyncIterator[bytes]:
     async with file:
         while chunk := await file.read(_CHUNK_BYTES):
             yield chunk
-    with trio.CancelScope(shield=True):  # the peer has it all, and may be gone
+    with trio.CancelScope(shield=True):  # the peer has the whole archive, and may have closed the connection
         await exports.served(export_id)
 
 
-class _Post(msgspec.Struct, gc=False, rename="camel"):
-    uids: str | None = None
-    sdids: str | None = None
-    sdtids: str | None = None
-    trial_id: str | None = None
-    trial_id_as_specified: str | None = msgspec.field(default=None, name="trialID")
-    start_date: int | None = None
-    end_date: int | None = None
-    order: str | None = None
-    format: str | None = None
-    csv_headers: Raw = Raw()
-    url: str | None = None
-
-
-def _request(post: _Post) -> ExportRequest:
-    """Raises ValidationFailed with everything that cannot be read; what it means is checked by the export."""
-    findings = []
-    for name, date in (("startDate", post.start_date), ("endDate", post.end_date)):
-        if date is None:
-            findings.append(Finding(name, ("Required parameter",)))
-        elif date not in range(2**62):
-            findings.append(Finding(name, ("Invalid value",)))
-    order, format_ = (post.order or "asc").lower(), (post.format or "json").lower()
-    if order not in {"asc", "desc"}:
-        findings.append(Finding("order", ("Invalid value",)))
-    if format_ not in {"json", "csv1"}:
-        findings.append(Finding("format", ("Invalid value",)))
-    csv_headers = _truth(post.csv_headers)
-    if csv_headers is None:
-        findings.append(Finding("csvHeaders", ("Boolean field only",)))
-    trial_id = post.trial_id or post.trial_id_as_specified
-    if post.trial_id_as_specified not in {None, trial_id}:
-        findings.append(Finding("trialId", ("Invalid value",)))  # two spellings, two trials
-    if not any(map(items, (post.uids, post.sdids, post.sdtids, trial_id))):
-        findings.append(Finding("uids", ("Required parameter",)))
-    if findings:
-        raise ValidationFailed(tuple(findings))
-    chosen_order: Literal["asc", "desc"] = "desc" if order == "desc" else "asc"
-    chosen_format: Literal["json", "csv1"] = "csv1" if format_ == "csv1" else "json"
+def _request(wanted: _Wanted) -> ExportRequest:
+    order: Literal["asc", "desc"] = "desc" if wanted.order.lower() == "desc" else "asc"
+    format_: Literal["json", "csv1"] = "csv1" if wanted.format.lower() == "csv1" else "json"
     return ExportRequest(
-        start_ms=post.start_date or 0,
-        end_ms=post.end_date or 0,
-        uids=post.uids,
-        sdids=post.sdids,
-        sdtids=post.sdtids,
-        trial_id=trial_id,
-        order=chosen_order,
-        format=chosen_format,
-        csv_headers=csv_headers is not False,
-        url=post.url,
+        start_ms=wanted.start_date,
+        end_ms=wanted.end_date,
+        uids=wanted.uids,
+        sdids=wanted.sdids,
+        sdtids=wanted.sdtids,
+        trial_id=wanted.trial_id or wanted.trial_id_as_specified,
+        order=order,
+        format=format_,
+        csv_headers=_truth(wanted.csv_headers) is not False,
+        url=wanted.url,
     )
 
 
 def _truth(given: Raw) -> bool | None:
-    text = bytes(given).decode().strip('"').lower()
-    return True if text in {"", "null"} else _TRUTH.get(text)
+    """A boolean or its text; absent stands for true. None for anything else."""
+    text = bytes(given).decode().strip('"')
+    return True if text.lower() in {"", "null"} else boolean(text)
 
 
-def _asked_for(wanted: ExportRequest) -> dict[str, object]:
-    given = {
-        "uids": wanted.uids,
-        "sdids": wanted.sdids,
-        "sdtids": wanted.sdtids,
-        "trialId": wanted.trial_id,
-        "startDate": wanted.start_ms,
-        "endDate": wanted.end_ms,
-        "order": wanted.order,
-        "format": wanted.format,
-        "csvHeaders": wanted.csv_headers if wanted.format == "csv1" else None,
-        "url": wanted.url,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+def _created(export_id: str, wanted: ExportRequest) -> _Created:
+    return _Created(
+        export_id=export_id,
+        uids=absent_if_none(wanted.uids),
+        sdids=absent_if_none(wanted.sdids),
+        sdtids=absent_if_none(wanted.sdtids),
+        trial_id=absent_if_none(wanted.trial_id),
+        start_date=wanted.start_ms,
+        end_date=wanted.end_ms,
+        order=wanted.order,
+        format=wanted.format,
+        csv_headers=wanted.csv_headers if wanted.format == "csv1" else UNSET,
+        url=absent_if_none(wanted.url),
+    )
 
 
-def _status(export: Export) -> dict[str, object]:
-    """What comes with success is absent until then; `progress` is of our own."""
+def _result_members(export: Export) -> dict[str, Any]:
+    """What comes with success is absent until then; `progress` is not part of the original API."""
     record = export.record
-    members: dict[str, object] = {"exportId": record.id, "status": export.status.value}
-    if export.status in {ExportStatus.SUCCESS, ExportStatus.SERVED, ExportStatus.EXPIRED}:
+    members: dict[str, Any] = {
+        "export_id": record.id,
+        "status": export.status.value,
+        "progress": absent_if_none(export.progress),
+    }
+    if export.status in _FINISHED:
         members |= {
             "md5": record.md5,
-            "expirationDate": record.expires_on,
-            "fileSize": record.file_size,
-            "totalMessages": record.total_messages,
+            "expiration_date": record.expires_on,
+            "file_size": record.file_size,
+            "total_messages": record.total_messages,
             "ttl": f"{EXPORT_KEPT_HOURS}h",
         }
-    if export.progress is not None:
-        members["progress"] = export.progress
     return members
 
 
-def _history_request(export: Export) -> dict[str, object]:
+def _entry_request(export: Export) -> _EntryRequest:
     wanted = export.request
-    return {
-        "requestDate": export.record.created_on,
-        "startDate": wanted.start_ms,
-        "endDate": wanted.end_ms,
-        "order": wanted.order,
-        "format": wanted.format,
-    }
+    return _EntryRequest(export.record.created_on, wanted.start_ms, wanted.end_ms, wanted.order, wanted.format)

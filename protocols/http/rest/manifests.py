@@ -1,43 +1,120 @@
 """/devicetypes/{dtid}/manifests: the versions of a type and what each declares (reference 8.6)."""
 
 import re
-from typing import Final
-
-from quart import Blueprint, Response
+from typing import Annotated, Any, Final
 
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, ManifestVersion
 from broker.errors import NotFound
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.guard import APPLICATION, DEVICE, USER, Guard
+from protocols.http.calls import ANY_TOKEN, Call, Calls
+from protocols.http.rest.device_types import DEVICE_TYPES
+from protocols.http.schema import Data, Shape, about, component, integer
 
 _LATEST: Final = "latest"
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
+_ACTIONS: Final = {
+    "setVolume": {
+        "description": "",
+        "isStandard": False,
+        "parameters": {"volume": {"type": "Integer", "isCollection": False, "description": ""}},
+    }
+}
+_FIELDS: Final = {"volume": {"type": "Integer", "isCollection": False, "description": "", "unit": "%"}}
+_FIELD: Final = {"$ref": component("ManifestField")}
 
-def manifests_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("manifests", __name__)
+_Fields = Annotated[dict[str, Any], about("", additionalProperties=_FIELD)]
+_Actions = Annotated[dict[str, Any], about("", additionalProperties={"$ref": component("ManifestAction")})]
 
-    async def readable(caller: Caller, dtid: str) -> DeviceType:
-        device_type = await services.device_types.catalog.find(dtid)
-        await services.device_types.lists.see(caller, device_type.record)
+
+class _Versions(Shape):
+    versions: Annotated[list[Annotated[int, integer(lowest=1)]], about("Ascending", example=[1, 2])]
+
+
+class _Declared(Shape):
+    fields: _Fields
+    actions: _Actions
+
+
+class ManifestProperties(Shape):
+    shape = "ManifestProperties"
+    example = {"properties": {"fields": _FIELDS, "actions": _ACTIONS}, "actions": _ACTIONS, "version": 2}
+
+    properties: _Declared
+    actions: Annotated[_Actions, about("As in properties")]
+    version: Annotated[int, integer(lowest=1)]
+
+
+class ManifestCalls(Calls):
+    chapter = DEVICE_TYPES
+    components = {
+        "ManifestField": {
+            "description": "A field, or a group of fields by name",
+            "anyOf": [
+                {
+                    "type": "object",
+                    "required": ["type", "isCollection", "description"],
+                    "properties": {
+                        "type": {"type": "string", "enum": ["Boolean", "Double", "Float", "Integer", "Long", "String"]},
+                        "isCollection": {"type": "boolean"},
+                        "description": {"type": "string"},
+                        "unit": {"type": "string", "description": "As text, like °C"},
+                        "metadata": {
+                            "type": "object",
+                            "description": "By type of metadata",
+                            "additionalProperties": True,
+                        },
+                    },
+                },
+                {"type": "object", "additionalProperties": _FIELD},
+            ],
+        },
+        "ManifestAction": {
+            "type": "object",
+            "required": ["description", "isStandard", "parameters"],
+            "properties": {
+                "description": {"type": "string"},
+                "isStandard": {"type": "boolean"},
+                "parameters": {"type": "object", "additionalProperties": _FIELD},
+            },
+        },
+    }
+
+    def __init__(self, services: Services) -> None:
+        self._types = services.device_types.catalog
+        self._lists = services.device_types.lists
+
+    async def _type(self, caller: Caller, dtid: str) -> DeviceType:
+        """For callers who may see the type."""
+        device_type = await self._types.find(dtid)
+        await self._lists.see(caller, device_type.record)
         return device_type
 
-    @routes.get("/devicetypes/<dtid>/availablemanifestversions")
-    async def versions(dtid: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
-            device_type = await readable(caller, dtid)
-        return json_answer({"data": {"versions": device_type.versions}})
+    @Call(
+        "GET",
+        "/devicetypes/{dtid}/availablemanifestversions",
+        tokens=ANY_TOKEN,
+        on=_type,
+        summary="Versions of a type's Manifest",
+    )
+    async def versions(self, device_type: DeviceType) -> Data[_Versions]:
+        return Data(_Versions(device_type.versions))
 
-    @routes.get("/devicetypes/<dtid>/manifests/<version>/properties")
-    async def properties(dtid: str, version: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION, DEVICE) as caller:
-            found = _chosen(await readable(caller, dtid), version)
-        declared = found.manifest.properties()
-        return json_answer({"data": {"properties": declared, "actions": declared["actions"], "version": found.version}})
+    async def _manifest(self, caller: Caller, dtid: str, version: str) -> ManifestVersion:
+        return _chosen(await self._type(caller, dtid), version)
 
-    return routes
+    @Call(
+        "GET",
+        "/devicetypes/{dtid}/manifests/{version}/properties",
+        tokens=ANY_TOKEN,
+        on=_manifest,
+        summary="What a Manifest declares",
+        about="404 for a version that does not exist, and for `latest` while no Manifest is approved.",
+    )
+    async def properties(self, found: ManifestVersion) -> Data[ManifestProperties]:
+        declared: dict[str, Any] = found.manifest.properties()
+        return Data(ManifestProperties(_Declared(**declared), declared["actions"], found.version))
 
 
 def _chosen(device_type: DeviceType, version: str) -> ManifestVersion:

@@ -1,146 +1,244 @@
 """Secure registration: the device's calls under /cert, and the user's under /devices (reference 7.1)."""
 
-import msgspec
-from quart import Blueprint, Response
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.inventory import name_findings
+from broker.devices.registry import Device
 from broker.errors import Finding, PermissionDenied, ValidationFailed
+from broker.registration.certificates import ClientCertificate
 from broker.registration.progress import Progress
 from broker.services import Services
 from config.limits import VENDOR_ID_MAX_CHARACTERS
-from protocols.http.answers import json_answer, secret_answer
-from protocols.http.body import members, read_body
-from protocols.http.guard import APPLICATION, USER, Guard
-from protocols.http.peers import require_certificate
-from protocols.http.rest.device_records import device_record
-from protocols.http.rest.named_devices import NamedDevices
+from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter, Counted
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Rule, Valid
+from protocols.http.rest.device_records import DeviceObject, device_record
+from protocols.http.rest.named import named_device
+from protocols.http.schema import (
+    Data,
+    Form,
+    Id,
+    Shape,
+    TypeId,
+    about,
+    absent_if_none,
+    milliseconds,
+    name,
+    one_of,
+    text,
+)
 from storage.keys import UserKey
 
-
-def device_registrations_blueprint(services: Services) -> Blueprint:
-    """For the secure listener: who calls is said by the certificate alone."""
-    routes = Blueprint("device_registrations", __name__)
-    registrations = services.registration.registrations
-
-    @routes.post("/cert/devices/registrations")
-    async def begin() -> Response:
-        shown = require_certificate()
-        device_type, vendor_device_id = _wanted(members(await read_body(), _Begin))
-        begun = await registrations.begin(shown, device_type, vendor_device_id)
-        return secret_answer(
-            {"data": {"rid": begun.id, "pin": begun.pin, "nonce": begun.nonce, "expiresOn": begun.expires_on}}
-        )
-
-    @routes.get("/cert/devices/registrations/<rid>/status")
-    async def status(rid: str) -> Response:
-        return _progress(await registrations.progress(require_certificate(), rid))
-
-    @routes.put("/cert/devices/registrations/<rid>")
-    async def complete(rid: str) -> Response:
-        shown = require_certificate()
-        await registrations.progress(shown, rid)  # who may not know of it is not told what is wrong with the body
-        nonce = members(await read_body(), _Complete).nonce
-        if not nonce:
-            raise ValidationFailed.of("nonce", "Required parameter")
-        done = await registrations.complete(shown, rid, nonce)
-        return secret_answer({"data": {"accessToken": done.token, "uid": done.owner_id, "did": done.device_id}})
-
-    return routes
+_STATUSES = ("PENDING_USER_CONFIRMATION", "PENDING_DEVICE_COMPLETION", "REGISTERED", "REVOKED", "EXPIRED")
 
 
-def registrations_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("registrations", __name__)
-    registrations, named = services.registration.registrations, NamedDevices(services, guard)
+class RegistrationProgress(Shape):
+    shape = "RegistrationProgress"
+    example = {"status": "REGISTERED", "did": samples.DID}
 
-    @routes.put("/devices/registrations/pin")
-    async def confirm() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        post = members(await read_body(), _Confirm)
-        pin, name = _checked(post)
-        if post.device_id is not None:
-            device = await services.devices.registry.find(post.device_id)
-            await services.accounts.permissions.require(caller, device, Permission.MANAGE)
-            rid = await registrations.confirm_existing(caller, pin, device)
-        else:
-            rid = await registrations.confirm_new(caller, pin, owner=await owner(caller, post.uid), name=name)
-        return json_answer({"data": {"rid": rid}})
+    status: Annotated[str, one_of(_STATUSES)]
+    did: Annotated[Id, about("As soon as there is a device")] | UnsetType = UNSET
 
-    async def owner(caller: Caller, uid: str | None) -> UserKey:
-        """Whose the device will be; an application says whom it acts for."""
+
+class _Beginning(Shape):
+    example = {"deviceTypeId": samples.DTID, "vendorDeviceId": samples.VDID}
+
+    device_type_id: Annotated[TypeId, Meta(min_length=1, description="Id or unique name")]
+    vendor_device_id: Annotated[
+        str,
+        Meta(min_length=1, max_length=VENDOR_ID_MAX_CHARACTERS, description="What its vendor calls it"),
+        Valid(lambda given: len(given) > VENDOR_ID_MAX_CHARACTERS or given.isprintable()),
+    ]
+
+
+class _Begun(Shape):
+    example = {"rid": samples.RID, "pin": "K7QW3MXA", "nonce": samples.NONCE, "expiresOn": samples.TS}
+
+    rid: Annotated[Id, about("The registration")]
+    pin: Annotated[str, text("For the person who owns the device", longest=8)]
+    nonce: Annotated[Id, about("For the device's last call")]
+    expires_on: Annotated[int, milliseconds("When the PIN is over")]
+
+
+class _Completion(Shape):
+    example = {"nonce": samples.NONCE}
+
+    nonce: Annotated[Id, Meta(min_length=1, description="From the first step")]
+
+
+class _Registered(Shape):
+    example = {"accessToken": samples.TOKEN, "uid": samples.UID, "did": samples.DID}
+
+    access_token: Annotated[Id, about("The device token")]
+    uid: Annotated[Id, about("The owner")]
+    did: Id
+
+
+def _new_or_existing(given: Given) -> Iterator[Finding]:
+    """A new device needs a name, and an existing one has one."""
+    device_name, device_id = given.values["device_name"], given.values["device_id"]
+    if device_name is not None:
+        for finding in name_findings(device_name):
+            yield Finding("deviceName", finding.messages)
+        if device_id is not None:
+            yield Finding("deviceId", ("Invalid value",))
+    elif device_id is None:
+        yield Finding("deviceName", ("Required parameter",))
+
+
+class _Pin(Shape):
+    example = {"pin": "K7QW3MXA", "deviceName": "Front door"}
+    exactly_one_of = (Form(("pin", "deviceName"), ("uid",)), Form(("pin", "deviceId")))
+
+    # reference 1.1: upper-case letters and digits without 0 O 1 I L; matched without regard to case.
+    pin: Annotated[
+        str,
+        Meta(min_length=1),
+        text("Eight characters, any case; what the device shows", pattern="^[A-HJKMNP-Za-hjkmnp-z2-9]{8}$"),
+    ]
+    device_name: Annotated[str, name("For a new device")] | None = None
+    device_id: Annotated[Id, about("An existing device"), Rule(_new_or_existing)] | None = None
+    uid: Annotated[Id, about("Its owner")] | None = None
+
+
+class _Confirmed(Shape):
+    example = {"rid": samples.RID}
+
+    rid: Annotated[Id, about("The registration")]
+
+
+class RegistrationCalls(Calls):
+    chapter = Chapter(
+        "Registrations",
+        "Devices of types with `rsp` true register with the certificate that their factory gave them. The device "
+        "begins on the secure listener and shows a PIN, a person enters it here, and the device comes back for its "
+        "token.",
+    )
+
+    def __init__(self, services: Services) -> None:
+        self._users = services.accounts.users
+        self._permissions = services.accounts.permissions
+        self._devices = services.devices.registry
+        self._registrations = services.registration.registrations
+
+    @Call(
+        "POST",
+        "/cert/devices/registrations",
+        tokens=NO_TOKEN,
+        needs_certificate=True,
+        on=NOTHING,
+        summary="Begin a registration",
+        about="By the device. Its certificate must chain to an authority of the device type.",
+        counted=Counted.ADDRESS,
+        is_secret=True,
+        refusals={
+            403: "The certificate is not one of the device type's authorities.",
+            404: "The device type does not exist.",
+            409: "Vendor device id already registered for this device type",
+        },
+    )
+    async def begin(self, shown: ClientCertificate, body: _Beginning) -> Data[_Begun]:
+        begun = await self._registrations.begin(shown, body.device_type_id, body.vendor_device_id)
+        return Data(_Begun(begun.id, begun.pin, begun.nonce, begun.expires_on))
+
+    async def _of_device(self, shown: ClientCertificate, rid: str) -> Progress:
+        """For the device that began the registration."""
+        return await self._registrations.progress(shown, rid)
+
+    @Call(
+        "GET",
+        "/cert/devices/registrations/{rid}/status",
+        tokens=NO_TOKEN,
+        needs_certificate=True,
+        on=_of_device,
+        summary="How far a registration is, for the device",
+        counted=Counted.ADDRESS,
+        refusals={403: "Another certificate began it."},
+    )
+    async def status_for_device(self, progress: Progress) -> Data[RegistrationProgress]:
+        return _progress(progress)
+
+    @Call(
+        "PUT",
+        "/cert/devices/registrations/{rid}",
+        tokens=NO_TOKEN,
+        needs_certificate=True,
+        on=_of_device,
+        summary="Complete a registration",
+        about="By the device, after a person has entered the PIN. From now on it uses the secure listener only.",
+        counted=Counted.ADDRESS,
+        is_secret=True,
+        refusals={
+            403: "Another certificate began it, or the nonce is wrong.",
+            409: "Registration does not await its completion",
+        },
+    )
+    async def complete(self, shown: ClientCertificate, rid: str, body: _Completion) -> Data[_Registered]:
+        done = await self._registrations.complete(shown, rid, body.nonce)
+        return Data(_Registered(done.token, done.owner_id, done.device_id))
+
+    @Call(
+        "PUT",
+        "/devices/registrations/pin",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Enter the PIN of a device",
+        about="Creates the device under `deviceName`, or attaches the registration to an existing one of the same "
+        "type. A PIN is good for one hour and one use; five wrong ones in ten minutes are enough.",
+        refusals={404: "No registration waits for this PIN.", 409: "Device is of another device type"},
+    )
+    async def confirm(self, caller: Caller, body: _Pin) -> Data[_Confirmed]:
+        if body.device_id is not None:
+            device = await self._devices.find(body.device_id)
+            await self._permissions.require(caller, device, Permission.MANAGE)
+            return Data(_Confirmed(await self._registrations.confirm_existing(caller, body.pin, device)))
+        owner = await self._owner(caller, body.uid)
+        rid = await self._registrations.confirm_new(caller, body.pin, owner=owner, name=body.device_name or "")
+        return Data(_Confirmed(rid))
+
+    async def _of_user(self, caller: Caller, rid: str) -> Progress:
+        """For the caller who entered the PIN."""
+        return await self._registrations.progress_for(caller, rid)
+
+    @Call(
+        "GET",
+        "/devices/registrations/{rid}/status",
+        tokens=USER_OR_APPLICATION,
+        on=_of_user,
+        summary="How far a registration is",
+        about="For whoever entered the PIN.",
+    )
+    async def status(self, progress: Progress) -> Data[RegistrationProgress]:
+        return _progress(progress)
+
+    @Call(
+        "DELETE",
+        "/devices/{did}/registrations",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="End the registration of a device",
+        about="Revokes its token and its certificate.",
+    )
+    async def revoke(self, device: Device) -> Data[DeviceObject]:
+        await self._registrations.revoke(device)
+        return Data(device_record(device))
+
+    async def _owner(self, caller: Caller, uid: str | None) -> UserKey:
+        """Whose the device will be; an application says for whom it acts. Raises ValidationFailed, PermissionDenied."""
         if uid is None:
             if caller.user is None:
                 raise ValidationFailed.of("uid", "Required parameter")
             return caller.user
-        user = (await services.accounts.users.find(uid, caller)).key
+        user = (await self._users.find(uid, caller)).key
         if caller.user not in {None, user}:
             raise PermissionDenied("devices of this user")
         return user
 
-    @routes.get("/devices/registrations/<rid>/status")
-    async def status(rid: str) -> Response:
-        async with guard.before_limit(USER, APPLICATION) as caller:
-            progress = await registrations.progress_for(caller, rid)
-        return _progress(progress)
 
-    @routes.delete("/devices/<device_id>/registrations")
-    async def revoke(device_id: str) -> Response:
-        _caller, device = await named.get(device_id, Permission.MANAGE, USER, APPLICATION)
-        await registrations.revoke(device)
-        return json_answer({"data": device_record(device)})
-
-    return routes
-
-
-class _Begin(msgspec.Struct, rename="camel"):
-    device_type_id: str | None = None
-    vendor_device_id: str | None = None
-
-
-class _Complete(msgspec.Struct):
-    nonce: str | None = None
-
-
-class _Confirm(msgspec.Struct, rename="camel"):
-    pin: str | None = None
-    device_name: str | None = None
-    device_id: str | None = None
-    uid: str | None = None
-
-
-def _wanted(post: _Begin) -> tuple[str, str]:
-    """Type and vendor id. Raises ValidationFailed."""
-    findings = [
-        Finding(name, ("Required parameter",))
-        for name, given in (("deviceTypeId", post.device_type_id), ("vendorDeviceId", post.vendor_device_id))
-        if not given
-    ]
-    vendor_device_id = post.vendor_device_id or ""
-    if len(vendor_device_id) > VENDOR_ID_MAX_CHARACTERS:
-        findings.append(Finding("vendorDeviceId", (f"Maximum length {VENDOR_ID_MAX_CHARACTERS}",)))
-    elif not vendor_device_id.isprintable():
-        findings.append(Finding("vendorDeviceId", ("Invalid value",)))
-    if findings:
-        raise ValidationFailed(tuple(findings))
-    return post.device_type_id or "", vendor_device_id
-
-
-def _checked(post: _Confirm) -> tuple[str, str]:
-    """The PIN, and the name of a new device. Raises ValidationFailed."""
-    findings = [] if post.pin else [Finding("pin", ("Required parameter",))]
-    name = post.device_name
-    if name is not None:
-        findings += [Finding("deviceName", finding.messages) for finding in name_findings(name)]
-        if post.device_id is not None:  # it has a name
-            findings.append(Finding("deviceId", ("Invalid value",)))
-    elif post.device_id is None:
-        findings.append(Finding("deviceName", ("Required parameter",)))
-    if findings:
-        raise ValidationFailed(tuple(findings))
-    return post.pin or "", name or ""
-
-
-def _progress(progress: Progress) -> Response:
-    device = {} if progress.device_id is None else {"did": progress.device_id}
-    return json_answer({"data": {"status": progress.status} | device})
+def _progress(progress: Progress) -> Data[RegistrationProgress]:
+    return Data(RegistrationProgress(progress.status, absent_if_none(progress.device_id)))

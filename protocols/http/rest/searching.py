@@ -1,56 +1,157 @@
 """What searches of messages and of Actions have in common (reference 9.3): whose, when, and which page."""
 
-import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+
+from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
-from broker.errors import PermissionDenied
-from broker.messages.history import SortOrder
+from broker.envelope import Action, Message
+from broker.errors import Finding, PermissionDenied
+from broker.messages.history import Page
 from broker.services import Services
-from protocols.http.body import Query
+from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Query, Rule
+from protocols.http.schema import Shape, about, absent_if_none, ids, integer, milliseconds, one_of, spliced, text
+from storage.messages import Match
 
-ORDERS: Final[tuple[SortOrder, ...]] = ("asc", "desc")
-FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+Entry = TypeVar("Entry", Message, Action)
+T = TypeVar("T")
+
+FIELD_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_ORDERS: Final = ("asc", "desc")
+
+SearchedUser = Annotated[str, text("Whose devices; a user id, or self. By default the caller's", longest=64)]
+SearchCount = Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="Messages at most")]
+_PRESENCE: Final = "Only messages with this field, groups separated by dots"
+#: Refused where it is no path, unlike the parameter of this name of `GET /messages/presence`.
+FieldPresence = Annotated[str, Meta(pattern=FIELD_PATTERN, description=_PRESENCE)]
+SearchedDevices = Annotated[tuple[str, ...], ids("Device ids", longest=IDS_MAX, example=samples.DID)]
+
+
+class ByMid(Shape):
+    mid: Annotated[str, text("One message by its id; everything but `uid` is ignored then", longest=64)]
+    uid: SearchedUser | None = None
+
+
+def _not_before_start(given: Given) -> Iterator[Finding]:
+    start_ms, end_ms = given.values["start_date"], given.values["end_date"]
+    if start_ms is not None and end_ms is not None and start_ms > end_ms:
+        yield Finding("startDate", ("Invalid value",))
+
+
+class InRange(Shape, kw_only=True):
+    uid: SearchedUser | None = None
+    start_date: Annotated[int, milliseconds("Required without `mid`. From this time on", example=samples.TS)]
+    end_date: Annotated[
+        int, milliseconds("Required without `mid`. Up to this time", example=samples.CTS), Rule(_not_before_start)
+    ]
+    order: Annotated[Literal["asc", "desc"], about("By ts")] = "asc"
+    count: SearchCount = PAGE_COUNT_DEFAULT
+    offset: Annotated[str, text("`next` or `prev` of an earlier answer", longest=CURSOR_MAX_CHARACTERS)] = ""
+
+
+class Found(Shape, Generic[T], kw_only=True):
+    # A page of a search. `count` is the size of page that was asked for, `size` what there is of it.
+    mid: Annotated[str, about("When it was asked for")] | UnsetType = UNSET
+    start_date: Annotated[int, integer()] | UnsetType = UNSET
+    end_date: Annotated[int, integer()] | UnsetType = UNSET
+    count: Annotated[int, integer("Size of the page that was asked for", lowest=1)]
+    order: Annotated[str, one_of(_ORDERS)]
+    next: (
+        Annotated[str, text("Cursor of the next page, if there is one", longest=CURSOR_MAX_CHARACTERS)] | UnsetType
+    ) = UNSET
+    prev: (
+        Annotated[str, text("Cursor of the page before, if there is one", longest=CURSOR_MAX_CHARACTERS)] | UnsetType
+    ) = UNSET
+    size: Annotated[int, integer("Messages in this answer", lowest=0)]
+    data: list[T]
+
+
+def found_example(device: str, entry: object) -> dict[str, object]:
+    """An answer of a search of one device, whose parameter is called `device`."""
+    return {
+        "uid": samples.UID,
+        device: samples.DID,
+        "startDate": samples.TS,
+        "endDate": samples.CTS,
+        "count": PAGE_COUNT_DEFAULT,
+        "order": "asc",
+        "size": 1,
+        "data": [entry],
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """The part of a search that says when, in which order, and which page."""
+class Chosen:
+    """Whose devices a search is about. `device_id` is there when the search is about this device alone."""
 
-    start_ms: int
-    end_ms: int
-    order: SortOrder
-    count: int
-    cursor: str
-
-    @classmethod
-    def of(cls, query: Query) -> "Times":
-        """Findings wait in the query."""
-        start_ms = query.number("startDate", required=True)
-        end_ms = query.number("endDate", required=True)
-        if start_ms is not None and end_ms is not None and start_ms > end_ms:
-            query.refuse("startDate", "Invalid value")
-        order: SortOrder = "desc" if query.choice("order", ORDERS, "asc") == "desc" else "asc"
-        return cls(start_ms or 0, end_ms or 0, order, query.count(), query.text("offset") or "")
+    uid: str | None = None
+    device_id: str | None = None
+    devices: list[Device] = field(default_factory=list)
 
 
-def field_presence(query: Query) -> str | None:
-    """A dotted path. Findings wait in the query."""
-    field = query.text("fieldPresence")
-    if field is not None and FIELD.fullmatch(field) is None:
-        query.refuse("fieldPresence", "Invalid value")
-    return field
+class Searches(Generic[Entry]):
+    """The two searches of messages, or of Actions."""
 
+    def __init__(
+        self,
+        services: Services,
+        device_parameter: str,
+        by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]],
+        in_range: Callable[..., Awaitable[Page[Entry]]],
+        entry: Callable[[Entry], bytes],
+    ) -> None:
+        self._permissions = services.accounts.permissions
+        self._readable = Readable(services)
+        self._device_parameter = device_parameter
+        self._by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]] = by_mid
+        self._in_range: Callable[..., Awaitable[Page[Entry]]] = in_range
+        self._entry: Callable[[Entry], bytes] = entry
 
-def filtered_values(query: Query) -> tuple[tuple[str, str], ...]:
-    """`filter`: pairs of a dotted path and a text. Findings wait in the query."""
-    pairs = [item.partition("=") for item in query.ids("filter")]
-    if any(FIELD.fullmatch(path.strip()) is None or not value.strip() for path, _, value in pairs):
-        query.refuse("filter", "Invalid value")
-    return tuple((path.strip(), value.strip()) for path, _, value in pairs)
+    async def chosen(self, caller: Caller, query: Query) -> Chosen:
+        """What the query names; only whose message it is, when that is given by its id."""
+        if query.text("mid") is None:
+            return await self._readable.chosen(caller, query, self._device_parameter)
+        uid = query.text("uid")
+        return Chosen(None if uid is None else await self._readable.user_for(caller, uid))
+
+    async def by_mid(self, caller: Caller, chosen: Chosen, mid: str) -> tuple[Entry | None, dict[str, Any]]:
+        """The entry, if there is one, and the members of a `Found`. Raises PermissionDenied."""
+        found = await self._by_mid(mid)
+        members: dict[str, Any] = {"mid": mid, "count": PAGE_COUNT_DEFAULT, "order": _ORDERS[0]}
+        if found is None or chosen.uid not in {None, found[1].owner_id}:
+            return None, members | {"uid": absent_if_none(chosen.uid or caller.user_id), "size": 0, "data": []}
+        entry, device = found
+        await self._permissions.require(caller, device, Permission.READ)
+        return entry, members | {"uid": entry.uid, "size": 1, "data": spliced([self._entry(entry)])}
+
+    async def in_range(self, chosen: Chosen, query: InRange, match: Match) -> dict[str, Any]:
+        """The members of a `Found`, without the device."""
+        page = await self._in_range(
+            chosen.devices,
+            start_ms=query.start_date,
+            end_ms=query.end_date,
+            order=query.order,
+            count=query.count,
+            cursor=query.offset,
+            match=match,
+        )
+        return {
+            "uid": absent_if_none(chosen.uid),
+            "start_date": query.start_date,
+            "end_date": query.end_date,
+            "count": query.count,
+            "order": query.order,
+            "next": absent_if_none(page.next),
+            "prev": absent_if_none(page.prev),
+            "size": len(page.messages),
+            "data": spliced(map(self._entry, page.messages)),
+        }
 
 
 class Readable:
@@ -70,31 +171,37 @@ class Readable:
             raise PermissionDenied("access to this user")
         return user.id
 
-    async def chosen(self, caller: Caller, query: Query, name: str) -> tuple[str | None, str | None, list[Device]]:
-        """The owner, the device called `name` if there is one, and all devices that a search is about."""
+    async def chosen(self, caller: Caller, query: Query, parameter: str) -> Chosen:
+        """The device that `parameter` names, by default the caller itself; else the devices of the user `uid`."""
         uid = query.text("uid")
-        device_id = query.text(name) or caller.device_id
+        device_id = query.text(parameter) or caller.device_id
         if device_id is not None:
             device = await self.device(caller, device_id)
             if uid is not None and (await self._users.find(uid, caller)).key != device.owner:
                 query.refuse("uid", "Invalid value")
-            return device.owner_id, device.id, [device]
+            return Chosen(device.owner_id, device.id, [device])
         if uid is None and caller.user is None:
             query.refuse("uid", "Required parameter")
-            return None, None, []
+            return Chosen()
         user = await self._users.find(uid or "self", caller)
         await self._permissions.require_user(caller, user.key)
         reach = await self._permissions.reach(caller)
         devices = await self._devices.owned_by(user.key)
-        return user.id, None, [device for device in devices if reach.allows(device, Permission.READ)]
+        return Chosen(user.id, None, [device for device in devices if reach.allows(device, Permission.READ)])
+
+    async def source(self, caller: Caller, query: Query) -> Device | None:
+        """The device `sdid`, by default the caller itself."""
+        sdid = query.text("sdid") or caller.device_id
+        return None if sdid is None else await self.device(caller, sdid)
 
     async def device(self, caller: Caller, device_id: str) -> Device:
+        """Raises DeviceNotFound, PermissionDenied."""
         device = await self._devices.find(device_id)
         await self._permissions.require(caller, device, Permission.READ)
         return device
 
-    async def listed(self, caller: Caller, device_ids: list[str]) -> list[Device]:
-        """Each once. Raises DeviceNotFound, PermissionDenied."""
+    async def listed(self, caller: Caller, device_ids: Iterable[str]) -> list[Device]:
+        """Each device once. Raises DeviceNotFound, PermissionDenied."""
         devices = [await self._devices.find(device_id) for device_id in dict.fromkeys(device_ids)]
         reach = await self._permissions.reach(caller)
         for device in devices:

@@ -1,48 +1,65 @@
 """/tags: the words by which device types are found (reference 8.1)."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
-from quart import Blueprint, Response
+from msgspec import Meta
 
+from broker.accounts.tokens import Caller
 from broker.device_types.lists import CATEGORIES
 from broker.services import Services
-from protocols.http.answers import json_answer
-from protocols.http.body import Query
-from protocols.http.guard import APPLICATION, USER, Guard
-from protocols.http.rest.device_types import tag_object
+from config.limits import PAGE_COUNT_MAX
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.schema import Data, Shape, about, ids, one_of
 
 _SUGGESTIONS: Final = 10
 
 
-def tags_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("tags", __name__)
-    lists = services.device_types.lists
+class TagObject(Shape):
+    shape = "Tag"
+    example = {"name": "health", "isCategory": True}
 
-    @routes.get("/tags")
-    async def tags() -> Response:
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        categories = query.ids("categories")
-        query.check()
-        return _tags(await lists.tags(caller, categories=categories))
-
-    @routes.get("/tags/categories")
-    async def categories() -> Response:
-        await guard.caller(USER, APPLICATION)
-        return _tags(CATEGORIES)
-
-    @routes.get("/tags/suggestions")
-    async def suggestions() -> Response:
-        # `entity_type` and `entityType` say `devicetype`, or nothing that changes anything.
-        caller = await guard.caller(USER, APPLICATION)
-        query = Query.of_request()
-        beside, prefix, count = query.ids("tags"), query.text("name") or "", query.count(default=_SUGGESTIONS)
-        query.check()
-        return _tags(await lists.suggest_tags(caller, prefix=prefix, beside=beside, count=count))
-
-    return routes
+    name: str
+    is_category: bool
 
 
-def _tags(tags: Iterable[str]) -> Response:
-    return json_answer({"data": {"tags": [tag_object(tag) for tag in tags]}})
+class _Tags(Shape):
+    tags: list[TagObject]
+
+
+class _InUse(Shape):
+    categories: Annotated[tuple[str, ...], ids("Only tags of types in these categories")] = ()
+
+
+class _Beginning(Shape):
+    tags: Annotated[tuple[str, ...], ids("Tags that they are used together with")] = ()
+    name: Annotated[str, about("How they begin")] = ""
+    count: Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="Tags at most")] = _SUGGESTIONS
+    entity_type: Annotated[str, one_of(("devicetype",), "May be given; `entity_type` is the same")] | None = None
+
+
+class TagCalls(Calls):
+    chapter = Chapter("Tags", "The words by which device types are found. Some of them are categories.")
+
+    def __init__(self, services: Services) -> None:
+        self._lists = services.device_types.lists
+
+    @Call("GET", "/tags", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags in use")
+    async def in_use(self, caller: Caller, query: _InUse) -> Data[_Tags]:
+        return _answer(await self._lists.tags(caller, categories=query.categories))
+
+    @Call("GET", "/tags/categories", tokens=USER_OR_APPLICATION, on=NOTHING, summary="The categories")
+    async def categories(self) -> Data[_Tags]:
+        return _answer(CATEGORIES)
+
+    @Call("GET", "/tags/suggestions", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags that begin like this")
+    async def suggestions(self, caller: Caller, query: _Beginning) -> Data[_Tags]:
+        return _answer(await self._lists.suggest_tags(caller, prefix=query.name, beside=query.tags, count=query.count))
+
+
+def tag_object(tag: str) -> TagObject:
+    return TagObject(name=tag, is_category=tag in CATEGORIES)
+
+
+def _answer(tags: Iterable[str]) -> Data[_Tags]:
+    return Data(_Tags([tag_object(tag) for tag in tags]))

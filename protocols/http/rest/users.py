@@ -1,86 +1,157 @@
 """/users: the caller's own profile, and what applications keep about users (reference 5)."""
 
-import msgspec
-from quart import Blueprint, Response
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from broker.accounts.tokens import Caller
-from broker.errors import PermissionDenied, ValidationFailed
+from broker.errors import Finding, PermissionDenied
 from broker.services import Services
 from config.limits import APPLICATION_PROPERTIES_MAX_CHARACTERS
-from protocols.http.answers import json_answer
-from protocols.http.body import Query, members, read_body
-from protocols.http.guard import APPLICATION, USER, Guard
-from protocols.http.rest.named_users import NamedUsers
+from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Rule
+from protocols.http.rest.named import NAMED_USER
+from protocols.http.schema import Data, Id, Milliseconds, Shape, about, text
 from storage.records import UserRecord
 
-
-def users_blueprint(services: Services, guard: Guard) -> Blueprint:
-    routes = Blueprint("users", __name__)
-    named, users, properties = NamedUsers(services, guard), services.accounts.users, services.accounts.properties
-
-    @routes.get("/users/self")
-    async def profile() -> Response:
-        caller = await guard.caller(USER)
-        return json_answer({"data": _profile(await users.self_of(caller))})
-
-    async def caller_for(user_id: str) -> tuple[Caller, UserRecord]:
-        caller, user = await named.get(user_id, USER, APPLICATION)
-        _require_application(caller, Query.of_request().text("aid"))
-        return caller, user
-
-    @routes.get("/users/<user_id>/properties")
-    async def get_properties(user_id: str) -> Response:
-        caller, user = await caller_for(user_id)
-        return _properties(caller, user, await properties.get(caller, user.key))
-
-    @routes.route("/users/<user_id>/properties", methods=["POST", "PUT"])
-    async def put_properties(user_id: str) -> Response:
-        caller, user = await caller_for(user_id)
-        post = members(await read_body(), _Post)
-        _require_application(caller, post.aid)
-        text = _checked(post.properties)
-        await properties.put(caller, user.key, text)
-        return _properties(caller, user, text)
-
-    @routes.delete("/users/<user_id>/properties")
-    async def remove_properties(user_id: str) -> Response:
-        caller, user = await caller_for(user_id)
-        await properties.remove(caller, user.key)
-        return _properties(caller, user, "")
-
-    return routes
+_PROPERTIES: Final = "/users/{uid}/properties"
+_ABOUT_PROPERTIES: Final = "Whatever the application wants to keep; empty after removal"
 
 
-class _Post(msgspec.Struct):
-    aid: str | None = None
-    properties: str | None = None
-
-
-def _require_application(caller: Caller, aid: str | None) -> None:
-    """An application sees what it keeps itself, and nothing of others (reference 5.2)."""
-    if aid is not None and aid != caller.application_id:
+def _own_application(given: Given) -> Iterator[Finding]:
+    """An application sees what it keeps itself, and nothing of others (reference 5.2). Raises PermissionDenied."""
+    aid = given.values["aid"]
+    if aid is not None and given.caller is not None and aid != given.caller.application_id:
         raise PermissionDenied(f"properties of application {aid[:64]}")
+    yield from ()
 
 
-def _checked(properties: str | None) -> str:
-    if properties is None:
-        raise ValidationFailed.of("properties", "Required parameter")
-    if len(properties) > APPLICATION_PROPERTIES_MAX_CHARACTERS:
-        raise ValidationFailed.of("properties", f"Maximum length {APPLICATION_PROPERTIES_MAX_CHARACTERS}")
-    return properties
-
-
-def _properties(caller: Caller, user: UserRecord, text: str) -> Response:
-    return json_answer({"data": {"uid": user.id, "aid": caller.application_id, "properties": text}})
-
-
-def _profile(user: UserRecord) -> dict[str, object]:
-    return {
-        "id": user.id,
-        "name": user.name,
-        "email": user.email,
-        "fullName": user.full_name,
-        "accountType": user.account_type,
-        "createdOn": user.created_on,
-        "modifiedOn": user.modified_on,
+class UserObject(Shape):
+    shape = "User"
+    example = {
+        "id": samples.UID,
+        "name": "ada",
+        "email": "ada@example.net",
+        "fullName": "Ada Example",
+        "accountType": "LOCAL",
+        "createdOn": samples.TS,
+        "modifiedOn": samples.TS,
     }
+
+    id: Id
+    name: Annotated[str, about("Unique user name")]
+    email: Annotated[str, about("", format="email")]
+    full_name: Annotated[str, about("Display name")]
+    account_type: Annotated[str, about("LOCAL, or the name of the identity provider")]
+    created_on: Milliseconds
+    modified_on: Milliseconds
+
+
+class UserProperties(Shape):
+    shape = "UserProperties"
+    example = {"uid": samples.UID, "aid": samples.AID, "properties": '{"theme":"dark"}'}
+
+    uid: Id
+    aid: Id
+    properties: Annotated[str, text(_ABOUT_PROPERTIES, longest=APPLICATION_PROPERTIES_MAX_CHARACTERS)]
+
+
+class _OfApplication(Shape):
+    aid: (
+        Annotated[
+            str,
+            about("The application of the token, and no other", minLength=1, maxLength=64),
+            Rule(_own_application),
+        ]
+        | None
+    ) = None
+
+
+class _Kept(Shape, kw_only=True):
+    example = {"properties": '{"theme":"dark"}'}
+
+    uid: Annotated[Id, about("As in the path")] | None = None
+    aid: Annotated[Id, about("The application of the token"), Rule(_own_application)] | None = None
+    properties: Annotated[str, Meta(max_length=APPLICATION_PROPERTIES_MAX_CHARACTERS, description=_ABOUT_PROPERTIES)]
+
+
+class UserCalls(Calls):
+    chapter = Chapter("Users", "The person behind a user token, and what an application keeps about its users.")
+
+    def __init__(self, services: Services) -> None:
+        self._users = services.accounts.users
+        self._properties = services.accounts.properties
+
+    @Call("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
+    async def profile(self, caller: Caller) -> Data[UserObject]:
+        return Data(_profile(await self._users.self_of(caller)))
+
+    @Call(
+        "GET",
+        _PROPERTIES,
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        query=_OfApplication,
+        summary="What the application keeps about a user",
+        about="404 before anything was kept, and after it was removed.",
+    )
+    async def properties(self, caller: Caller, user: UserRecord) -> Data[UserProperties]:
+        return _answer(caller, user, await self._properties.get(caller, user.key))
+
+    @Call(
+        "POST",
+        _PROPERTIES,
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        query=_OfApplication,
+        summary="Keep something about a user",
+        about="Creates or replaces, like PUT.",
+    )
+    @Call(
+        "PUT",
+        _PROPERTIES,
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        query=_OfApplication,
+        summary="Replace what is kept about a user",
+        about="Creates or replaces, like POST.",
+    )
+    async def put_properties(
+        self,
+        caller: Caller,
+        user: UserRecord,
+        body: _Kept,
+    ) -> Data[UserProperties]:
+        await self._properties.put(caller, user.key, body.properties)
+        return _answer(caller, user, body.properties)
+
+    @Call(
+        "DELETE",
+        _PROPERTIES,
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        query=_OfApplication,
+        summary="Forget what is kept about a user",
+        answers=Answers(example={"data": {"uid": samples.UID, "aid": samples.AID, "properties": ""}}),
+    )
+    async def remove_properties(self, caller: Caller, user: UserRecord) -> Data[UserProperties]:
+        await self._properties.remove(caller, user.key)
+        return _answer(caller, user, "")
+
+
+def _answer(caller: Caller, user: UserRecord, properties: str) -> Data[UserProperties]:
+    return Data(UserProperties(user.id, caller.application_id or "", properties))
+
+
+def _profile(user: UserRecord) -> UserObject:
+    return UserObject(
+        id=user.id,
+        name=user.name,
+        email=user.email,
+        full_name=user.full_name,
+        account_type=user.account_type,
+        created_on=user.created_on,
+        modified_on=user.modified_on,
+    )

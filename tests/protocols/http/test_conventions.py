@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES, MAX_MESSAGE_BODY_BYTES
-from protocols.http.server import build_app
+from protocols.http.application import build_app
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,

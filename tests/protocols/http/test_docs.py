@@ -8,6 +8,7 @@ from protocols.http.docs.chapters import Call, chapters
 from protocols.http.docs.prose import Block, Section, sections, with_code
 from protocols.http.docs.rows import Rows
 from protocols.http.openapi.document import document
+from protocols.http.openapi.serving import ALL_NOUNS
 
 SHAPES = Rows(
     {
@@ -81,7 +82,7 @@ def test_code_stands_between_backticks(text: str, html: str) -> None:
 
 
 def call(operation_id: str) -> Call:
-    found = [one for chapter in chapters(document("http://here/v1.1")) for one in chapter.calls]
+    found = [one for chapter in chapters(document("http://here/v1.1", ALL_NOUNS)) for one in chapter.calls]
     (named,) = (one for one in found if one.anchor == operation_id)
     return named
 

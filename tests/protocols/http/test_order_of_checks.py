@@ -18,7 +18,7 @@ from broker.export.status import ExportStatus
 from broker.services import Services
 from config.settings import Limits, Settings
 from protocols.http.answers import REST_ROOT
-from protocols.http.server import build_app
+from protocols.http.application import build_app
 from storage.database import Transaction
 from storage.keys import OrganizationKey, UserKey
 from tests.certificates import Authority

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -8,7 +8,18 @@ from msgspec import Raw
 
 from broker.errors import BadRequest, ValidationFailed
 from config.limits import JSON_NESTING_MAX
-from protocols.http.body import Query, integer, members
+from protocols.http.reading import Query, integer, members
+from protocols.http.schema import Count, Offset
+
+
+class Listed(msgspec.Struct):
+    order: Literal["asc", "desc"] = "asc"
+    count: Count = 100
+    offset: Offset = 0
+
+
+def listed(name: str) -> Callable[[Query], Any]:
+    return lambda query: query.members(Listed, None)[name]
 
 
 class Example(msgspec.Struct):
@@ -101,12 +112,12 @@ def test_anything_else_is_no_integer(value: object) -> None:
         (b"sdid&&=&%zz&sdid=a+b%20c", lambda q: q.text("sdid"), "a b c"),
         (b"sdids=a,b,", lambda q: q.ids("sdids"), ["a", "b"]),
         (b"sdids=a,%20b&sdids=,c", lambda q: q.ids("sdids"), ["a", "b", "c"]),
-        (b"order=DESC", lambda q: q.choice("order", ("asc", "desc"), "asc"), "desc"),
-        (b"order=", lambda q: q.choice("order", ("asc", "desc"), "asc"), "asc"),
-        (b"count=5.7", lambda q: q.count(), 5),
-        (b"", lambda q: q.count(), 100),
-        (b"count=", lambda q: q.count(), 100),
-        (b"offset=10", lambda q: q.offset(), 10),
+        (b"order=DESC", listed("order"), "desc"),
+        (b"order=", listed("order"), "asc"),
+        (b"count=5.7", listed("count"), 5),
+        (b"", listed("count"), 100),
+        (b"count=", listed("count"), 100),
+        (b"offset=10", listed("offset"), 10),
         (b"on=TRUE", lambda q: q.boolean("on", default=False), True),
         (b"on=1", lambda q: q.boolean("on", default=False), True),
         (b"on=False", lambda q: q.boolean("on", default=True), False),
@@ -124,19 +135,23 @@ def test_a_query_is_read_leniently(query: bytes, read: Callable[[Query], Any], e
 @pytest.mark.parametrize(
     ("query", "read", "refused"),
     [
-        (b"count=0", lambda q: q.count(), {"count": "Minimum value 1"}),
-        (b"count=101", lambda q: q.count(), {"count": "Maximum value 100"}),
-        (b"count=ten", lambda q: q.count(), {"count": "Numeric field only"}),
-        (b"count=" + b"9" * 40, lambda q: q.count(), {"count": "Invalid value"}),
-        (b"offset=-1", lambda q: q.offset(), {"offset": "Minimum value 0"}),
-        (b"offset=x", lambda q: q.offset(), {"offset": "Numeric field only"}),
+        (b"count=0", listed("count"), {"count": "Minimum value 1"}),
+        (b"count=101", listed("count"), {"count": "Maximum value 100"}),
+        (b"count=ten", listed("count"), {"count": "Numeric field only"}),
+        (b"count=" + b"9" * 40, listed("count"), {"count": "Invalid value"}),
+        (b"offset=-1", listed("offset"), {"offset": "Minimum value 0"}),
+        (b"offset=x", listed("offset"), {"offset": "Numeric field only"}),
         (b"on=maybe", lambda q: q.boolean("on", default=True), {"on": "Boolean field only"}),
-        (b"order=up", lambda q: q.choice("order", ("asc", "desc"), "asc"), {"order": "Invalid value"}),
+        (b"order=up", listed("order"), {"order": "Invalid value"}),
         (b"sdid=", lambda q: q.text("sdid", required=True), {"sdid": "Required parameter"}),
         (b"sdids=,", lambda q: q.ids("sdids", required=True), {"sdids": "Required parameter"}),
         (b"sdids=" + b"a," * 101, lambda q: q.ids("sdids"), {"sdids": "Maximum length 100"}),
         (b"startDate=x", lambda q: q.number("startDate"), {"startDate": "Numeric field only"}),
-        (b"count=0&on=x", lambda q: (q.count(), q.boolean("on", default=True)), {"count": "Minimum value 1"}),
+        (
+            b"count=0&on=x",
+            lambda q: (q.members(Listed, None), q.boolean("on", default=True)),
+            {"count": "Minimum value 1"},
+        ),
     ],
 )
 def test_findings_name_the_parameter(query: bytes, read: Callable[[Query], Any], refused: dict[str, str]) -> None:

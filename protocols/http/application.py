@@ -1,0 +1,52 @@
+"""The one Quart application: REST under /v1.1 and accounts under /accounts (the console joins it here)."""
+
+from typing import Final
+
+from quart_trio import QuartTrio
+
+from broker.services import Services
+from config.limits import MAX_BODY_BYTES
+from protocols.http import answers, errors
+from protocols.http.accounts import install_accounts
+from protocols.http.allowances import Allowances
+from protocols.http.dispatch import Dispatcher
+from protocols.http.docs.pages import docs_blueprint
+from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.rest.to_come import TO_COME
+
+_CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
+_BODY_SECONDS: Final = 30
+_ANSWER_SECONDS: Final = 60
+
+
+def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
+    """Build the application of a listener. On the secure listener devices register with their certificates."""
+    app = _new_app(services)
+    dispatcher = Dispatcher(services)
+    dispatcher.install(app, [noun(services) for noun in ALL_NOUNS], is_secure=is_secure)
+    dispatcher.install_refusals(app, TO_COME)
+    install_accounts(app, services, services.core.site.accounts)
+    app.register_blueprint(docs_blueprint(services.core.site))
+    return app
+
+
+def build_accounts_app(services: Services) -> QuartTrio:
+    """The accounts paths alone, at the root."""
+    app = _new_app(services)
+    install_accounts(app, services, services.core.site.own_accounts)
+    return app
+
+
+def _new_app(services: Services) -> QuartTrio:
+    app = QuartTrio("trunkline", root_path="/", static_folder=None)
+    # A trailing slash is ignored and nothing is redirected (reference 1.3 and 1.4).
+    app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.config["BODY_TIMEOUT"] = _BODY_SECONDS
+    app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
+    errors.install(app)
+    Allowances(services, _CALLS).install(app)
+    app.before_request(answers.answer_preflight)
+    app.after_request(answers.add_cors)
+    return app

@@ -1,0 +1,244 @@
+"""What a REST call is: one declaration, beside the handler that it belongs to.
+
+From it come the route, the order of checks (`dispatch`), the reading of query and body (`reading`), what the call
+counts against, and its part of the OpenAPI document (`openapi/`). `tokens` and `on` have no defaults: each declaration
+says who may make the call, and on which object a permission is checked.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum
+from types import UnionType
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_type_hints
+
+from quart import Response
+
+from broker.accounts.tokens import Caller, TokenKind
+from broker.registration.certificates import ClientCertificate
+from broker.services import Services
+from config.limits import MAX_BODY_BYTES
+from protocols.http.reading import Query
+from protocols.http.schema import Shape
+
+H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+#: The kinds of token that a call accepts, as in the column `Tok` of reference 2.
+USER: Final = (TokenKind.USER,)
+USER_OR_APPLICATION: Final = (TokenKind.USER, TokenKind.APPLICATION)
+ANY_TOKEN: Final = (TokenKind.USER, TokenKind.APPLICATION, TokenKind.DEVICE)
+NO_TOKEN: Final[tuple[TokenKind, ...]] = ()
+
+FORM: Final = "application/x-www-form-urlencoded"
+
+_NAME: Final = re.compile(r"\{(\w+)\}")
+_CAPITAL: Final = re.compile(r"(?=[A-Z])")
+
+
+class Counted(Enum):
+    """What a call counts against (reference 21.1). The values are the rows of the rate limits."""
+
+    REST = "REST"
+    MESSAGES = "POST /messages"
+    #: The limit of the address that calls.
+    ADDRESS = "address"
+    #: Nothing.
+    NOT = "none"
+
+
+# Objects
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The call is on no object."""
+
+
+@dataclass(frozen=True, slots=True)
+class InQuery:
+    """The call is on what its query names: looked up before anything else that the query says is judged."""
+
+    find: Callable[[Any, Caller, Query], Awaitable[Any]]
+
+
+#: A method of the noun. It gets the caller (or the client certificate) and the names in the path in their order, looks
+#: up what they name, checks the permission on it, and returns what the handler works on.
+Finder = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFinder:
+    """The same for objects that paths of several nouns name: `find` gets a `Named` in the place of the noun."""
+
+    find: Finder
+
+
+NOTHING: Final = Nothing()
+
+
+# Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A chapter of the document: calls that belong together."""
+
+    title: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """What a body is that is more than one struct in JSON: types by content type, with an example of all of them."""
+
+    types: Mapping[str, Any]
+    example: object
+    is_required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the document says of the answer beside the type that the handler returns."""
+
+    about: str = "Success"
+    type: Any = None  # of a handler that returns a `Response` with a body
+    content_type: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, Any] = field(default_factory=dict)  # their types by name
+    example: object = None  # where the examples of the shapes do not make one
+
+
+_JSON: Final = Answers()
+_PERFORMERS: Final = (Caller, ClientCertificate)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The declaration of a call, and the decorator that puts it on its handler.
+
+    A handler is a method of a `Calls`. Its parameters say what it is given, their types how that is read:
+
+    - one of type `Caller` or `ClientCertificate`: who calls;
+    - `query`: a struct, or a union of structs, of which the first one whose first member is given is read;
+    - `body`: a struct, which is read from JSON, and also from a form if `accepts` has that content type; bytes or a
+      dictionary, which are the body as it came and the JSON object in it;
+    - one called like a name in the path, in snake case: that text;
+    - one more: the object that `on` found.
+
+    It returns a struct, which is rendered as JSON, or a `Response` that `answers` describes.
+
+    Raises TypeError where declaration and handler do not fit.
+    """
+
+    method: Method
+    path: str  # with names in braces
+    _: KW_ONLY
+    tokens: tuple[TokenKind, ...]
+    on: Finder | SharedFinder | InQuery | Nothing
+    summary: str
+    about: str = ""
+    counted: Counted = Counted.REST
+    refusals: Mapping[int, str] = field(default_factory=dict)  # by status, those of this call alone
+    query: type[Shape] | None = None  # what is read of the query when the handler has no use for the values
+    accepts: Accepts | None = None
+    answers: Answers = _JSON
+    headers: Mapping[str, Any] = field(default_factory=dict)  # types, by name, of headers that the request must have
+    body_limit: int = MAX_BODY_BYTES
+    needs_certificate: bool = False  # instead of a token; the call is only there on the secure listener
+    is_secret: bool = False  # the answer carries a token: it is not stored, and no other origin reads it
+    is_timed: bool = False  # a search: its answer says how long it took
+    has_token_in_body: bool = False  # the member `token` of the body is the caller's, unless there is one in the header
+    capability: str = ""  # not empty: what a later version serves; the call answers 501
+    handler: str = ""
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.capability and bool(self.names) and self.tokens and isinstance(self.on, Nothing):
+            raise TypeError(f"{self}: the path names something, and nobody's permission on it is checked")
+        if self.counted in {Counted.REST, Counted.MESSAGES} and not self.tokens:
+            raise TypeError(f"{self}: without a token, a call counts against its address or nothing")
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def __call__(self, handler: H) -> H:
+        hints = get_type_hints(handler, include_extras=True)
+        declared = replace(self, handler=handler.__name__, hints=hints)
+        declared._check_handler()
+        handler.__dict__.setdefault("declarations", []).insert(0, declared)  # decorators apply from below
+        return handler
+
+    def _check_handler(self) -> None:
+        if self.object_parameter is not None and isinstance(self.on, Nothing):
+            raise TypeError(f"{self}: nothing finds {self.object_parameter}")
+        if self.hints.get("return") is Response and self.answers is _JSON:
+            raise TypeError(f"{self}: `answers` must describe a Response")
+        if isinstance(self.on, InQuery) and not self.queries:
+            raise TypeError(f"{self}: nothing reads the query")
+        if self.body is not None and self.accepts is None and not _is_shape(self.body):
+            raise TypeError(f"{self}: `accepts` must describe a body that is no struct")
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the path, in their order."""
+        return _NAME.findall(self.path)
+
+    @property
+    def queries(self) -> tuple[Any, ...]:
+        """The structs that the query may be."""
+        kind = self.hints.get("query", self.query)
+        return () if kind is None else get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+    @property
+    def body(self) -> Any:
+        return self.hints.get("body")
+
+    @property
+    def takes_body(self) -> bool:
+        return self.body is not None or self.accepts is not None
+
+    @property
+    def reads_forms(self) -> bool:
+        return self.accepts is not None and FORM in self.accepts.types and _is_shape(self.body)
+
+    @property
+    def answer(self) -> Any:
+        """The type of the answer, for the document; None where there is no body."""
+        returned = self.hints["return"]
+        return self.answers.type if returned is Response else returned
+
+    @property
+    def performer_parameter(self) -> str | None:
+        return next((name for name, hint in self.hints.items() if hint in _PERFORMERS), None)
+
+    @property
+    def object_parameter(self) -> str | None:
+        known = {"query", "body", "return", *map(snake_case, self.names)}
+        return next((one for one, hint in self.hints.items() if one not in known and hint not in _PERFORMERS), None)
+
+
+class Calls:
+    """The calls of one noun: methods that are declared with `Call`. What they need is taken from `services` once."""
+
+    chapter: ClassVar[Chapter]
+    #: Shapes of the document that no struct can state, by name.
+    components: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, services: Services) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def declared(cls) -> Iterator[Call]:
+        """In the order in which they stand in the class."""
+        for method in vars(cls).values():
+            yield from getattr(method, "declarations", ())
+
+
+def _is_shape(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Shape)
+
+
+def snake_case(name: str) -> str:
+    return _CAPITAL.sub("_", name).lower()

@@ -1,0 +1,170 @@
+"""From a request to the handler of its call and back: one order of checks for all calls (reference 3.2).
+
+Token, object, permission, rate limit, query and body. A declaration (`calls`) says what each of these is, and no
+handler runs before all of them have passed.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Final, get_origin
+
+from quart import Quart, Response, request
+
+from broker.accounts.tokens import Caller
+from broker.errors import BadRequest, NotInThisVersion, ValidationFailed
+from broker.limits.meters import Channel
+from broker.limits.refusals import RateLimitExceeded
+from broker.registration.certificates import ClientCertificate
+from broker.services import Services
+from protocols.http.answers import REST_ROOT, json_answer, search_answer, secret_answer
+from protocols.http.calls import FORM, Call, Calls, Counted, InQuery, Nothing, SharedFinder, snake_case
+from protocols.http.guard import Guard, bearer_token
+from protocols.http.peers import require_certificate
+from protocols.http.reading import Query, has_first_member, json_object, members, read_body
+from protocols.http.rest.named import Named
+
+_CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAGES}
+
+
+class Dispatcher:
+    def __init__(self, services: Services) -> None:
+        self._guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
+        self._named = Named(services)
+
+    def install(self, app: Quart, nouns: Iterable[Calls], *, is_secure: bool) -> None:
+        """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""
+        for noun in nouns:
+            for call in noun.declared():
+                if is_secure or not call.needs_certificate:
+                    _route(app, call, _Endpoint(call, noun, self._guard, self._named).answer)
+
+    def install_refusals(self, app: Quart, calls: Iterable[Call]) -> None:
+        """Route calls of capabilities that a later version serves."""
+        for call in calls:
+            _route(app, call, _Refusal(call, self._guard).answer)
+
+
+def _route(app: Quart, call: Call, answer: Callable[..., Awaitable[Response]]) -> None:
+    path = REST_ROOT + call.path.replace("{", "<").replace("}", ">")
+    endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
+    app.add_url_rule(path, endpoint, answer, methods=[call.method])
+
+
+class _Admission:
+    """The first check: who calls. The refusal of a caller over its limit waits until the object was found."""
+
+    def __init__(self, call: Call, guard: Guard) -> None:
+        self._call = call
+        self._guard = guard
+        self._channel = _CHANNELS.get(call.counted)
+
+    async def __call__(self) -> tuple[Caller | ClientCertificate | None, RateLimitExceeded | None]:
+        """Raises Unauthorized, PermissionDenied."""
+        call = self._call
+        if call.needs_certificate:
+            return require_certificate(), None
+        if not call.tokens:
+            return None, None
+        offered = await self._token_in_body() if call.has_token_in_body else None
+        return await self._guard.admitted(call.tokens, self._channel, offered)
+
+    async def _token_in_body(self) -> str | None:
+        """A body that cannot be read has none: what is wrong with the body is told to callers who have a token."""
+        if bearer_token() is not None:
+            return None
+        try:
+            token: str | None = (await _body(self._call, None)).token
+        except (BadRequest, ValidationFailed):
+            return None
+        return token
+
+
+class _Refusal:
+    def __init__(self, call: Call, guard: Guard) -> None:
+        self._admission = _Admission(call, guard)
+        self._capability = call.capability
+
+    async def answer(self, **_names: str) -> Response:
+        _, refusal = await self._admission()
+        raise refusal or NotInThisVersion(self._capability)
+
+
+class _Endpoint:
+    def __init__(self, call: Call, noun: Calls, guard: Guard, named: Named) -> None:
+        self._call = call
+        self._handler = getattr(noun, call.handler)
+        self._admission = _Admission(call, guard)
+        self._find: Callable[..., Awaitable[Any]] | None = None
+        self._find_in_query: Callable[..., Awaitable[Any]] | None = None
+        on = call.on
+        if isinstance(on, SharedFinder):
+            self._find = partial(on.find, named)
+        elif isinstance(on, InQuery):
+            self._find_in_query = partial(on.find, noun)
+        elif not isinstance(on, Nothing):
+            self._find = partial(on, noun)
+        self._names = call.names
+        self._queries = call.queries
+        self._performer = call.performer_parameter
+        self._object = call.object_parameter
+        self._texts = [(name, snake_case(name)) for name in call.names if snake_case(name) in call.hints]
+
+    async def answer(self, **names: str) -> Response:
+        started = time.perf_counter()
+        performer, refusal = await self._admission()
+        found = None
+        if self._find is not None:
+            found = await self._find(performer, *[names[name] for name in self._names])
+        if refusal is not None:
+            raise refusal
+        arguments = {parameter: names[name] for name, parameter in self._texts} | await self._read(performer, found)
+        answer = await self._handler(**arguments)
+        return answer if isinstance(answer, Response) else self._rendered(answer, started)
+
+    async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
+        """The handler's arguments. A body that cannot be read is told before what is wrong with the query."""
+        call = self._call
+        caller = performer if isinstance(performer, Caller) else None
+        arguments: dict[str, Any] = {}
+        if self._find_in_query is not None or self._queries:
+            query = Query(request.query_string)
+            if self._find_in_query is not None:
+                found = await self._find_in_query(performer, query)
+            kind = _chosen(self._queries, query)
+            values = query.members(kind, caller)
+            if call.body is not None:
+                arguments["body"] = await _body(call, caller)
+            query.check()
+            if "query" in call.hints:
+                arguments["query"] = kind(**values)
+        elif call.body is not None:
+            arguments["body"] = await _body(call, caller)
+        if self._object is not None:
+            arguments[self._object] = found
+        if self._performer is not None:
+            arguments[self._performer] = performer
+        return arguments
+
+    def _rendered(self, answer: Any, started: float) -> Response:
+        if self._call.is_timed:
+            return search_answer(answer, started)
+        return secret_answer(answer) if self._call.is_secret else json_answer(answer)
+
+
+def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:
+    return next((kind for kind in kinds[:-1] if has_first_member(query, kind)), kinds[-1])
+
+
+async def _body(call: Call, caller: Caller | None) -> Any:
+    body = await read_body(limit=call.body_limit)
+    if call.body is bytes:
+        return body
+    if call.body is not None and get_origin(call.body) is dict:
+        return json_object(body)
+    if call.reads_forms and request.mimetype == FORM:
+        form = Query(body)
+        values = form.members(call.body, caller)
+        form.check()
+        return call.body(**values)
+    return members(body, call.body, caller)

@@ -1,0 +1,359 @@
+"""Reading requests by the rules of reference 1.3: lenient about form, exact about what is wrong.
+
+Both readers collect every finding before they refuse, so that a caller learns of all of them at once.
+"""
+
+import math
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Raw
+from quart import request
+
+from broker.accounts.tokens import Caller
+from broker.errors import BadRequest, BodyTooLarge, Finding, ValidationFailed
+from broker.nesting import check_nesting
+from config.limits import IDS_MAX, MAX_BODY_BYTES
+
+M = TypeVar("M", bound=msgspec.Struct)
+D = TypeVar("D", bool, None)
+
+_INTEGER: Final = re.compile(r"([+-]?[0-9]{1,40})(?:\.[0-9]*)?")
+_INT64: Final = range(-(2**63), 2**63)
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+_ABSENT: Final = (Raw(), Raw(b"null"))
+
+_REQUIRED: Final = "Required parameter"
+_INVALID: Final = "Invalid value"
+_NUMERIC: Final = "Numeric field only"
+_BOOLEAN: Final = "Boolean field only"
+
+_untyped = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode = msgspec.json.Decoder().decode
+
+
+# What is checked of a member, beside its type and the bounds in its `Meta`
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was read of a query or a body so far, by the names of the struct's fields, and who sent it."""
+
+    values: dict[str, Any]
+    caller: Caller | None
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """In `Annotated`: a value for which `holds` is false is refused as an invalid value."""
+
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """In `Annotated`: a rule about a member and the members before it. The rule may also raise a DomainError."""
+
+    broken: Callable[[Given], Iterable[Finding]]
+
+
+class _MemberReader:
+    """How one field of a struct is read and checked. `kind` is its type without None, bounds and markers."""
+
+    def __init__(self, field: msgspec.structs.FieldInfo) -> None:
+        annotation, notes = _without_notes(field.type)
+        self.name = field.name
+        self.wire = field.encode_name
+        self._options: dict[str, Any] = {}
+        if get_origin(annotation) is Literal:
+            self._options = {one.lower(): one for one in get_args(annotation)}
+        elif isinstance(annotation, type) and issubclass(annotation, Enum):
+            self._options = {one.value.lower(): one for one in annotation}
+        self.kind = str if self._options else annotation
+        self.is_required = field.required
+        self.default = None if field.required else field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            self.default = field.default_factory()
+        self._bounds = [note for note in notes if isinstance(note, msgspec.Meta)]
+        self._valid = [note for note in notes if isinstance(note, Valid)]
+        self._rules = [note for note in notes if isinstance(note, Rule)]
+        self.is_required_raw = self.is_required and annotation is Raw
+        self.has_rules = bool(self._valid or self._rules or self.is_required_raw)
+
+    def judged(self, value: Any) -> tuple[Any, list[str]]:
+        """The value, an option as it is spelled in the declaration; and what is wrong with it."""
+        if self._options:
+            if (option := self._options.get(value.lower())) is None:
+                return self.default, [_INVALID]
+            return option, []
+        return value, [text for bound in self._bounds for text in _broken_bounds(value, bound)]
+
+    def broken_rules(self, given: Given) -> Iterator[Finding]:
+        value = given.values[self.name]
+        if value is not None and not all(one.holds(value) for one in self._valid):
+            yield Finding(self.wire, (_INVALID,))
+        if self.is_required_raw and value is not None and not has_value(value):
+            yield Finding(self.wire, (_REQUIRED,))
+        for rule in self._rules:
+            yield from rule.broken(given)
+
+
+def _broken_bounds(value: Any, bound: msgspec.Meta) -> Iterator[str]:
+    if isinstance(value, int):
+        if bound.ge is not None and value < bound.ge:
+            yield f"Minimum value {bound.ge}"
+        elif bound.le is not None and value > bound.le:
+            yield f"Maximum value {bound.le}"
+    elif isinstance(value, str):
+        if bound.min_length and not value:
+            yield _REQUIRED
+        elif bound.max_length is not None and len(value) > bound.max_length:
+            yield f"Maximum length {bound.max_length}"
+        elif bound.pattern is not None and re.fullmatch(bound.pattern, value) is None:
+            yield _INVALID
+
+
+def _without_notes(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """`T` of `Annotated[T, …] | None`, and what is noted about it."""
+    if get_origin(annotation) in {Union, types.UnionType}:
+        plain = [one for one in get_args(annotation) if one not in {types.NoneType, msgspec.UnsetType}]
+        if len(plain) != 1:
+            raise TypeError(f"a member is of one type: {annotation}")
+        return _without_notes(plain[0])
+    if get_origin(annotation) is Annotated:
+        plain, *notes = get_args(annotation)
+        inner, more = _without_notes(plain)
+        return inner, (*more, *notes)
+    return annotation, ()
+
+
+@cache
+def _members_of(kind: type[msgspec.Struct]) -> tuple[_MemberReader, ...]:
+    return tuple(map(_MemberReader, msgspec.structs.fields(kind)))
+
+
+@cache
+def _members_with_rules(kind: type[msgspec.Struct]) -> tuple[_MemberReader, ...]:
+    return tuple(one for one in _members_of(kind) if one.has_rules)
+
+
+def has_first_member(query: "Query", kind: type[msgspec.Struct]) -> bool:
+    """Whether the first member of `kind` is given: which of several queries a call is asked with."""
+    return query.text(_members_of(kind)[0].wire) is not None
+
+
+# Bodies
+
+
+def has_value(raw: Raw) -> bool:
+    """Whether a member that is kept as it came is there: null is an absent member."""
+    return bytes(raw) not in {b"", b"null"}
+
+
+async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
+    """Raises BodyTooLarge; Quart itself refuses what is over its own limit, or too slow."""
+    if (request.content_length or 0) > limit:
+        raise BodyTooLarge
+    body = await request.get_data(cache=True, as_text=False, parse_form_data=False)
+    if len(body) > limit:
+        raise BodyTooLarge
+    return body
+
+
+def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
+    """Read the members of a JSON object; an empty body is an empty object, and a null member an absent one.
+
+    Raises:
+        BadRequest: not the JSON text of an object.
+        ValidationFailed: members of the wrong type; or, if all types are right, members that are missing or wrong.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # msgspec does not look inside texts it skips
+        check_nesting(body)
+        read = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        return _lenient_members(body, kind, caller)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not body or body.isspace():
+            return _lenient_members(b"{}", kind, caller)
+        raise BadRequest from error
+    if checked := _members_with_rules(kind):
+        given = Given({one.name: getattr(read, one.name) for one in _members_of(kind)}, caller)
+        _refuse([finding for one in checked for finding in one.broken_rules(given)])
+    return read
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """A JSON object whose members are read elsewhere. Raises BadRequest."""
+    try:
+        check_nesting(body)
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise BadRequest from error
+
+
+def _lenient_members(body: bytes, kind: type[M], caller: Caller | None) -> M:
+    try:
+        sent = _untyped(body)
+    except msgspec.DecodeError as error:
+        raise BadRequest from error
+    typed: dict[str, Any] = {}
+    findings: list[Finding] = []
+    for one in _members_of(kind):
+        raw = sent.get(one.wire, _ABSENT[0])
+        if raw not in _ABSENT:
+            try:
+                typed[one.name] = _member(raw, one.kind)
+            except _WrongTypeError as wrong:
+                findings.append(Finding(one.wire, (wrong.text,)))
+    _refuse(findings)
+    given = Given({one.name: one.default for one in _members_of(kind)}, caller)
+    for one in _members_of(kind):
+        if one.name in typed:
+            given.values[one.name], wrong_value = one.judged(typed[one.name])
+            findings += [Finding(one.wire, (text,)) for text in wrong_value]
+        elif one.is_required:
+            findings.append(Finding(one.wire, (_REQUIRED,)))
+        findings += one.broken_rules(given)
+    _refuse(findings)
+    return kind(**given.values)
+
+
+def _refuse(findings: list[Finding]) -> None:
+    if findings:
+        raise ValidationFailed(tuple(findings))
+
+
+class _WrongTypeError(Exception):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+_WRONG: Final[dict[Any, str]] = {
+    str: "Text field only",
+    int: _NUMERIC,
+    float: _NUMERIC,
+    bool: _BOOLEAN,
+}
+
+
+def _member(raw: Raw, kind: Any) -> Any:
+    if kind is Raw:
+        return raw
+    try:
+        if kind is int and (number := integer(_decode(raw))) is not None:
+            return number
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _WrongTypeError(_WRONG.get(kind, _INVALID)) from error
+
+
+def integer(value: object) -> int | None:
+    """A number, or its text, without its fraction; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) else None
+    if isinstance(value, str) and (match := _INTEGER.fullmatch(value.strip())) is not None:
+        return int(match[1])
+    return None
+
+
+def boolean(text: str) -> bool | None:
+    """true or 1, false or 0, in any case; None for anything else."""
+    return _BOOLEANS.get(text.lower())
+
+
+# Queries
+
+
+class Query:
+    """The parameters of a request. Findings wait until `check`, so read everything first."""
+
+    def __init__(self, query_string: bytes) -> None:
+        self._values: dict[str, list[str]] = {}
+        self._findings: list[Finding] = []
+        for name, value in parse_qsl(query_string.decode("latin-1"), errors="replace"):
+            self._values.setdefault(name.lstrip("?"), []).append(value)
+
+    @classmethod
+    def of_request(cls) -> "Query":
+        return cls(request.query_string)
+
+    def check(self) -> None:
+        """Raises ValidationFailed with everything found so far."""
+        _refuse(self._findings)
+
+    def members(self, kind: type[msgspec.Struct], caller: Caller | None) -> dict[str, Any]:
+        """The fields of `kind`, by name. Findings wait until `check`; only after that `kind` can be made of them."""
+        given = Given({}, caller)
+        for one in _members_of(kind):
+            value: Any = self._value(one)
+            wrong: list[str] = []
+            if value is not None:
+                value, wrong = one.judged(value)
+            self._findings += [Finding(one.wire, (text,)) for text in wrong]
+            given.values[one.name] = one.default if value is None else value
+            self._findings += one.broken_rules(given)
+        return given.values
+
+    def _value(self, member: _MemberReader) -> Any:
+        if get_origin(member.kind) is tuple:
+            return tuple(self.ids(member.wire, required=member.is_required))
+        if member.kind is int:
+            return self.number(member.wire, required=member.is_required)
+        if member.kind is bool:
+            return self.boolean(member.wire, default=member.default)
+        return self.text(member.wire, required=member.is_required)
+
+    def refuse(self, name: str, text: str) -> None:
+        self._findings.append(Finding(name, (text,)))
+
+    def text(self, name: str, *, required: bool = False) -> str | None:
+        """The last value that is not empty."""
+        if values := self._values.get(name):
+            return values[-1]
+        if required:
+            self.refuse(name, _REQUIRED)
+        return None
+
+    def ids(self, name: str, *, required: bool = False) -> list[str]:
+        """The items of a comma-separated list, without empty ones."""
+        found = [item.strip() for value in self._values.get(name, ()) for item in value.split(",") if item.strip()]
+        if required and not found:
+            self.refuse(name, _REQUIRED)
+        if len(found) > IDS_MAX:
+            self.refuse(name, f"Maximum length {IDS_MAX}")
+        return found
+
+    def number(self, name: str, *, required: bool = False) -> int | None:
+        """An integer that the store can compare with."""
+        value = self.text(name, required=required)
+        if value is None:
+            return None
+        found = integer(value)
+        if found is None:
+            self.refuse(name, _NUMERIC)
+        elif found not in _INT64:
+            self.refuse(name, _INVALID)
+            found = None
+        return found
+
+    def boolean(self, name: str, *, default: D) -> bool | D:
+        text = self.text(name)
+        if text is None:
+            return default
+        value = boolean(text)
+        if value is None:
+            self.refuse(name, _BOOLEAN)
+        return default if value is None else value

@@ -1,0 +1,51 @@
+"""What paths of several nouns name: looked up for a caller, whose permission on it is checked."""
+
+from typing import Final
+
+from broker.accounts.permissions import ADMINISTRATORS, Permission
+from broker.accounts.tokens import Caller
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device
+from broker.services import Services
+from protocols.http.calls import SharedFinder
+from storage.records import UserRecord
+
+
+class Named:
+    def __init__(self, services: Services) -> None:
+        self._users = services.accounts.users
+        self._devices = services.devices.registry
+        self._device_types = services.device_types.catalog
+        self._permissions = services.accounts.permissions
+
+    async def device(self, caller: Caller, did: str, permission: Permission) -> Device:
+        """Raises DeviceNotFound, PermissionDenied."""
+        device = await self._devices.find(did)
+        await self._permissions.require(caller, device, permission)
+        return device
+
+    async def user(self, caller: Caller, uid: str) -> UserRecord:
+        """A user for whom the caller acts. Raises UserNotFound, PermissionDenied."""
+        user = await self._users.find(uid, caller)
+        await self._permissions.require_user(caller, user.key)
+        return user
+
+    async def administered_type(self, caller: Caller, dtid: str) -> DeviceType:
+        """For administrators of the type's organization, and for its applications: O in reference 2.
+
+        Raises DeviceTypeNotFound, PermissionDenied.
+        """
+        type_ = await self._device_types.find(dtid)
+        await self._permissions.require_organization(caller, type_.record.organization, ADMINISTRATORS)
+        return type_
+
+
+def named_device(permission: Permission) -> SharedFinder:
+    async def find(named: Named, caller: Caller, did: str) -> Device:
+        return await named.device(caller, did, permission)
+
+    return SharedFinder(find)
+
+
+NAMED_USER: Final = SharedFinder(Named.user)
+ADMINISTERED_TYPE: Final = SharedFinder(Named.administered_type)

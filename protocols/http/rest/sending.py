@@ -1,0 +1,151 @@
+"""Sending a message or an Action (reference 9.1): the bodies of both calls, and the way into the store."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from broker.accounts.permissions import Permission
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device
+from broker.errors import Finding, ValidationFailed
+from broker.nesting import check_nesting
+from broker.services import Services
+from config.limits import MAX_ACTIONS_PER_MESSAGE
+from protocols.http.allowances import charge_to
+from protocols.http.calls import Answers
+from protocols.http.openapi import samples
+from protocols.http.reading import Given, Rule, has_value, integer
+from protocols.http.schema import Data, Id, Shape, about, component, milliseconds, one_of
+from storage.keys import Position
+
+SENDING_REFUSALS: Final = {
+    403: "Source device is disconnected",
+    404: "The device does not exist.",
+    413: f"Plan quota exceeded for organization {samples.OID}. Reason: Max payload size limit",
+    429: "MINUTE rate limit exceeded",
+}
+STORED: Final = Answers(about="Stored durably, and visible to every later read")
+
+_CALLS: Final = {
+    "type": "array",
+    "items": {"$ref": component("ActionCall")},
+    "minItems": 1,
+    "maxItems": MAX_ACTIONS_PER_MESSAGE,
+}
+_TS: Final = milliseconds("Now by default; at most a minute in the future")
+
+
+class Sent(Shape):
+    example = {"mid": samples.MID}
+
+    mid: Annotated[str, about("The message's id")]
+
+
+def _message_has_source(given: Given) -> Iterator[Finding]:
+    return _has_device(given, "message", "action")
+
+
+def _action_has_destination(given: Given) -> Iterator[Finding]:
+    return _has_device(given, "action")
+
+
+def _has_device(given: Given, *types: str) -> Iterator[Finding]:
+    """A message needs its source, an Action its destination; a device token stands for the device.
+
+    Raises ValidationFailed for a type that the call does not take, whatever else is wrong.
+    """
+    type_ = (given.values["type"] or types[0]).lower()
+    if type_ not in types:
+        raise ValidationFailed.of("type", "Invalid value")
+    device = "ddid" if type_ == "action" else "sdid"
+    if not (given.values[device] or (given.caller is not None and given.caller.device_id)):
+        yield Finding(device, ("Required parameter",))
+
+
+class NewMessage(Shape, kw_only=True):
+    example = {"sdid": samples.DID, "data": {"steps": 500}, "ts": samples.TS}
+
+    sdid: Annotated[Id, about("The device that sends; required without a device token")] | None = None
+    ddid: Annotated[Id, about("With `type` action: the device that it is for")] | None = None
+    type: Annotated[str, one_of(("message", "action"), "Any case"), Rule(_message_has_source)] = "message"
+    data: Annotated[Raw, about("The fields: an object, or a text that holds one", type=["object", "string"])]
+    ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
+
+
+class NewAction(Shape, kw_only=True):
+    example = {"ddid": samples.DID, "data": {"actions": [{"name": "setOn"}]}}
+
+    sdid: Annotated[Id, about("The device that sends; by default the same")] | None = None
+    ddid: Annotated[Id, about("The device that they are for; required without a device token")] | None = None
+    type: Annotated[str, one_of(("action",), "Any case"), Rule(_action_has_destination)] = "action"
+    data: Annotated[Raw, about("", type="object", required=["actions"], properties={"actions": _CALLS})]
+    ts: Annotated[Raw, _TS, about("", type="integer")] = msgspec.field(default_factory=Raw)
+
+
+class Sending:
+    """Answers come after the commit: what was acknowledged is stored, and every later read sees it."""
+
+    def __init__(self, services: Services) -> None:
+        self._ingest = services.messages.ingest
+        self._devices = services.devices.registry
+        self._permissions = services.accounts.permissions
+
+    async def message(self, caller: Caller, body: NewMessage) -> Data[Sent]:
+        device = await self._writable(caller, body.sdid or caller.device_id)
+        charge_to(device)
+        await self._ingest.wait_room()
+        payload = _payload(body.data, anything=device.manifest.takes_any_payload)
+        return await self._stored(self._ingest.submit(device, payload, _ts(body.ts)))
+
+    async def action(self, caller: Caller, body: NewMessage | NewAction) -> Data[Sent]:
+        data = _payload(body.data)
+        destination = await self._writable(caller, body.ddid or caller.device_id)
+        source = destination
+        if body.sdid and body.sdid != destination.id:
+            source = await self._writable(caller, body.sdid)
+        charge_to(source, by_day=destination)
+        await self._ingest.wait_room()
+        return await self._stored(self._ingest.submit_action(source, destination, data, _ts(body.ts)))
+
+    async def _writable(self, caller: Caller, device_id: str | None) -> Device:
+        device = await self._devices.find(device_id or "")
+        await self._permissions.require(caller, device, Permission.WRITE)
+        return device
+
+    async def _stored(self, position: Position) -> Data[Sent]:
+        await self._ingest.wait_committed()
+        return Data(Sent(self._ingest.mid(position)))
+
+
+def _payload(raw: Raw, *, anything: bool = False) -> bytes:
+    """The JSON text of an object, which may come as one or as a text that holds one (reference 8.4).
+
+    A device whose Manifest has a transform may send `anything`: a text is its bytes, everything else is JSON. Raises
+    ValidationFailed.
+    """
+    data = bytes(raw)
+    if data.startswith(b"{"):
+        return data
+    try:
+        text = msgspec.json.decode(data, type=str).encode() if data.startswith(b'"') or not anything else data
+        if not anything:
+            check_nesting(text)
+            msgspec.json.decode(text, type=dict[str, Raw])
+    except ValueError:
+        raise ValidationFailed.of("data", "Invalid value") from None
+    return text
+
+
+def _ts(given: Raw) -> object:
+    """The time as it came, a number in a text as the number; what is no time is refused where times are checked."""
+    if not has_value(given):
+        return None
+    try:
+        ts: Any = msgspec.json.decode(given)
+    except msgspec.DecodeError:
+        return ""
+    if isinstance(ts, str):
+        return integer(ts) if integer(ts) is not None else ts
+    return "" if ts is None else ts
