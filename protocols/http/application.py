@@ -23,7 +23,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services)
     dispatcher = Dispatcher(services)
-    dispatcher.install(app, [noun(services) for noun in ALL_NOUNS], is_secure=is_secure)
+    dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     dispatcher.install_refusals(app, TO_COME)
     install_accounts(app, services, services.core.site.accounts)
     app.register_blueprint(docs_blueprint(services.core.site))

@@ -5,12 +5,13 @@ counts against, and its part of the OpenAPI document (`openapi/`). `tokens` and 
 says who may make the call, and on which object a permission is checked.
 """
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from types import UnionType
-from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
 from quart import Response
 
@@ -220,14 +221,20 @@ class Call:
 
 
 class Calls:
-    """The calls of one noun: methods that are declared with `Call`. What they need is taken from `services` once."""
+    """The calls of one noun: methods that are declared with `Call`.
+
+    The parameters of a subclass's constructor are rooms of the broker, named like the fields of `Services`.
+    """
 
     chapter: ClassVar[Chapter]
     #: Shapes of the document that no struct can state, by name.
     components: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, services: Services) -> None:
-        raise NotImplementedError
+    @classmethod
+    def built_for(cls, services: Services) -> Self:
+        """Build the noun with the rooms that its constructor names. Raises AttributeError for an unknown room."""
+        rooms = inspect.signature(cls).parameters
+        return cls(**{room: getattr(services, room) for room in rooms})
 
     @classmethod
     def declared(cls) -> Iterator[Call]:

@@ -30,7 +30,7 @@ _CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAG
 class Dispatcher:
     def __init__(self, services: Services) -> None:
         self._guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
-        self._named = Named(services)
+        self._named = Named(services.accounts, services.device_types, services.devices)
 
     def install(self, app: Quart, nouns: Iterable[Calls], *, is_secure: bool) -> None:
         """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""

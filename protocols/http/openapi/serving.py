@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from quart import Response, request
 
-from broker.services import Services
+from broker.core import Core
 from protocols.http.answers import REST_ROOT
 from protocols.http.calls import NO_TOKEN, NOTHING, Answers, Call, Calls, Chapter, Counted
 from protocols.http.openapi.document import document
@@ -31,8 +31,8 @@ _DOCUMENT: Final = Annotated[
 class DocumentCalls(Calls):
     chapter = Chapter("This document", "The description of the API itself.")
 
-    def __init__(self, services: Services) -> None:
-        self._site = services.core.site
+    def __init__(self, core: Core) -> None:
+        self._site = core.site
         self._served = _Served("")
 
     @Call(

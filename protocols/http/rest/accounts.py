@@ -5,8 +5,8 @@ from typing import Annotated, Final
 from msgspec import UNSET, UnsetType
 from quart import Response
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
-from broker.services import Services
 from protocols.http.accounts.information import check, tell_about
 from protocols.http.accounts.token import token_request
 from protocols.http.answers import json_answer
@@ -58,9 +58,9 @@ class AccountsCalls(Calls):
         "as well. None of them is counted by the rate limits.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._grants = services.accounts.grants
-        self._tokens = services.accounts.tokens
+    def __init__(self, accounts: AccountsRoom) -> None:
+        self._grants = accounts.grants
+        self._tokens = accounts.tokens
 
     @Call(
         "POST",

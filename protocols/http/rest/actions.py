@@ -5,10 +5,12 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, UnsetType
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.devices.room import DevicesRoom
 from broker.envelope import Action
 from broker.errors import Finding
-from broker.services import Services
+from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
 from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Counted, InQuery
 from protocols.http.openapi import samples
@@ -87,11 +89,11 @@ class _ActionsFound(Found[ActionObject]):
 class ActionCalls(Calls):
     chapter = MESSAGES
 
-    def __init__(self, services: Services) -> None:
-        history = services.messages.history
-        self._sending = Sending(services)
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+        history = messages.history
+        self._sending = Sending(accounts, devices, messages)
         self._searches: Searches[Action] = Searches(
-            services, "ddid", history.action_by_mid, history.search_actions, action_entry
+            accounts, devices, "ddid", history.action_by_mid, history.search_actions, action_entry
         )
 
     @Call(

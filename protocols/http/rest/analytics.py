@@ -4,11 +4,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, UnsetType
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import Interval
-from broker.services import Services
+from broker.messages.room import MessagesRoom
 from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Chapter, InQuery
 from protocols.http.openapi import samples
 from protocols.http.reading import Query
@@ -143,11 +145,11 @@ class AnalyticsCalls(Calls):
         "dates are rounded down to the start of the minute or of the interval, in UTC.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._analytics = services.messages.analytics
-        self._snapshots = services.messages.snapshots
-        self._devices = services.devices.registry
-        self._readable = Readable(services)
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+        self._analytics = messages.analytics
+        self._snapshots = messages.snapshots
+        self._devices = devices.registry
+        self._readable = Readable(accounts, devices)
 
     async def _source(self, caller: Caller, query: Query) -> Device | None:
         device = await self._readable.source(caller, query)

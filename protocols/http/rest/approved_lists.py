@@ -9,11 +9,14 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data as PartData
 from werkzeug.sansio.multipart import Epilogue, MultipartDecoder, NeedData
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
 from broker.errors import BadRequest, ValidationFailed
 from broker.registration.certificates import certificate_fields
-from broker.services import Services
+from broker.registration.room import RegistrationRoom
 from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import USER_OR_APPLICATION, Accepts, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -162,9 +165,15 @@ class ApprovedListCalls(Calls):
         "and for its applications.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._named = Named(services)
-        self._lists = services.registration.approved_lists
+    def __init__(
+        self,
+        accounts: AccountsRoom,
+        device_types: DeviceTypesRoom,
+        devices: DevicesRoom,
+        registration: RegistrationRoom,
+    ) -> None:
+        self._named = Named(accounts, device_types, devices)
+        self._lists = registration.approved_lists
 
     async def _upload(self, caller: Caller, dtid: str, upload_id: str) -> ApprovedUploadRecord:
         return await self._lists.upload_status(await self._named.administered_type(caller, dtid), upload_id)

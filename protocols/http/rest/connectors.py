@@ -10,11 +10,13 @@ from urllib.parse import parse_qsl
 from quart import Response, request
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.connectors.plugin import IncomingRequest
+from broker.connectors.service import Connectors
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import BadRequest
-from broker.services import Services
 from config.limits import CONNECTOR_NOTIFICATION_BYTES
 from protocols.http.calls import ANY_TOKEN, FORM, NO_TOKEN, NOTHING, Accepts, Answers, Call, Calls, Chapter, Counted
 from protocols.http.reading import read_body
@@ -57,10 +59,10 @@ class ConnectorCalls(Calls):
         "`needProviderAuth` is true, nothing can be fetched.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._permissions = services.accounts.permissions
-        self._devices = services.devices.registry
-        self._connectors = services.connectors
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, connectors: Connectors) -> None:
+        self._permissions = accounts.permissions
+        self._devices = devices.registry
+        self._connectors = connectors
 
     async def _holder(self, caller: Caller, did: str) -> Device:
         """The device that is linked for the one in the path. For its owner, and for callers who manage it."""

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.devices.shares import ShareStatus
 from broker.errors import PermissionDenied
-from broker.services import Services
 from config.limits import EMAIL_MAX_CHARACTERS
 from protocols.http.calls import USER, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -100,10 +101,10 @@ class DeviceShareCalls(Calls):
         "Actions, status, snapshots and events; the device stays its owner's.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._devices = services.devices.registry
-        self._permissions = services.accounts.permissions
-        self._shares = services.devices.shares
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom) -> None:
+        self._devices = devices.registry
+        self._permissions = accounts.permissions
+        self._shares = devices.shares
 
     async def _invited(self, caller: Caller, did: str, share_id: str) -> tuple[UserKey, ShareRecord]:
         """The caller and the share, for the user to whom the device is offered."""

@@ -6,11 +6,14 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import DeviceNotFound, SourceDeviceDisabled, ValidationFailed
+from broker.messages.room import MessagesRoom
 from broker.messages.status import DeviceStatus
-from broker.services import Services
+from broker.routing.room import RoutingRoom
 from config.limits import IDS_MAX
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -102,12 +105,14 @@ class DeviceStatusCalls(Calls):
         "otherwise whichever happened last decides: what was set here, or the end of a connection.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._permissions = services.accounts.permissions
-        self._devices = services.devices.registry
-        self._presence = services.devices.presence
-        self._statuses = services.messages.statuses
-        self._connections = services.routing.connections
+    def __init__(
+        self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom, routing: RoutingRoom
+    ) -> None:
+        self._permissions = accounts.permissions
+        self._devices = devices.registry
+        self._presence = devices.presence
+        self._statuses = messages.statuses
+        self._connections = routing.connections
 
     @Call(
         "GET", "/devices/{did}/status", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="Status of a device"

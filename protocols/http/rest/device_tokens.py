@@ -8,7 +8,7 @@ from broker.accounts.permissions import Permission
 from broker.accounts.tokens import Caller
 from broker.devices.device_tokens import DeviceToken
 from broker.devices.registry import Device
-from broker.services import Services
+from broker.devices.room import DevicesRoom
 from protocols.http.calls import USER_OR_APPLICATION, Call, Calls
 from protocols.http.openapi import samples
 from protocols.http.rest.devices import DEVICES
@@ -31,8 +31,8 @@ class DeviceTokenObject(Shape):
 class DeviceTokenCalls(Calls):
     chapter = DEVICES
 
-    def __init__(self, services: Services) -> None:
-        self._tokens = services.devices.tokens
+    def __init__(self, devices: DevicesRoom) -> None:
+        self._tokens = devices.tokens
 
     @Call(
         "GET",

@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from broker.accounts.tokens import Caller
 from broker.device_types.lists import SeenType, TypePage
-from broker.services import Services
+from broker.device_types.room import DeviceTypesRoom
 from config.limits import DESCRIPTION_MAX_CHARACTERS
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -106,9 +106,9 @@ class _OfUser(Shape):
 class DeviceTypeCalls(Calls):
     chapter = DEVICE_TYPES
 
-    def __init__(self, services: Services) -> None:
-        self._types = services.device_types.catalog
-        self._lists = services.device_types.lists
+    def __init__(self, device_types: DeviceTypesRoom) -> None:
+        self._types = device_types.catalog
+        self._lists = device_types.lists
 
     @Call(
         "GET",

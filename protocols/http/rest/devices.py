@@ -6,13 +6,16 @@ from typing import Annotated, Final
 from msgspec import Meta, field
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
 from broker.devices.inventory import POLICIES, DeviceChanges, NewDevice, Policy, name_findings
 from broker.devices.listing import Chosen, Ownership
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import Finding, PermissionDenied
-from broker.services import Services
+from broker.registration.room import RegistrationRoom
 from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -106,14 +109,20 @@ class _Changes(Shape):
 class DeviceCalls(Calls):
     chapter = DEVICES
 
-    def __init__(self, services: Services) -> None:
-        self._users = services.accounts.users
-        self._permissions = services.accounts.permissions
-        self._types = services.device_types.catalog
-        self._lists = services.devices.lists
-        self._inventory = services.devices.inventory
-        self._shares = services.devices.shares
-        self._approved = services.registration.approved_lists
+    def __init__(
+        self,
+        accounts: AccountsRoom,
+        device_types: DeviceTypesRoom,
+        devices: DevicesRoom,
+        registration: RegistrationRoom,
+    ) -> None:
+        self._users = accounts.users
+        self._permissions = accounts.permissions
+        self._types = device_types.catalog
+        self._lists = devices.lists
+        self._inventory = devices.inventory
+        self._shares = devices.shares
+        self._approved = registration.approved_lists
 
     @Call(
         "GET",

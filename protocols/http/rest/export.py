@@ -13,7 +13,6 @@ from broker.errors import Finding, Gone
 from broker.export.exports import Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
-from broker.services import Services
 from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -171,8 +170,8 @@ class ExportCalls(Calls):
         "when it is done.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._exports = services.export
+    def __init__(self, export: Exports) -> None:
+        self._exports = export
 
     async def _export(self, caller: Caller, export_id: str) -> Export:
         return await self._exports.find(caller, export_id)

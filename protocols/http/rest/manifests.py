@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final
 
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, ManifestVersion
+from broker.device_types.room import DeviceTypesRoom
 from broker.errors import NotFound
-from broker.services import Services
 from protocols.http.calls import ANY_TOKEN, Call, Calls
 from protocols.http.rest.device_types import DEVICE_TYPES
 from protocols.http.schema import Data, Shape, about, component, integer
@@ -81,9 +81,9 @@ class ManifestCalls(Calls):
         },
     }
 
-    def __init__(self, services: Services) -> None:
-        self._types = services.device_types.catalog
-        self._lists = services.device_types.lists
+    def __init__(self, device_types: DeviceTypesRoom) -> None:
+        self._types = device_types.catalog
+        self._lists = device_types.lists
 
     async def _type(self, caller: Caller, dtid: str) -> DeviceType:
         """For callers who may see the type."""

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, UnsetType
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.devices.room import DevicesRoom
 from broker.envelope import Message
-from broker.services import Services
+from broker.messages.room import MessagesRoom
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
 from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Chapter, Counted, InQuery
 from protocols.http.openapi import samples
@@ -115,12 +117,14 @@ class _Last(Shape):
 class MessageCalls(Calls):
     chapter = MESSAGES
 
-    def __init__(self, services: Services) -> None:
-        history = services.messages.history
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+        history = messages.history
         self._history = history
-        self._readable = Readable(services)
-        self._sending = Sending(services)
-        self._searches: Searches[Message] = Searches(services, "sdid", history.by_mid, history.search, message_entry)
+        self._readable = Readable(accounts, devices)
+        self._sending = Sending(accounts, devices, messages)
+        self._searches: Searches[Message] = Searches(
+            accounts, devices, "sdid", history.by_mid, history.search, message_entry
+        )
 
     @Call(
         "POST",

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any, Final, Literal, get_args
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import PermissionDenied
 from broker.monetization.plans import MonetizationPlan
-from broker.services import Services
+from broker.monetization.room import MonetizationRoom
 from config.limits import DESCRIPTION_MAX_CHARACTERS, EMAIL_MAX_CHARACTERS, NAME_MAX_CHARACTERS
 from protocols.http.calls import USER, USER_OR_APPLICATION, Accepts, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -188,13 +191,19 @@ class MonetizationCalls(Calls):
         "perhaps a paid one.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._permissions = services.accounts.permissions
-        self._types = services.device_types.catalog
-        self._devices = services.devices.registry
-        self._plans = services.monetization.plans
-        self._tiers = services.monetization.tiers
-        self._payments = services.monetization.payments
+    def __init__(
+        self,
+        accounts: AccountsRoom,
+        device_types: DeviceTypesRoom,
+        devices: DevicesRoom,
+        monetization: MonetizationRoom,
+    ) -> None:
+        self._permissions = accounts.permissions
+        self._types = device_types.catalog
+        self._devices = devices.registry
+        self._plans = monetization.plans
+        self._tiers = monetization.tiers
+        self._payments = monetization.payments
 
     async def _usable_type(self, caller: Caller, dtid: str) -> DeviceType:
         type_ = await self._types.find(dtid)

@@ -3,20 +3,22 @@
 from typing import Final
 
 from broker.accounts.permissions import ADMINISTRATORS, Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
-from broker.services import Services
+from broker.devices.room import DevicesRoom
 from protocols.http.calls import SharedFinder
 from storage.records import UserRecord
 
 
 class Named:
-    def __init__(self, services: Services) -> None:
-        self._users = services.accounts.users
-        self._devices = services.devices.registry
-        self._device_types = services.device_types.catalog
-        self._permissions = services.accounts.permissions
+    def __init__(self, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom) -> None:
+        self._users = accounts.users
+        self._devices = devices.registry
+        self._device_types = device_types.catalog
+        self._permissions = accounts.permissions
 
     async def device(self, caller: Caller, did: str, permission: Permission) -> Device:
         """Raises DeviceNotFound, PermissionDenied."""

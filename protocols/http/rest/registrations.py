@@ -6,13 +6,15 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.inventory import name_findings
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import Finding, PermissionDenied, ValidationFailed
 from broker.registration.certificates import ClientCertificate
 from broker.registration.progress import Progress
-from broker.services import Services
+from broker.registration.room import RegistrationRoom
 from config.limits import VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter, Counted
 from protocols.http.openapi import samples
@@ -120,11 +122,11 @@ class RegistrationCalls(Calls):
         "token.",
     )
 
-    def __init__(self, services: Services) -> None:
-        self._users = services.accounts.users
-        self._permissions = services.accounts.permissions
-        self._devices = services.devices.registry
-        self._registrations = services.registration.registrations
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, registration: RegistrationRoom) -> None:
+        self._users = accounts.users
+        self._permissions = accounts.permissions
+        self._devices = devices.registry
+        self._registrations = registration.registrations
 
     @Call(
         "POST",

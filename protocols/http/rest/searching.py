@@ -7,12 +7,13 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.envelope import Action, Message
 from broker.errors import Finding, PermissionDenied
 from broker.messages.history import Page
-from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
@@ -100,14 +101,15 @@ class Searches(Generic[Entry]):
 
     def __init__(
         self,
-        services: Services,
+        accounts: AccountsRoom,
+        devices: DevicesRoom,
         device_parameter: str,
         by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]],
         in_range: Callable[..., Awaitable[Page[Entry]]],
         entry: Callable[[Entry], bytes],
     ) -> None:
-        self._permissions = services.accounts.permissions
-        self._readable = Readable(services)
+        self._permissions = accounts.permissions
+        self._readable = Readable(accounts, devices)
         self._device_parameter = device_parameter
         self._by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]] = by_mid
         self._in_range: Callable[..., Awaitable[Page[Entry]]] = in_range
@@ -157,10 +159,10 @@ class Searches(Generic[Entry]):
 class Readable:
     """The devices that a search is about, each with the caller's right to read it checked."""
 
-    def __init__(self, services: Services) -> None:
-        self._users = services.accounts.users
-        self._devices = services.devices.registry
-        self._permissions = services.accounts.permissions
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom) -> None:
+        self._users = accounts.users
+        self._devices = devices.registry
+        self._permissions = accounts.permissions
 
     async def user_for(self, caller: Caller, uid: str) -> str:
         """The id of a user the caller acts for. A device acts for its owner as far as its own messages go."""

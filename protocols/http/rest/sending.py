@@ -7,11 +7,13 @@ import msgspec
 from msgspec import Raw
 
 from broker.accounts.permissions import Permission
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
+from broker.devices.room import DevicesRoom
 from broker.errors import Finding, ValidationFailed
+from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
-from broker.services import Services
 from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
 from protocols.http.calls import Answers
@@ -87,10 +89,10 @@ class NewAction(Shape, kw_only=True):
 class Sending:
     """Answers come after the commit: what was acknowledged is stored, and every later read sees it."""
 
-    def __init__(self, services: Services) -> None:
-        self._ingest = services.messages.ingest
-        self._devices = services.devices.registry
-        self._permissions = services.accounts.permissions
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
+        self._ingest = messages.ingest
+        self._devices = devices.registry
+        self._permissions = accounts.permissions
 
     async def message(self, caller: Caller, body: NewMessage) -> Data[Sent]:
         device = await self._writable(caller, body.sdid or caller.device_id)

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from broker.accounts.tokens import Caller
 from broker.device_types.lists import CATEGORIES
-from broker.services import Services
+from broker.device_types.room import DeviceTypesRoom
 from config.limits import PAGE_COUNT_MAX
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
 from protocols.http.schema import Data, Shape, about, ids, one_of
@@ -41,8 +41,8 @@ class _Beginning(Shape):
 class TagCalls(Calls):
     chapter = Chapter("Tags", "The words by which device types are found. Some of them are categories.")
 
-    def __init__(self, services: Services) -> None:
-        self._lists = services.device_types.lists
+    def __init__(self, device_types: DeviceTypesRoom) -> None:
+        self._lists = device_types.lists
 
     @Call("GET", "/tags", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags in use")
     async def in_use(self, caller: Caller, query: _InUse) -> Data[_Tags]:

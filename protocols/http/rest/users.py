@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import Finding, PermissionDenied
-from broker.services import Services
 from config.limits import APPLICATION_PROPERTIES_MAX_CHARACTERS
 from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
 from protocols.http.openapi import samples
@@ -80,9 +80,9 @@ class _Kept(Shape, kw_only=True):
 class UserCalls(Calls):
     chapter = Chapter("Users", "The person behind a user token, and what an application keeps about its users.")
 
-    def __init__(self, services: Services) -> None:
-        self._users = services.accounts.users
-        self._properties = services.accounts.properties
+    def __init__(self, accounts: AccountsRoom) -> None:
+        self._users = accounts.users
+        self._properties = accounts.properties
 
     @Call("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
     async def profile(self, caller: Caller) -> Data[UserObject]:
