@@ -27,6 +27,7 @@ from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
 from protocols.interpreter import set_aside_what_stays, switch_threads_often
+from protocols.listeners import ListenerError
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -42,10 +43,6 @@ from storage.sql import StoreError
 _log = structlog.get_logger(__name__)
 
 Ready = Callable[[Services, Mapping[str, Address]], Awaitable[None]]
-
-
-class ListenerError(Exception):
-    """A listener cannot be opened. The text names it and its address."""
 
 
 async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: trio.Event | None = None) -> None:

@@ -19,6 +19,10 @@ Stream = trio.SocketStream | TlsStream
 _log = structlog.get_logger(__name__)
 
 
+class ListenerError(Exception):
+    """A listener cannot be opened. The text names it and its address."""
+
+
 async def serve_tcp(
     bind: Address,
     handle: Callable[[Stream], Awaitable[None]],
