@@ -22,7 +22,7 @@ class MessagesRoom:
     ingest: Ingest
     mids: Mids
     history: History
-    folder: Projector
+    projector: Projector
     snapshots: Snapshots
     analytics: Analytics
     statuses: Statuses
@@ -46,16 +46,16 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     )
     life.observe("ingest", ingest.statistics)
     snapshots = Snapshots(database)
-    folder = Projector(database, router, (snapshots, Rollups()))
-    await folder.resume()
-    life.worker("folds", folder.project_forever, save=folder.flush, statistics=folder.statistics)
+    projector = Projector(database, router, (snapshots, Rollups()))
+    await projector.resume()
+    life.worker("folds", projector.project_forever, save=projector.flush, statistics=projector.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     return MessagesRoom(
         ingest=ingest,
         mids=mids,
         history=History(database, devices.registry, mids, Cursors(mid_key)),
-        folder=folder,
+        projector=projector,
         snapshots=snapshots,
         analytics=Analytics(database, clock),
         statuses=Statuses(database, devices.presence, snapshots),

@@ -38,7 +38,7 @@ async def fill(services: Services) -> None:
         await services.devices.presence.set(device.key, "online")
         await services.devices.shares.offer(device, email="bob@example.org")
     await services.messages.ingest.wait_committed()
-    await services.messages.folder.flush()
+    await services.messages.projector.flush()
 
 
 @pytest.mark.parametrize("step_rows", [7, 1_000])

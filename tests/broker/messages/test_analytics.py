@@ -60,7 +60,7 @@ async def test_only_messages_that_are_a_minute_old_count(services: Services, kit
         )
         assert found.aggregate is not None
         assert (found.aggregate.count, found.aggregate.min, found.aggregate.max) == (2, 60_000, 60_001)
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
 
 
 async def test_dates_are_rounded_down_and_the_end_is_exclusive(services: Services, kitchen: Device) -> None:
@@ -107,7 +107,7 @@ async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services
             [kitchen], Interval.HOUR, field="colorRGB", start_ms=start, end_ms=NOW_MS
         )
         assert found.buckets == (Interval.HOUR.start_of(NOW_MS - HOUR_MS),)
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
 
 
 @pytest.mark.parametrize("is_folded", [True, False])
@@ -118,7 +118,7 @@ async def test_presence_of_devices_is_that_of_any_of_them(
     for device, age in ((kitchen, 9), (hall, 9), (hall, 8), (kitchen, 7), (hall, 5), (kitchen, 1), (hall, 0)):
         await send(services, device, {"state": True}, now - age * MINUTE_MS)
     if is_folded:
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
     for devices, seen in (([kitchen, hall], [9, 8, 7, 5, 1]), ([hall], [9, 8, 5]), ([kitchen], [9, 7, 1]), ([], [])):
         found = await services.messages.analytics.presence(
             devices, Interval.MINUTE, field=None, start_ms=now - 20 * MINUTE_MS, end_ms=now + 20 * MINUTE_MS
@@ -131,10 +131,10 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
 ) -> None:
     for value in (1.7e308, -1.7e308, 1.7e308):
         last = await send(services, kitchen, {"temperature": value}, NOW_MS - HOUR_MS)
-    await services.messages.folder.flush()
-    assert services.messages.folder.position == last
+    await services.messages.projector.flush()
+    assert services.messages.projector.position == last
     await send(services, kitchen, {"temperature": 1}, NOW_MS - HOUR_MS)
-    await services.messages.folder.flush()
+    await services.messages.projector.flush()
     found = await services.messages.analytics.aggregates(
         kitchen, "temperature", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS
     )
@@ -312,7 +312,7 @@ async def _run(steps: Sequence[Send | str], queries: Sequence[tuple[Interval, in
                     )
                     plain[step.device].rows.append((ts, position, _flat(step.data)))
                 elif step == "flush":
-                    await services.messages.folder.flush()
+                    await services.messages.projector.flush()
                 elif step == "sweep":
                     await services.messages.retention.sweep()
                 elif step == "restart":

@@ -505,11 +505,11 @@ async def test_the_workers_go_on_after_a_store_failed_for_a_while(
         await services.messages.ingest.wait_committed()
         breakable.error = StoreError("disk full")
         await trio.sleep(5)
-        assert services.messages.folder.position < position
+        assert services.messages.projector.position < position
         assert services.devices.presence.statistics().unwritten == 1
         breakable.error = None
         await trio.sleep(2)
-        assert services.messages.folder.position == position
+        assert services.messages.projector.position == position
         assert services.devices.presence.statistics().unwritten == 0
         assert "intensity" in await services.messages.snapshots.of(kitchen.key)
         services.messages.ingest.submit(kitchen, b'{"intensity":6}')

@@ -54,15 +54,15 @@ async def test_a_flush_that_was_cancelled_before_its_commit_counts_once(held: Se
     await send(held, kitchen, 1, 2, 3)
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.messages.folder.flush)
+        nursery.start_soon(held.messages.projector.flush)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     runner.commits.set()
     await held.core.database.write(lambda _tx: None)  # what the flush wrote is durable now
-    await held.messages.folder.flush()
+    await held.messages.projector.flush()
     assert await count_and_sum(held, kitchen) == (3, 6)
     await send(held, kitchen, 4)
-    await held.messages.folder.flush()
+    await held.messages.projector.flush()
     assert await count_and_sum(held, kitchen) == (4, 10)
 
 
@@ -71,12 +71,12 @@ async def test_two_flushes_at_once_count_once(held: Services, runner: HeldRunner
     await send(held, kitchen, 1, 2, 3)
     runner.hold_commits()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.messages.folder.flush)
-        nursery.start_soon(held.messages.folder.flush)
+        nursery.start_soon(held.messages.projector.flush)
+        nursery.start_soon(held.messages.projector.flush)
         await wait_all_tasks_blocked()
         runner.commits.set()
     assert await count_and_sum(held, kitchen) == (3, 6)
-    assert held.messages.folder.statistics().held_rows == 0
+    assert held.messages.projector.statistics().held_rows == 0
 
 
 async def test_a_flush_whose_commit_failed_is_repeated_by_the_next(
@@ -89,13 +89,13 @@ async def test_a_flush_whose_commit_failed_is_repeated_by_the_next(
         await send(services, kitchen, 1, 2)
         breakable.error = StoreError("the disk is full")
         with pytest.raises(StoreError, match="disk is full"):
-            await services.messages.folder.flush()
+            await services.messages.projector.flush()
         breakable.error = None
         assert await count_and_sum(services, kitchen) == (2, 3)
         await send(services, kitchen, 3)
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
         assert await count_and_sum(services, kitchen) == (3, 6)
-        assert services.messages.folder.statistics().held_rows == 0
+        assert services.messages.projector.statistics().held_rows == 0
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["reading the log", "following"])
@@ -103,7 +103,7 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
     """Otherwise a flush would go on in steps of a few rows for as long as devices send."""
     kitchen = await kitchen_of(held)
     if follows:
-        await held.messages.folder.flush()
+        await held.messages.projector.flush()
     await send(held, kitchen, 1, 2, 3)
     durable = held.messages.ingest.submit(kitchen, b'{"intensity":4}')
     await held.messages.ingest.wait_committed()
@@ -111,15 +111,15 @@ async def test_a_flush_leaves_what_is_stored_meanwhile(held: Services, runner: H
     async with trio.open_nursery() as nursery:
         nursery.start_soon(held.core.database.write, lambda _tx: None)
         await wait_all_tasks_blocked()
-        nursery.start_soon(held.messages.folder.flush)
+        nursery.start_soon(held.messages.projector.flush)
         await wait_all_tasks_blocked()
         for value in (5, 6):  # they commit together with what the flush writes
             held.messages.ingest.submit(kitchen, b'{"intensity":%d}' % value)
         runner.commits.set()
-    assert held.messages.folder.statistics().position == durable
-    assert held.messages.folder.statistics().held_rows == 2
-    await held.messages.folder.flush()
-    assert held.messages.folder.statistics().held_rows == 0
+    assert held.messages.projector.statistics().position == durable
+    assert held.messages.projector.statistics().held_rows == 2
+    await held.messages.projector.flush()
+    assert held.messages.projector.statistics().held_rows == 0
 
 
 @pytest.mark.parametrize(("few", "steps"), [(1, [8]), (0, [3, 3, 2])], ids=["few devices", "many"])

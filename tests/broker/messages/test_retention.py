@@ -49,7 +49,7 @@ class Fleet:
             for one in devices
         ]
         await ingest.wait_committed()
-        await self.services.messages.folder.flush()
+        await self.services.messages.projector.flush()
         return positions
 
     async def left(self, table: LogTable = "message") -> list[int]:
@@ -175,7 +175,7 @@ async def test_rows_that_a_consumer_has_not_read_stay(fleet: Fleet) -> None:
     retention = fleet.retention(1)
     await retention.sweep()
     assert await fleet.left() == [position]
-    await fleet.services.messages.folder.flush()
+    await fleet.services.messages.projector.flush()
     await retention.sweep()
     assert await fleet.left() == []
 
@@ -255,7 +255,7 @@ async def many(fleet: Fleet) -> Fleet:
 
 
 async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
-    await many.services.messages.folder.flush()
+    await many.services.messages.projector.flush()
     many.clock.now = 30 * DAY_MS + 5_000
     await many.retention(30).sweep()
     assert await many.left() == list(range(5_001, 7_000, 2))

@@ -37,11 +37,11 @@ async def test_a_device_without_messages_has_no_fields(services: Services, kitch
 
 async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(services: Services, kitchen: Device) -> None:
     position = await send(services, kitchen, {"intensity": 7}, 5)
-    assert services.messages.folder.statistics().held_rows == 1
+    assert services.messages.projector.statistics().held_rows == 1
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
-    await services.messages.folder.flush()
-    assert services.messages.folder.statistics().held_rows == 0
-    assert services.messages.folder.statistics().position == position
+    await services.messages.projector.flush()
+    assert services.messages.projector.statistics().held_rows == 0
+    assert services.messages.projector.statistics().position == position
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
 
 
@@ -56,7 +56,7 @@ async def test_a_late_message_fills_gaps_and_overwrites_nothing_newer(services: 
 
 async def test_of_equal_ts_the_last_received_counts(services: Services, kitchen: Device) -> None:
     await send(services, kitchen, {"intensity": 1}, 100)
-    await services.messages.folder.flush()
+    await services.messages.projector.flush()
     last = await send(services, kitchen, {"intensity": 2}, 100)
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (100, last, 2)}
 
@@ -68,7 +68,7 @@ async def test_groups_are_projected_field_by_field_and_collections_as_a_whole(
     second = await send(services, kitchen, {"colorRGB": {"g": 3}, "samples": []}, 2)
     expected = {"colorRGB.r": (1, first, 1), "colorRGB.g": (2, second, 3), "samples": (2, second, [])}
     assert await services.messages.snapshots.of(kitchen.key) == expected
-    await services.messages.folder.flush()
+    await services.messages.projector.flush()
     assert await services.messages.snapshots.of(kitchen.key) == expected
 
 
@@ -87,7 +87,7 @@ async def test_snapshots_are_projected_every_few_seconds(
 ) -> None:
     await send(services, kitchen, {"intensity": 1})
     await trio.sleep(PROJECTION_FLUSH_SECONDS + 1)
-    assert services.messages.folder.statistics().held_rows == 0
+    assert services.messages.projector.statistics().held_rows == 0
 
 
 async def test_rows_that_come_during_a_flush_are_not_lost(opener: ServicesOpener) -> None:
@@ -98,11 +98,11 @@ async def test_rows_that_come_during_a_flush_are_not_lost(opener: ServicesOpener
         await send(services, kitchen, {"intensity": 1})
         runner.hold_reads()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(services.messages.folder.flush)
+            nursery.start_soon(services.messages.projector.flush)
             last = await send(services, kitchen, {"intensity": 2})
             runner.reads.set()
         assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
         assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (NOW_MS, last, 2)}
 
 
@@ -113,7 +113,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
         world = await build_world(services.core.database, services.core.vault)
         kitchen = await services.devices.registry.get(world.kitchen)
         positions = [await send(services, kitchen, {"intensity": number}, number) for number in range(5)]
-        await services.messages.folder.flush()
+        await services.messages.projector.flush()
 
         def go_back(tx: Transaction) -> None:
             tx.messages.set_consumer_position("folds", Position(positions[1]))
@@ -185,7 +185,7 @@ async def _compare_with_recomputation(steps: list[Send | str]) -> None:
                         if known is None or (step.ts, position) > known[:2]:
                             expected[step.device][path] = (Milliseconds(step.ts), position, value)
                 elif step == "flush":
-                    await services.messages.folder.flush()
+                    await services.messages.projector.flush()
                 else:
                     if step != "restart":
                         await services.core.database.write(
