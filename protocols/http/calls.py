@@ -229,6 +229,9 @@ class Calls:
     chapter: ClassVar[Chapter]
     #: Shapes of the document that no struct can state, by name.
     components: ClassVar[Mapping[str, Any]] = {}
+    #: Names that stand in the paths of this noun only: the type and an example of each. `openapi/path_names.py` has
+    #: those that several nouns use.
+    path_names: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 
     @classmethod
     def built_for(cls, services: Services) -> Self:

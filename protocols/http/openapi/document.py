@@ -57,6 +57,9 @@ class _Document:
     def __init__(self, nouns: tuple[type[Calls], ...]) -> None:
         self._nouns = nouns
         self._schemas = Schemas()
+        self._path_names = dict(PATH_NAMES)
+        for noun in nouns:
+            self._path_names |= noun.path_names
 
     def described(self, server_url: str) -> dict[str, Any]:
         chapters = dict.fromkeys(noun.chapter for noun in self._nouns)
@@ -120,7 +123,7 @@ class _Document:
 
     def _in_path(self, call: Call) -> Iterator[dict[str, Any]]:
         for name in call.names:
-            kind, example = PATH_NAMES[name]
+            kind, example = self._path_names[name]
             yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
 
     def _in_query(self, call: Call) -> Iterator[dict[str, Any]]:
