@@ -98,20 +98,14 @@ async def _run(settings: Settings) -> None:
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
             click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))
-            simulators.start_soon(_end_with, services.core.life.stopping, simulators.cancel_scope)
+            stopping = services.core.life.stopping
             for device in _DEVICES:
                 if device.protocol is not None:
                     address = addresses["mqtt" if device.protocol == "mqtt" else "http"]
-                    simulators.start_soon(_simulate, device, address, tokens[device.id])
+                    simulators.start_soon(_simulate, device, address, tokens[device.id], stopping)
 
         await run_daemon(settings, ready=ready)
     click.echo("The demo has stopped; its data is kept.")
-
-
-async def _end_with(stopping: trio.Event, scope: trio.CancelScope) -> None:
-    """Stop the devices before the daemon, so that they do not report a lost connection."""
-    await stopping.wait()
-    scope.cancel()
 
 
 def _document(user_token: str) -> Mapping[str, Any]:
@@ -157,8 +151,11 @@ async def _device_token(services: Services, device_id: str) -> str:
     return services.core.vault.open(token.sealed)
 
 
-async def _simulate(device: _Device, address: Address, token: str) -> None:
-    """Run a simulated device in a process of its own; it ends with the nursery."""
+async def _simulate(device: _Device, address: Address, token: str, stopping: trio.Event) -> None:
+    """Run a simulated device in a process of its own, until the daemon begins to stop.
+
+    The daemon is not cancelled together with the process: it has to save its state.
+    """
     command = [sys.executable, "-P", "-m", "protocols.cli", "simulate", "--protocol", str(device.protocol)]
     command += ["--address", str(address), "--device", device.id, "--type", device.type, "--label", device.name]
     # The token is in the environment, because process lists show arguments.
@@ -172,6 +169,8 @@ async def _simulate(device: _Device, address: Address, token: str) -> None:
             check=False,
         )
         await nursery.start(start)
+        await stopping.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _introduction(

@@ -208,7 +208,7 @@ def test_tail_prints_live_messages(running: Daemon) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) -> None:
-    with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines = introduction(process)
         token, _, command = lines[-1].strip().partition(" ")
         url = command.split()[-1]
@@ -216,7 +216,8 @@ def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) 
         process.send_signal(how)
         # The simulated devices hold the same pipe: reading ends when the last of them has ended.
         assert process.stdout is not None
-        process.stdout.read()
+        rest = process.stdout.read()
+    assert "state_not_saved" not in rest
     senders = {json.loads(line)["sdid"] for line in run.stdout.splitlines()}
     simulated = {line.split("  ")[-2].strip() for line in lines if "simulated over" in line}
     assert (run.returncode, run.stderr) == (0, "")
