@@ -80,7 +80,7 @@ class DeviceChanged(Fact):
 class DeviceFact(Fact):
     """A device was created, changed or deleted in the inventory (reference 20).
 
-    The fact carries everything that decides who may hear of it, because after `DeviceDeleted` the store no longer
+    The fact carries everything that decides which callers may be told of it, because after `DeviceDeleted` the store no longer
     shows the device. `application_id` is the application of the token that caused the change; None for operators.
     """
 
@@ -180,7 +180,7 @@ class TokenRevoked(Fact):
 
 
 class FactPhase(IntEnum):
-    """When a handler hears of a fact. Every handler of one phase is called before any handler of the next."""
+    """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
 
     #: Bring up to date what the broker knows: caches, permissions, registries, quotas, presence.
     STATE = 1

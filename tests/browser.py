@@ -59,7 +59,7 @@ class Chromium:
         self.driver = driver
 
     def fresh(self) -> None:
-        """As if nobody had used it: nothing kept, a desktop's size, light, with scripts, nothing heard."""
+        """Reset: no cookies, cache or history; a desktop's size, the light scheme, scripts on, no recorded traffic."""
         self.driver.get("about:blank")
         for command in ("Network.clearBrowserCookies", "Network.clearBrowserCache", "Page.resetNavigationHistory"):
             self._tell(command)
@@ -205,7 +205,7 @@ class Chromium:
 
 
 def _is_harmless(heard: dict[str, Any], pages: set[str]) -> bool:
-    """Pages that say what is wrong have the status for it, which the console calls a failure. Nobody has an icon."""
+    """The console reports pages with an error status, and the missing favicon, as failures."""
     if heard["source"] != "network":
         return False
     url: str = heard["message"].split()[0]
@@ -214,7 +214,7 @@ def _is_harmless(heard: dict[str, Any], pages: set[str]) -> bool:
 
 @contextmanager
 def running_chromium() -> Iterator[Chromium]:
-    """Certificates of nobody in particular are good enough for it."""
+    """A headless Chromium that accepts certificates of unknown authorities."""
     options = ChromeOptions()
     options.binary_location = require_program("chromium")
     for argument in _ARGUMENTS:

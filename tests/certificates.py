@@ -43,7 +43,7 @@ def usage(*names: str) -> x509.KeyUsage:
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate with its key, and what leads from it to whoever is trusted."""
+    """A certificate with its key, and the intermediates between it and its root."""
 
     certificate: x509.Certificate
     key: PrivateKey
@@ -63,7 +63,7 @@ class Issued:
 
     @property
     def shown(self) -> ClientCertificate:
-        """As it looks to whoever it is shown to."""
+        """As a TLS peer sees it."""
         return ClientCertificate(self.der, tuple(one.public_bytes(Encoding.DER) for one in self.intermediates))
 
     def files(self, folder: Path, name: str) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""Fixtures everyone uses: a real store in a temporary folder, and the services on top of it."""
+"""Fixtures of most tests: a real store in a temporary folder, and the services on top of it."""
 
 import datetime as dt
 from collections.abc import AsyncIterator, Iterator
@@ -81,7 +81,7 @@ async def world(services: Services) -> World:
 
 @pytest.fixture(scope="session")
 def window() -> "Iterator[Chromium]":
-    """One Chromium for everybody who needs a real browser; call its `fresh` first."""
+    """One Chromium for all tests that need a real browser; call its `fresh` first."""
     from tests.browser import running_chromium
 
     with running_chromium() as running:

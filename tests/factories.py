@@ -190,7 +190,7 @@ def new_device(
 
 
 async def allow(services: Services, grant: GrantRecord) -> None:
-    """A user's permission is in force, and everyone knows."""
+    """Store a user's grant, and publish the change."""
 
     def work(tx: Transaction) -> tuple[GrantRecord, ...]:
         tx.accounts.put_grant(grant)

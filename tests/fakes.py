@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class FakeClock:
-    """Wall-clock milliseconds that move only when told. Setting `now` is what somebody does who sets the clock."""
+    """Wall-clock milliseconds that move only when told. Setting `now` stands for setting the machine's clock: the steady time does not move."""
 
     def __init__(self, now_ms: int) -> None:
         self.now = now_ms
@@ -63,7 +63,7 @@ class HeldRunner:
         self.reads = trio.Event()
 
     def release_later_reads(self) -> None:
-        """Whoever is held stays held; whoever comes now is not."""
+        """Reads that are held stay held; reads that begin from now on are not held."""
         self.reads = trio.Event()
         self.reads.set()
 

@@ -1,7 +1,7 @@
 """Client authentication at the token endpoints (RFC 6749, 2.3; reference 4.3).
 
 An application sends a Basic header; or `client_id` and optionally `client_secret` among the parameters; or, to refresh
-an implicit token, nothing but the old token. A secret that is sent must be right, also where none is required.
+an implicit token, only the old token. A secret that is sent must be right, also where none is required.
 """
 
 import base64

@@ -72,7 +72,7 @@ def add_account(
     account_type: str = LOCAL,
     email_verified: bool = True,
 ) -> UserRecord:
-    """A new user with a user name that nobody else has. Raises EmailTaken."""
+    """A new user with a user name that no other user has. Raises EmailTaken."""
     if tx.accounts.user_by_email(email) is not None:
         raise EmailTaken
     name = free_user_name(tx, email)

@@ -37,7 +37,7 @@ _DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TokenResponse:
-    """A response of a token endpoint, successful or not (RFC 6749, 5): a flat JSON object that nobody may cache."""
+    """A response of a token endpoint, successful or not (RFC 6749, 5): a flat JSON object that must not be cached."""
 
     status: int
     body: Mapping[str, Any]

@@ -53,10 +53,10 @@ class Cursors:
             raw = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if len(text) <= CURSOR_MAX_CHARACTERS else b""
             backwards, ts, position = self._FORM.unpack(raw[: self._FORM.size])
             given_out = self.text(backwards=backwards, bound=(ts, position))
-            ours = hmac.compare_digest(given_out, text)
+            is_authentic = hmac.compare_digest(given_out, text)
         except (Base64Error, ValueError, struct.error) as error:
             raise ValidationFailed.of("offset", "Invalid value") from error
-        if not ours:
+        if not is_authentic:
             raise ValidationFailed.of("offset", "Invalid value")
         return backwards, (ts, position)
 

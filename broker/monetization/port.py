@@ -85,5 +85,5 @@ class ManualProcessor:
     async def close(self, external_id: str) -> CheckoutState:  # noqa: ARG002 - there are no checkouts
         return "closed"
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:  # noqa: ARG002 - nobody may send one
+    def read(self, body: bytes, headers: Mapping[str, str]) -> Decided | None:  # noqa: ARG002 - notifications are refused
         raise NotificationRefused("payments are confirmed by the operator")

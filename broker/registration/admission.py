@@ -1,7 +1,7 @@
 """Admits a securely registered device only with the client certificate that it registered with (reference 7.1).
 
 Every listener asks `Admission`. A listener that requests no certificates refuses the token of such a device. Other
-devices need no certificate, and a certificate of theirs is not checked.
+devices need no certificate; one that they present is not checked.
 """
 
 from hmac import compare_digest

@@ -23,7 +23,7 @@ _BYTES = 2048
 class SessionRank(IntEnum):
     """What a session has proved. `CoapSessions.surplus` chooses by the rank which session to end.
 
-    The sender's address in a datagram proves nothing: anybody can write it.
+    The sender's address in a datagram proves nothing: senders can forge it.
     """
 
     UNAUTHENTICATED = 0

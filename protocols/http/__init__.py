@@ -1,1 +1,1 @@
-"""HTTP: the front door, the REST API and the pages."""
+"""HTTP: the listener (front_door.py), the REST API and the pages."""

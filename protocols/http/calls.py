@@ -157,7 +157,7 @@ class Call:
 
     def __post_init__(self) -> None:
         if not self.capability and bool(self.names) and self.tokens and isinstance(self.on, Nothing):
-            raise TypeError(f"{self}: the path names something, and nobody's permission on it is checked")
+            raise TypeError(f"{self}: the path names an object, and no permission on the object is checked")
         if self.counted in {Counted.REST, Counted.MESSAGES} and not self.tokens:
             raise TypeError(f"{self}: without a token, a call counts against its address or nothing")
 

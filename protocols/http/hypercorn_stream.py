@@ -14,7 +14,7 @@ _HELD_BYTES: Final = 64 * 1024
 
 
 class HypercornStream(trio.abc.HalfCloseableStream):
-    """Gives Hypercorn the head that the front door has read, then what the peer sends.
+    """Gives Hypercorn the head that front_door.py has read, then what the peer sends.
 
     An answer is held back until Hypercorn is ready for the next request, or until the answer grows large. So an answer
     leaves in one piece, and what a client sends after receiving the answer is the beginning of a request.

@@ -1,10 +1,10 @@
--- Whom a device type trusts to vouch for its devices, in the order in which the operator gave them.
+-- The certificate authorities that a device type trusts, in the order in which the operator gave them.
 CREATE TABLE certificate_authority (
   key INTEGER PRIMARY KEY, device_type INTEGER NOT NULL REFERENCES device_type ON DELETE CASCADE,
   certificate BLOB NOT NULL
 );
 CREATE INDEX certificate_authority_by_type ON certificate_authority (device_type);
--- The PIN is there for as long as somebody may use it; of certificate and nonce there are SHA-256 hashes.
+-- The PIN is removed when it can no longer be used. Certificate and nonce are looked up by their SHA-256 hashes.
 CREATE TABLE registration (
   key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, device_type INTEGER NOT NULL REFERENCES device_type,
   vendor_device_id TEXT NOT NULL, certificate BLOB NOT NULL, certificate_hash BLOB NOT NULL, nonce_hash BLOB NOT NULL,

@@ -1,3 +1,4 @@
--- Whoever has an account so far got it from the operator, or before this was asked.
+-- Existing addresses count as verified: the operator gave these accounts, or they were opened before addresses
+-- were verified.
 ALTER TABLE user ADD COLUMN email_verified_on INTEGER;
 UPDATE user SET email_verified_on = created_on;

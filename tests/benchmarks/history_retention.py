@@ -3,7 +3,7 @@
     python -m tests.benchmarks.history_retention [--messages 10000000] [--seconds 10] [--folder DIR]
 
 The same load and the same questions run three times: with nothing to delete, while the sweep deletes, and while it
-deletes and nobody sends. Read the ratios of the second to the first.
+deletes without any senders. Read the ratios of the second to the first.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Load over WebSocket: pre-encoded frames, one thread, epoll, so that it costs little beside the daemon.
 
 A sender is one registered device that keeps at most `window` messages without an acknowledgement. A reader counts what
-it is sent, or never reads. All of it is bounded in time by whoever drives it.
+it is sent, or never reads. The caller ends the load after the time that it measures.
 """
 
 import base64

@@ -40,7 +40,7 @@ def test_mosquitto_pub_publishes(
     number = new_device()
     topic = f"/v1.1/messages/{device_id(number)}"
     lines = [f'{{"intensity":{n}}}' for n in range(20)]
-    # A quality of 1 at last, because with 0 nobody says when it is stored.
+    # The last one has QoS 1: with QoS 0 there is no acknowledgement that it is stored.
     for quality, text in ((qos, "\n".join(lines)), (1, '{"intensity":20}')):
         subprocess.run(
             [mosquitto_pub, *who(daemon, number, version), "-q", str(quality), "-t", topic, "-l"],

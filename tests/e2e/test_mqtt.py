@@ -113,7 +113,7 @@ def test_a_message_is_read_back_as_it_was_sent(
     number = new_device()
     with connected(daemon, number, version) as device:
         device.publish({"state": True, "intensity": 7, "unknown": 1}, qos=qos)
-        device.publish({"intensity": 8}, qos=1)  # with QoS 0 nobody says when the first one is stored
+        device.publish({"intensity": 8}, qos=1)  # with QoS 0 there is no acknowledgement that it is stored
     newer, older = rest.last(number)
     assert newer["data"] == {"intensity": 8}
     assert older["data"] == {"state": True, "intensity": 7}
@@ -128,7 +128,7 @@ def test_refusals_are_published_on_the_errors_topic(
 ) -> None:
     number = new_device()
     with connected(daemon, number, version) as device:
-        device.publish("{")  # nobody listens yet
+        device.publish("{")  # before the subscription
         assert device.subscribe(device.topic("errors")) == [0]
         device.publish("[1]")
         assert device.hear_error() == (400, "Bad Request")

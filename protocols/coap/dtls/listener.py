@@ -6,7 +6,7 @@
   identity is passed to GnuTLS after its key was read.
 - **A session** has no task. Its records are decrypted as they are read, so all messages of one wake-up are submitted
   together. Its responses are encrypted as they are sent. A handshake from the address of a session does not affect the
-  session until it is complete, so an old ClientHello of a peer, sent again by somebody else, does no harm.
+  session until it is complete, so an attacker who sends a peer's old ClientHello again does no harm.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The one small household that all examples are about."""
+"""The ids and times of all examples: one user with one application and one device."""
 
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ CERTIFICATE: Final = "1a2b3c4d5e6f708192a3b4c5d6e7f809"
 EXPORT: Final = "b7a6958473625140f1e2d3c4b5a69788"
 TIER: Final = "6e5d4c3b2a190817f6e5d4c3b2a19081"
 ERROR: Final = "9d0c5f1e4b7a4a2c8e6d3f2b1a0c9e8d"
-TOKEN: Final = "f3e1d5c7b9a80624135768afbecd9021"  # noqa: S105 - nobody's
+TOKEN: Final = "f3e1d5c7b9a80624135768afbecd9021"  # noqa: S105 - an example
 NONCE: Final = "a1b2c3d4e5f60718293a4b5c6d7e8f90"
 VDID: Final = "light-0001"
 TS: Final = 1_500_000_000_000

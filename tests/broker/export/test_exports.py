@@ -228,7 +228,7 @@ async def test_a_device_that_is_deleted_meanwhile_is_left_out(
     await send(services, (kitchen, START, {"state": True}), (hall, START + 1, {"state": True}))
     export_id = await services.export.create(ada, asking(uids=ADA))
     listed = ", ".join(f"'{id_}'" for id_ in deleted)
-    delete = f"UPDATE device SET deleted_on = 1 WHERE id IN ({listed})"  # noqa: S608 - ours
+    delete = f"UPDATE device SET deleted_on = 1 WHERE id IN ({listed})"  # noqa: S608 - ids of this test
     await services.core.database.write(lambda tx: tx.connection.execute(delete))
     assert (await finished(services, ada, export_id)).record.total_messages == sum(map(len, expected.values()))
     _, path = await services.export.result(ada, export_id)

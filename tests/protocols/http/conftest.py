@@ -1,4 +1,4 @@
-"""The real application behind the real front door, on a free port of loopback."""
+"""The real application behind the real listener, on a free port of loopback."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -46,7 +46,7 @@ async def repeat_head(head: bytes, early: bytes, stream: trio.abc.Stream) -> Non
 
 @pytest.fixture
 async def door(services: Services, world: World, nursery: trio.Nursery) -> Address:
-    """Where the front door listens; `world` is behind it."""
+    """The address of a listener whose store has `world`."""
     bound: Address = await nursery.start(
         partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=repeat_head)
     )

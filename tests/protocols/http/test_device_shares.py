@@ -214,7 +214,7 @@ async def test_who_has_the_address_later_may_answer(services: Services, world: W
     assert (await call(api, "GET", "/users/self/shares", BOB_TOKEN))[1]["total"] == 0
     await services.provisioning.apply({"users": [{"id": BOB, "email": CAROL}]})
     assert (await call(api, "PUT", f"{SHARES}/{share}", BOB_TOKEN, {"status": "ACCEPTED"}))[0] == 200
-    # From then on it is theirs, whatever their address will be.
+    # From then on the share belongs to the user, and no longer depends on the address.
     await services.provisioning.apply({"users": [{"id": BOB, "email": "bob@example.org"}]})
     assert (await call(api, "GET", f"/devices/{KITCHEN}", BOB_TOKEN))[0] == 200
     assert (await call(api, "DELETE", f"{SHARES}/{share}", BOB_TOKEN))[0] == 200

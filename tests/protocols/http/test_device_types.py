@@ -228,7 +228,7 @@ async def test_types_with_a_cloud_connector(api: httpx.AsyncClient, services: Se
         (ADA, "", ADA_TOKEN, []),
         (BOB, "", BOB_TOKEN, [LAMP]),
         ("self", "", BOB_TOKEN, [LAMP]),
-        (CAROL, "", CAROL_TOKEN, [SENSOR, GUARD, PRIVATE]),  # she stands in for the owner that nobody named
+        (CAROL, "", CAROL_TOKEN, [SENSOR, GUARD, PRIVATE]),  # no owner was named: her organization's types
         (CAROL, "includeOrganization=true", CAROL_TOKEN, [SENSOR, GUARD, PRIVATE]),
         (ADA, "", APPLICATION_TOKEN, []),
     ],

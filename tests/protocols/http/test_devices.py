@@ -420,7 +420,7 @@ async def test_a_deleted_device_and_its_messages_leave_every_query_at_once(
     assert (await call(api, "GET", f"/actions?mid={acted['data']['mid']}", ADA_TOKEN))[1]["data"] == []
     assert (await call(api, "GET", f"/messages?uid={ADA}&{times}", ADA_TOKEN))[1]["data"] == []
     assert (await call(api, "GET", "/users/self/devices", ADA_TOKEN))[1]["total"] == 1
-    # What it has sent to others is theirs, and says whom it came from.
+    # An Action that the device sent to another device stays, with its sender's id.
     _, kept = await call(api, "GET", f"/actions?mid={answer['data']['mid']}", ADA_TOKEN)
     assert [one["sdid"] for one in kept["data"]] == [KITCHEN]
     assert services.devices.registry.get_nowait(kitchen) is None

@@ -69,7 +69,7 @@ async def test_versions_are_ascending_and_approved(api: httpx.AsyncClient, type_
         (LIGHT_TYPE, "01", ADA_TOKEN, 404, 404),
         (LIGHT_TYPE, "LATEST", ADA_TOKEN, 404, 404),
         (LIGHT_TYPE, "9" * 30, ADA_TOKEN, 404, 404),
-        ("dt-sensor", "3", ADA_TOKEN, 404, 404),  # nobody approved it
+        ("dt-sensor", "3", ADA_TOKEN, 404, 404),  # not approved
         ("dt-sensor_guard", "latest", ADA_TOKEN, 404, 404),
         ("nothing", "1", ADA_TOKEN, 404, 1101),
         ("dt-sensor", "1", KITCHEN_TOKEN, 403, 403),

@@ -580,7 +580,7 @@ async def test_who_has_paid_and_went_back_to_the_free_tier_cannot_pay_again(
 async def test_a_second_address_goes_on_with_the_payment_that_waits_for_the_operator(
     services: Services, api: httpx.AsyncClient, pages: httpx.AsyncClient, administrator: None
 ) -> None:
-    """Somebody may have sent the money with the first one's reference."""
+    """The user may already have paid with the first one's reference."""
     await approved(services, api)
     first, second = [await upgrade_address(api) for _ in range(2)]
     await pay(pages, first)

@@ -1,4 +1,4 @@
-"""Every path of reference 2, is there: without a token it answers anything but 404 and 405."""
+"""Every path of reference 2 is there: without a token it answers anything but 404 and 405."""
 
 from pathlib import Path
 
@@ -187,13 +187,13 @@ def rows(table: str, root: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Everybody may open an account: otherwise that page is hidden."""
+    """Open sign-up: otherwise the page /signup is hidden."""
     return Settings(
         state_dir=tmp_path, accounts=Accounts(signup="open"), limits=Limits(rate_limits="off", quotas="off")
     )
 
 
-# They look the thing up before they know who asks: nobody has a token there.
+# These paths need no token, and look the object up first.
 UNKNOWN_THING = ("/cloudconnectors/", "/accounts/accept/")
 
 

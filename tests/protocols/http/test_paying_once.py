@@ -1,4 +1,4 @@
-"""Nobody pays twice for an upgrade, and no money is lost: payments with Stripe's stand-in as the processor."""
+"""An upgrade is paid at most once, and no payment is lost: payments with Stripe's stand-in as the processor."""
 
 import time
 from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ async def test_of_two_addresses_side_by_side_only_the_later_one_can_be_paid(
 async def test_of_two_buttons_pressed_at_the_same_time_only_one_leads_to_a_checkout(
     services: Services, pages: httpx.AsyncClient, stripe: StripeStandIn
 ) -> None:
-    """The first payment has begun and its session is made, but nobody has written that down yet."""
+    """The first payment has begun and its session is made, but the session is not stored yet."""
     made, go_on, answers = trio.Event(), trio.Event(), list[httpx.Response]()
 
     async def hold_the_first() -> None:

@@ -160,7 +160,7 @@ async def test_a_refused_message_is_acknowledged_and_reported(
 ) -> None:
     peer = await server.connected()
     refused, answer = publish(7, payload, qos=qos, topic=topic), {0: b"", 1: puback(7), 2: pubrec(7)}[qos]
-    await peer.send(refused)  # before the subscription nobody hears of it
+    await peer.send(refused)  # before the subscription there is no report
     await peer.expect(answer)
     if qos == 2:
         await peer.send(pubrel(7))

@@ -71,7 +71,7 @@ async def lose_its_token(server: Server, peer: Peer) -> None:
         (disconnect, False),
         (lose_its_token, False),
     ],
-    ids=["vanished", "silent", "misbehaved", "replaced", "said goodbye", "token revoked"],
+    ids=["vanished", "silent", "misbehaved", "replaced", "disconnected", "token revoked"],
 )
 @pytest.mark.parametrize("topic", [MESSAGES, MESSAGES[1:], ACTIONS, HALL_MESSAGES, b"a/+/b"])
 async def test_a_will_to_the_devices_own_topic_is_stored(

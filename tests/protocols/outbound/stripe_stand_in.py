@@ -71,8 +71,8 @@ async def _at_once() -> None:
 class StripeStandIn:
     """Stripe, at `url`.
 
-    `answer`, a status and a body, replaces what it would have said. `before_answer` runs when a session has been made
-    and nobody has heard of it.
+    `answer`, a status and a body, replaces what it would have answered. `before_answer` runs when a session has been
+    made and before the answer is sent.
     """
 
     sessions: dict[str, Session] = field(default_factory=dict)  # by idempotency key

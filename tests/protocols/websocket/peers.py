@@ -89,7 +89,7 @@ class Peers:
 
 
 async def whole_head(stream: trio.abc.ReceiveStream) -> bytes:
-    """What the front door reads before it hands the connection on."""
+    """The head of a request, which front_door.py reads before it passes the connection on."""
     head = bytearray()
     await read_head(stream, head)
     return bytes(head)

@@ -76,7 +76,7 @@ class TestSessions:
     async def test_are_left_alone_by_a_handshake_that_does_not_end(
         self, client: DtlsClient, listener: DtlsListener, context: SSL.Context
     ) -> None:
-        """Anybody who has seen a ClientHello of the client can send it again."""
+        """An attacker who has seen a ClientHello of the client can send it again."""
         await client.handshake()
         await client.ask(post(1))
         session = client.session

@@ -1,4 +1,4 @@
-"""/signup with the code of an operator's invitation, while sign-up is closed for everybody else."""
+"""/signup with the code of an operator's invitation, while sign-up is closed to all others."""
 
 import re
 
