@@ -80,8 +80,9 @@ class DeviceChanged(Fact):
 class DeviceFact(Fact):
     """A device was created, changed or deleted in the inventory (reference 20).
 
-    The fact carries everything that decides which callers may be told of it, because after `DeviceDeleted` the store no longer
-    shows the device. `application_id` is the application of the token that caused the change; None for operators.
+    The fact carries everything that decides which callers may be told of it, because after `DeviceDeleted` the store no
+    longer shows the device. `application_id` is the application of the token that caused the change; None: an operator
+    caused it.
     """
 
     device: DeviceKey

@@ -235,7 +235,7 @@ def _allow_many_connections() -> None:
 
 
 def _warn_of_what_is_missing(settings: Settings) -> None:
-    """The configuration file knows everything of the design; this version says what of it it does not have."""
+    """Log each setting that reference 25 has and this version does not serve yet."""
     for name, value in (
         ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
         ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class FakeClock:
-    """Wall-clock milliseconds that move only when told. Setting `now` stands for setting the machine's clock: the steady time does not move."""
+    """Wall-clock milliseconds that move only when told. Setting `now` moves the wall clock, and not the steady one."""
 
     def __init__(self, now_ms: int) -> None:
         self.now = now_ms

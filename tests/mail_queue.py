@@ -1,4 +1,4 @@
-"""The mails of a store, as tests look at them."""
+"""Reads the mail queue of a store, for tests."""
 
 from collections.abc import Mapping
 from typing import Any

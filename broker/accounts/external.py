@@ -8,8 +8,8 @@ Which account the person gets. A provider identifies a person by (issuer, subjec
 account, only the pair counts. The first time, the person gets the account with the same e-mail address, if the provider
 has verified the address. A verified address proves as much as a password reset by mail, and has the same effect: the
 account has no password from then on, and all its sessions and tokens end, because that account
-may have been opened by another person, with an address that was not theirs. An account of another provider is never changed. If there is no account, one
-is opened where sign-up is open or the address is invited.
+may have been opened by another person, with an address that was not theirs. An account of another provider is never
+changed. If there is no account, one is opened where sign-up is open or the address is invited.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Merges the messages of many devices into one order, read piece by piece, with a transaction for each piece.
 
-A sorted run of rows of every device is held. Rows up to the earliest end of the runs that may continue are complete:
-they are sorted at once, because sorting runs costs a fraction of a heap's cost row by row.
+One run, a sorted list of rows, of each device is in memory. Rows up to the earliest end among the runs that may
+continue are complete, and are sorted together: that costs a fraction of merging row by row with a heap.
 """
 
 from bisect import bisect_right

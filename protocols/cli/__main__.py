@@ -1,4 +1,4 @@
-"""`python -m protocols.cli`: the demo starts its simulated devices with it, by its own interpreter."""
+"""`python -m protocols.cli`: the demo starts its simulated devices with this, in its own interpreter."""
 
 from protocols.cli import main
 

@@ -1,8 +1,8 @@
-"""Queries, bodies and answers: their base class, the words that describe their members, and the envelopes they share.
+"""Queries, bodies and answers: their base class, descriptions of their members, and the envelopes they share.
 
-A member is `Annotated[type, …]`. What stands under Descriptions only describes it: what a client sends is not checked
-against it. What is checked stands in a `Meta` of its own (`ge`, `le`, `min_length`, `max_length`, `pattern`)
-or in the markers of `reading`.
+A member is `Annotated[type, …]`. The functions under Descriptions describe a member for the document; values that
+clients send are not checked against them. Checks are in a `Meta` of their own (`ge`, `le`, `min_length`, `max_length`,
+`pattern`) or in the markers of `reading`.
 """
 
 from collections.abc import Iterable

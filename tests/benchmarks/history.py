@@ -3,9 +3,9 @@
     python -m tests.benchmarks.history [--messages 1000000 10000000] [--folder DIR] [--rounds 15]
 
 For each size a store is generated (tests/benchmarks/history_store.py), a daemon is started on it and asked over HTTP
-from another process. A time is that of a whole request; the first line says what an empty one costs. The first answer
-to each question finds what the caches happen to have and is shown by itself; the median is of the others. The daemon's
-CPU time for an answer says what it costs where the machine is shared with others.
+from another process. Times are of whole requests; the first line is for a request that reads nothing. The first answer
+to each question depends on what the caches have, and is shown by itself; the median is of the others. The daemon's CPU
+time for an answer can be compared even when other programs use the machine.
 """
 
 import argparse

@@ -220,7 +220,7 @@ def soak(daemon: Daemon, seconds: float, *, sockets: int = 2000, window: int = 4
 
 
 def _end_of(opened: socket.socket) -> str:
-    """How the daemon ended the connection of a reader that stopped: a close frame after unread bytes may come too late."""
+    """How the daemon ended the connection of a reader that stopped. A close frame after unread bytes may be late."""
     frames = Frames()
     opened.settimeout(10)
     with opened, suppress(ConnectionResetError):

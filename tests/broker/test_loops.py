@@ -1,4 +1,4 @@
-"""The loop of a worker: when it takes a step, and that a store which fails does not end it."""
+"""The loop of a worker: when it takes a step, and that a failing store does not end it."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -63,7 +63,7 @@ Statuses = Mapping[str, Counter[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class ServedDocument:
     """A daemon, and the document that it serves."""
 
     daemon: Daemon
@@ -71,9 +71,9 @@ class House:
     served: str
 
     def run(self, kind: str, token: str, *, kitchen: int, phases: str, examples: int, devices: list[str]) -> "Found":
-        """Let Schemathesis loose; what it got for each operation. Fails with its words when it found something.
+        """Run Schemathesis; return its answers for each operation. Fails with its report when it found something.
 
-        `kitchen` is the device that the document's examples are about: no other run has spoiled it.
+        `kitchen` numbers the device in the document's examples; each run has its own, because runs change it.
         """
         with httpx.Client(base_url=self.daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
             world = furnish(client, device_id(kitchen))
@@ -122,31 +122,33 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDocument]:
     folder = tmp_path_factory.mktemp("schemathesis")
     with running_daemon(folder, devices=DEVICES) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
-        yield House(daemon, folder, served)
+        yield ServedDocument(daemon, folder, served)
 
 
-def test_a_user_gets_what_the_document_says(house: House) -> None:
-    found = house.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=6, devices=OWNED)
+def test_a_user_gets_what_the_document_says(served_document: ServedDocument) -> None:
+    found = served_document.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=6, devices=OWNED)
     found.check_kinds()
     found.check_successes()
 
 
-def test_values_at_the_edges_of_the_schemas_get_what_the_document_says(house: House) -> None:
-    house.run("user", USER_TOKEN, kitchen=2, phases="coverage", examples=1, devices=OWNED).check_kinds()
+def test_values_at_the_edges_of_the_schemas_get_what_the_document_says(served_document: ServedDocument) -> None:
+    served_document.run("user", USER_TOKEN, kitchen=2, phases="coverage", examples=1, devices=OWNED).check_kinds()
 
 
-def test_an_application_gets_what_the_document_says(house: House) -> None:
-    found = house.run("application", APPLICATION_TOKEN, kitchen=3, phases="examples,fuzzing", examples=4, devices=OWNED)
+def test_an_application_gets_what_the_document_says(served_document: ServedDocument) -> None:
+    found = served_document.run(
+        "application", APPLICATION_TOKEN, kitchen=3, phases="examples,fuzzing", examples=4, devices=OWNED
+    )
     found.check_kinds()
     found.check_successes()
 
 
-def test_a_device_gets_what_the_document_says(house: House) -> None:
-    found = house.run(
+def test_a_device_gets_what_the_document_says(served_document: ServedDocument) -> None:
+    found = served_document.run(
         "device",
         device_token(SPEAKER),
         kitchen=SPEAKER,

@@ -1,4 +1,4 @@
-"""The device channel and the live feed of the real daemon, through its front door, with trio-websocket's client."""
+"""The device channel and the live feed of the real daemon, through its HTTP listener, with trio-websocket's client."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""How calls refuse (reference 3), and which refusals every call of a kind has."""
+"""The bodies of refusals (reference 3), and the refusals that all calls of a kind have."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Final

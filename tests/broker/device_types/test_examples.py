@@ -1,4 +1,4 @@
-"""Section 8.7: the shipped device types."""
+"""The shipped device types (reference 8.7)."""
 
 import json
 from operator import attrgetter

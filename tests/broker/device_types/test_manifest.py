@@ -1,4 +1,4 @@
-"""Section 8.2: every rule and limit of a Manifest document, and the answers of section 8.6."""
+"""Every rule and limit of a Manifest document (reference 8.2), and the answers of reference 8.6."""
 
 import json
 from collections.abc import Callable

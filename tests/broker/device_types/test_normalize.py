@@ -1,4 +1,4 @@
-"""Section 8.4: the conversion table cell by cell, and that the fast way never answers anything else than the rule."""
+"""The conversion table (reference 8.4) cell by cell, and that the fast conversion always agrees with the general one."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Section 8.3: the standard Actions and their parameters."""
+"""The standard Actions and their parameters (reference 8.3)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Section 8.5: the table of units, their prefix forms, and everything that is not listed."""
+"""The table of units, their prefix forms, and texts that the table does not list (reference 8.5)."""
 
 import pytest
 

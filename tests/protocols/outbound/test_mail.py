@@ -1,4 +1,4 @@
-"""Mails over real SMTP: aiosmtpd serves, smtplib speaks. And the spool, over a real folder."""
+"""Mails over real SMTP (aiosmtpd is the server, smtplib the client), and mails as files in a real folder."""
 
 import email
 import email.policy

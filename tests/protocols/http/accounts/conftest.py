@@ -1,4 +1,4 @@
-"""The accounts server behind the real front door, with applications of every method."""
+"""The accounts server behind the real listener, with applications of every method."""
 
 from collections.abc import AsyncIterator
 
