@@ -5,7 +5,7 @@ Any exception that is not a `DomainError` is a bug. `status` is the HTTP status,
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 @dataclass(eq=False)
@@ -41,6 +41,31 @@ class InvalidTimestamp(DomainError):
 class TimestampInFuture(DomainError):
     status = 400
     template = "Invalid ts value (in future)"
+
+
+# The texts of findings
+
+REQUIRED: Final = "Required parameter"
+INVALID: Final = "Invalid value"
+TEXT_ONLY: Final = "Text field only"
+BOOLEAN_ONLY: Final = "Boolean field only"
+NUMERIC_ONLY: Final = "Numeric field only"
+
+
+def too_short(least: int) -> str:
+    return f"Minimum length {least}"
+
+
+def too_long(most: int) -> str:
+    return f"Maximum length {most}"
+
+
+def too_low(least: float) -> str:
+    return f"Minimum value {least}"
+
+
+def too_high(most: float) -> str:
+    return f"Maximum value {most}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from broker.services import Services, open_services
-from config.settings import Address, Settings
+from config.settings import Address, Settings, SettingsError
 from protocols import systemd
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
@@ -54,9 +54,9 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
         stop: ends the daemon as a signal would. A second signal ends the grace period of connections.
 
     Raises:
-        ListenerError: an address cannot be bound or a certificate cannot be read.
+        ListenerError: an address cannot be bound.
         StoreError: the store cannot be opened.
-        SettingsError: a file that the settings name cannot be used.
+        SettingsError: a file that the settings name cannot be used, such as a certificate.
         StateError: the state directory cannot be used, or another daemon uses it.
     """
     if settings.storage.url != "sqlite":
@@ -121,9 +121,10 @@ async def _listen(
     services: Services, settings: Settings, listeners: trio.Nursery, connections: trio.Nursery
 ) -> dict[str, Address]:
     websocket = partial(serve_websocket_connection, services)
+    tls = _tls(settings)
     http, https = (
         partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
-        for context in (None, _tls(settings) if settings.http.tls_bind else None)
+        for context in (None, tls)
     )
     secure = partial(
         serve_http,
@@ -138,7 +139,7 @@ async def _listen(
         services,
         connections=connections,
         websocket=None,
-        ssl_context=_tls(settings) if settings.accounts.tls_bind else None,
+        ssl_context=tls,
         is_accounts=True,
     )
     mqtt, mqtts = (
@@ -182,7 +183,11 @@ async def _listen(
     return addresses
 
 
-def _tls(settings: Settings) -> ssl.SSLContext:
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """The context of TLS listeners. The certificate is checked when any listener uses it, also one of DTLS."""
+    needing = settings.http, settings.accounts, settings.secure, settings.mqtt
+    if settings.coap.dtls_bind is None and all(listener.tls_bind is None for listener in needing):
+        return None
     certificate, key = settings.tls.certificate, settings.tls.key
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -191,7 +196,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
         if settings.tls.second is not None:
             context.load_cert_chain(*settings.tls.second)
     except (OSError, ssl.SSLError) as error:
-        raise ListenerError(f"tls: cannot use certificate {certificate} with key {key}: {error}") from error
+        raise SettingsError(f"tls: cannot use certificate {certificate} with key {key}: {error}") from error
     return context
 
 
@@ -201,7 +206,7 @@ def _tls_with_peers(settings: Settings, *, required: bool) -> PeerContext:
         first = settings.tls.certificate or Path(), settings.tls.key or Path()
         return PeerContext(*first, required=required, second=settings.tls.second)
     except OSError as error:
-        raise ListenerError(f"tls: {error}") from error
+        raise SettingsError(f"tls: {error}") from error
 
 
 async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -> None:

@@ -155,7 +155,7 @@ class Database:
             self._writer = Transaction(self._engine.open(read_only=False))
             for _ in range(_READERS):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
-        except BaseException:
+        except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
             raise
 
@@ -256,7 +256,7 @@ class Database:
             for job in group.works:
                 _run_in_savepoint(transaction, job)
             connection.commit()
-        except BaseException:
+        except BaseException:  # whatever it is: no transaction must stay open; raised again
             with suppress(StoreError):
                 connection.rollback()
             raise
@@ -281,7 +281,7 @@ def _isolated(callback: Callable[[T], None], argument: T) -> None:
     """Call; log an exception, so that neither the other callbacks nor the writer fail with this one."""
     try:
         callback(argument)
-    except Exception:  # noqa: BLE001 - the boundary between the writer and its callers
+    except Exception:  # noqa: BLE001 - an error of one caller must not end the writer
         _log.exception("commit_callback_failed", callback=repr(callback))
 
 

@@ -142,7 +142,7 @@ def guarded(hook: Callable[[], T], name: str) -> T:
         return hook()
     except PluginFailedError as error:
         raise PluginFailedError(f"{name}: {error}") from None
-    except BaseException as error:
+    except BaseException as error:  # a plug-in may raise anything, and must not end the daemon
         text = str(error)[:_TEXT_CHARACTERS] if isinstance(error, ValueError) else ""
         raise PluginFailedError(f"{name}: {type(error).__name__}{text and ': '}{text}") from error
 

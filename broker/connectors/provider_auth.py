@@ -18,7 +18,7 @@ from broker.connectors.oauth import AuthorizationRefusedError, Granted
 from broker.connectors.plugin import Phase
 from broker.connectors.port import ThirdPartyUnreachableError
 from broker.devices.registry import Device, Devices
-from broker.errors import DeviceNotFound, DomainError, TryLater, ValidationFailed
+from broker.errors import INVALID, DeviceNotFound, DomainError, TryLater, ValidationFailed
 from broker.facts import ProviderAuthRemoved, Router
 from broker.secrets import Vault, token_hash
 from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
@@ -93,7 +93,7 @@ class ProviderAuth:
         """
         connector = self._catalog.of_type(device.type)
         if not await self._database.read(lambda tx: _is_of_application(tx, caller, referer)):
-            raise ValidationFailed.of("Referer", "Invalid value")
+            raise ValidationFailed.of("Referer", INVALID)
         state = secrets.token_urlsafe(32)
         redirect_uri = self._redirect_uri(connector)
         try:
@@ -150,17 +150,17 @@ class ProviderAuth:
         hashed = token_hash(state)
         taken = await self._database.write(lambda tx: tx.connectors.take_state(hashed)) if state else None
         if taken is None or taken.expires_on <= self._clock.now_ms():
-            raise ValidationFailed.of("state", "Invalid value")
+            raise ValidationFailed.of("state", INVALID)
         return taken
 
     async def _device_of(self, state: ConnectorStateRecord, device_type: str) -> Device:
         try:
             device = await self._devices.get(state.device)
         except DeviceNotFound as error:
-            raise ValidationFailed.of("state", "Invalid value") from error
+            raise ValidationFailed.of("state", INVALID) from error
         type_ = device.type.record
         if device.owner != state.user or device_type not in {type_.id, type_.unique_name}:
-            raise ValidationFailed.of("state", "Invalid value")
+            raise ValidationFailed.of("state", INVALID)
         return device
 
     async def _granted(

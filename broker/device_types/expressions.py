@@ -17,6 +17,7 @@ from jmespath.functions import Functions, signature
 from jmespath.lexer import Lexer
 from jmespath.visitor import Options, TreeInterpreter
 
+from broker.errors import too_long
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
 
 MAX_EXPRESSION_CHARACTERS: Final = 2_048
@@ -68,7 +69,7 @@ class Expression:
 
 def _parse(text: str) -> _Node:
     if len(text) > MAX_EXPRESSION_CHARACTERS:
-        raise InvalidExpressionError(f"Maximum length {MAX_EXPRESSION_CHARACTERS}")
+        raise InvalidExpressionError(too_long(MAX_EXPRESSION_CHARACTERS))
     try:
         _check_tokens(text)
         root: _Node = jmespath.compile(text).parsed

@@ -11,10 +11,11 @@ import msgspec
 
 from broker.device_types.manifest import CUSTOM, NO_MANIFEST, DeclaredAction, Field, Manifest, ValueClass
 from broker.device_types.metadata_parser import read_metadata
-from broker.device_types.reading import INVALID, REQUIRED, DocumentReader, JsonObject
+from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.standard_actions import STANDARD_ACTIONS
 from broker.device_types.transform_parser import read_transform
 from broker.device_types.units import unit_text
+from broker.errors import INVALID, REQUIRED, too_long, too_short
 from broker.nesting import NestedTooDeeplyError, check_value_nesting
 
 MAX_DOCUMENT_BYTES: Final = 256 * 1024
@@ -71,13 +72,13 @@ class _Parser(DocumentReader):
             self.refuse(_DOCUMENT, _NOT_A_MANIFEST)
             return False
         if size > MAX_DOCUMENT_BYTES:
-            self.refuse(_DOCUMENT, f"Maximum length {MAX_DOCUMENT_BYTES}")
+            self.refuse(_DOCUMENT, too_long(MAX_DOCUMENT_BYTES))
         return size <= MAX_DOCUMENT_BYTES
 
     def actions(self, value: object) -> tuple[DeclaredAction, ...]:
         entries = self.array(value, "actions")
         if len(entries) > MAX_ACTIONS:
-            self.refuse("actions", f"Maximum length {MAX_ACTIONS}")
+            self.refuse("actions", too_long(MAX_ACTIONS))
             return ()
         taken: set[str] = set()
         return tuple(self.action(entry, path, taken) for path, entry in self.objects(entries, "actions"))
@@ -107,7 +108,7 @@ class _Parser(DocumentReader):
     def fields(self, value: object, path: str, *, limit: int) -> tuple[Field, ...]:
         """A whole tree of fields; the limit counts groups and what is in them."""
         if _count(value) > limit:
-            self.refuse(path, f"Maximum length {limit}")
+            self.refuse(path, too_long(limit))
             return ()
         return self.siblings(value, path, level=1)
 
@@ -174,7 +175,7 @@ class _Parser(DocumentReader):
         if name is None:
             return ""
         if not name:
-            self.refuse(path, "Minimum length 1")
+            self.refuse(path, too_short(1))
         elif name in taken or _NAME.fullmatch(name) is None:
             self.refuse(path, INVALID)
         taken.add(name)

@@ -4,15 +4,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from broker.device_types.manifest import Metadata, MetadataScalar, MetadataValue
-from broker.device_types.reading import (
-    BOOLEAN_ONLY,
-    INVALID,
-    NUMERIC_ONLY,
-    REQUIRED,
-    TEXT_ONLY,
-    DocumentReader,
-    JsonObject,
-)
+from broker.device_types.reading import DocumentReader, JsonObject
+from broker.errors import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY
 
 
 def _is_text(value: MetadataScalar) -> bool:

@@ -3,15 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeGuard
 
-from broker.errors import Finding, ValidationFailed
+from broker.errors import BOOLEAN_ONLY, INVALID, TEXT_ONLY, Finding, ValidationFailed, too_long
 
 _MAX_FINDINGS: Final = 1_000  # bounds the answer to a document that is wrong throughout
-
-REQUIRED: Final = "Required parameter"
-INVALID: Final = "Invalid value"
-TEXT_ONLY: Final = "Text field only"
-BOOLEAN_ONLY: Final = "Boolean field only"
-NUMERIC_ONLY: Final = "Numeric field only"
 
 JsonObject = Mapping[str, object]
 
@@ -45,7 +39,7 @@ class DocumentReader:
         if not self.is_text(value, path):
             return None
         if maximum is not None and len(value) > maximum:
-            self.refuse(path, f"Maximum length {maximum}")
+            self.refuse(path, too_long(maximum))
             return None
         return value
 

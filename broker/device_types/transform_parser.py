@@ -27,8 +27,9 @@ from broker.device_types.payload_formats import (
     PayloadFormat,
     TextFormat,
 )
-from broker.device_types.reading import INVALID, NUMERIC_ONLY, REQUIRED, DocumentReader, JsonObject
+from broker.device_types.reading import DocumentReader, JsonObject
 from broker.device_types.transform import Transform
+from broker.errors import INVALID, NUMERIC_ONLY, REQUIRED, too_high, too_long, too_low, too_short
 from config.limits import MAX_DATA_BYTES
 
 MAX_ENTRIES: Final = 256  # columns, or entries of a layout
@@ -105,7 +106,7 @@ def _entries(reader: DocumentReader, source: JsonObject, path: str, member: str)
     if source.get(member) is None or source.get(member) == []:
         reader.refuse(f"{path}.{member}", REQUIRED)
     if len(entries) > MAX_ENTRIES:
-        reader.refuse(f"{path}.{member}", f"Maximum length {MAX_ENTRIES}")
+        reader.refuse(f"{path}.{member}", too_long(MAX_ENTRIES))
         return []
     return entries
 
@@ -120,7 +121,7 @@ def _name(reader: DocumentReader, value: object, path: str, taken: set[str]) -> 
     if not reader.is_text(value, path):
         return ""
     if not value or len(value) > _MAX_NAME:
-        reader.refuse(path, f"Maximum length {_MAX_NAME}" if value else "Minimum length 1")
+        reader.refuse(path, too_long(_MAX_NAME) if value else too_short(1))
     elif value in taken:
         reader.refuse(path, INVALID)
     taken.add(value)
@@ -134,7 +135,7 @@ def _binary(reader: DocumentReader, source: JsonObject, path: str) -> BinaryForm
     fields = [_binary_field(reader, entry, at, taken) for at, entry in entries]
     layout = BinaryFormat(tuple(field for field in fields if field is not None), little)
     if layout.size > MAX_DATA_BYTES:
-        reader.refuse(f"{path}.layout", f"Maximum length {MAX_DATA_BYTES}")
+        reader.refuse(f"{path}.layout", too_long(MAX_DATA_BYTES))
     return layout
 
 
@@ -161,7 +162,7 @@ def _length(reader: DocumentReader, source: JsonObject, path: str) -> int:
     elif isinstance(value, bool) or not isinstance(value, int):
         reader.refuse(path, NUMERIC_ONLY)
     elif not 1 <= value <= MAX_DATA_BYTES:
-        reader.refuse(path, "Minimum value 1" if value < 1 else f"Maximum value {MAX_DATA_BYTES}")
+        reader.refuse(path, too_low(1) if value < 1 else too_high(MAX_DATA_BYTES))
     else:
         return value
     return 1

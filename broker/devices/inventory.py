@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device, Devices
-from broker.errors import Conflict, DeviceNotFound, Finding, ValidationFailed
+from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, ValidationFailed, too_long, too_low, too_short
 from broker.facts import (
     DeviceCreated,
     DeviceDeleted,
@@ -213,20 +213,20 @@ def put_origin(tx: Transaction, record: DeviceRecord) -> None:
 def name_findings(name: str) -> list[Finding]:
     """What is wrong with a device's name (reference 21.3)."""
     if not name:
-        return [Finding("name", ("Minimum length 1",))]
+        return [Finding("name", (too_short(1),))]
     if len(name) > NAME_MAX_CHARACTERS:
-        return [Finding("name", (f"Maximum length {NAME_MAX_CHARACTERS}",))]
+        return [Finding("name", (too_long(NAME_MAX_CHARACTERS),))]
     if not FORBIDDEN_IN_NAMES.isdisjoint(name) or not name.isprintable():
-        return [Finding("name", ("Invalid value",))]
+        return [Finding("name", (INVALID,))]
     return []
 
 
 def _check(type_: DeviceType, name: str | None, manifest_version: int | None) -> None:
     findings = [] if name is None else name_findings(name)
     if manifest_version is not None and manifest_version < 1:
-        findings.append(Finding("manifestVersion", ("Minimum value 1",)))
+        findings.append(Finding("manifestVersion", (too_low(1),)))
     elif manifest_version is not None and type_.version(manifest_version) is None:
-        findings.append(Finding("manifestVersion", ("Invalid value",)))
+        findings.append(Finding("manifestVersion", (INVALID,)))
     if findings:
         raise ValidationFailed(tuple(findings))
 

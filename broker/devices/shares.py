@@ -10,7 +10,16 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.errors import Conflict, DeviceNotFound, Gone, NotFound, PermissionDenied, UserNotFound, ValidationFailed
+from broker.errors import (
+    REQUIRED,
+    Conflict,
+    DeviceNotFound,
+    Gone,
+    NotFound,
+    PermissionDenied,
+    UserNotFound,
+    ValidationFailed,
+)
 from broker.facts import Router, SharesChanged
 from broker.ids import new_id
 from broker.mail import DeviceShareInvitation, Mails, TooManyMails
@@ -113,7 +122,7 @@ class Shares:
         """The owner, the invited user if the address has an account, and the address."""
         member, text = ("email", email) if email is not None else ("uid", uid)
         if text is None:
-            raise ValidationFailed.of("email", "Required parameter")
+            raise ValidationFailed.of("email", REQUIRED)
         address = _address(member, text) if member == "email" or "@" in text else None
 
         def work(tx: Transaction) -> tuple[UserRecord | None, UserRecord | None]:

@@ -10,7 +10,7 @@ from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import Finding, NotFound, PermissionDenied, ValidationFailed
+from broker.errors import INVALID, REQUIRED, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.messages.intervals import DAY_MS, MINUTE_MS
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
@@ -44,18 +44,18 @@ class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         uids, sdids, sdtids = (bool(items(text)) for text in (self.uids, self.sdids, self.sdtids))
         # `sdtids` needs `uids`, and a request needs at least one of the lists or a trial.
         if not uids and (sdtids or not (sdids or self.trial_id)):
-            yield Finding("uids", ("Required parameter",))
+            yield Finding("uids", (REQUIRED,))
 
     def _is_too_much(self, now_ms: int) -> Iterable[Finding]:
         for name, text in (("uids", self.uids), ("sdids", self.sdids), ("sdtids", self.sdtids)):
             if len(items(text)) > EXPORT_IDS_MAX:
-                yield Finding(name, (f"Maximum length {EXPORT_IDS_MAX}",))
+                yield Finding(name, (too_long(EXPORT_IDS_MAX),))
         if self.start_ms > self.end_ms or self.start_ms < now_ms - EXPORT_PAST_DAYS * DAY_MS - _PAST_GRACE_MS:
-            yield Finding("startDate", ("Invalid value",))
+            yield Finding("startDate", (INVALID,))
         elif self.end_ms - self.start_ms > EXPORT_RANGE_DAYS * DAY_MS:
-            yield Finding("endDate", ("Invalid value",))
+            yield Finding("endDate", (INVALID,))
         if self.url is not None and len(self.url) > EXPORT_URL_CHARACTERS:
-            yield Finding("url", (f"Maximum length {EXPORT_URL_CHARACTERS}",))
+            yield Finding("url", (too_long(EXPORT_URL_CHARACTERS),))
 
 
 class ExportPlan(msgspec.Struct, frozen=True):

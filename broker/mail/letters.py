@@ -11,7 +11,7 @@ import msgspec
 from cryptography.fernet import InvalidToken
 
 from broker.clock import Clock
-from broker.errors import ValidationFailed
+from broker.errors import TEXT_ONLY, ValidationFailed, too_long
 from broker.ids import new_id
 from broker.mail.kinds import LinkOrigins, Mail, ends_a_line
 from broker.mail.transport import MailRejected, OutgoingMail
@@ -61,11 +61,11 @@ class Letters:
             raise ValidationFailed.of("to", "Invalid email") from None
         subject, text = mail.render(self._links)
         if ends_a_line(subject):
-            raise ValidationFailed.of("subject", "Text field only")
+            raise ValidationFailed.of("subject", TEXT_ONLY)
         if len(subject) > SUBJECT_CHARACTERS:
-            raise ValidationFailed.of("subject", f"Maximum length {SUBJECT_CHARACTERS}")
+            raise ValidationFailed.of("subject", too_long(SUBJECT_CHARACTERS))
         if len(text) > TEXT_CHARACTERS:
-            raise ValidationFailed.of("body", f"Maximum length {TEXT_CHARACTERS}")
+            raise ValidationFailed.of("body", too_long(TEXT_CHARACTERS))
         now_ms = self._clock.now_ms()
         record = MailRecord(
             message_id=f"{new_id()}@{self._sender.domain}",

@@ -12,7 +12,7 @@ from itertools import product
 from broker.clock import Clock
 from broker.device_types.manifest import ValueClass
 from broker.devices.registry import Device
-from broker.errors import ValidationFailed
+from broker.errors import INVALID, NUMERIC_ONLY, ValidationFailed, too_high, too_low
 from broker.messages.aggregates import Aggregate, merge_all
 from broker.messages.intervals import (
     AGGREGATES_RANGE_MS,
@@ -93,7 +93,7 @@ class Analytics:
         Raises ValidationFailed naming `fieldPresence`, `startDate` or `endDate`.
         """
         if field is not None and devices and not any(_declares(device, field) for device in devices):
-            raise ValidationFailed.of("fieldPresence", "Invalid value")
+            raise ValidationFailed.of("fieldPresence", INVALID)
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
         looked_at = _LookedAt.of(self._clock.now_ms() - SETTLED_MS, interval, start_ms, end_ms)
@@ -216,19 +216,19 @@ def _declares(device: Device, path: str) -> bool:
 
 def _check_numeric(device: Device, path: str) -> None:
     if not _declares(device, path):
-        raise ValidationFailed.of("field", "Invalid value")
+        raise ValidationFailed.of("field", INVALID)
     field = device.manifest.manifest.field_at(path)
     if field is None or field.value_class not in _NUMERIC or field.is_collection:
-        raise ValidationFailed.of("field", "Numeric field only")
+        raise ValidationFailed.of("field", NUMERIC_ONLY)
 
 
 def _check_range(start_ms: int, end_ms: int, longest_ms: int) -> None:
     for name, value in (("startDate", start_ms), ("endDate", end_ms)):
         if value < 0:
-            raise ValidationFailed.of(name, "Minimum value 0")
+            raise ValidationFailed.of(name, too_low(0))
         if value > LAST_MS:
-            raise ValidationFailed.of(name, f"Maximum value {LAST_MS}")
+            raise ValidationFailed.of(name, too_high(LAST_MS))
     if start_ms > end_ms:
-        raise ValidationFailed.of("startDate", "Invalid value")
+        raise ValidationFailed.of("startDate", INVALID)
     if end_ms - start_ms > longest_ms:
-        raise ValidationFailed.of("endDate", "Invalid value")
+        raise ValidationFailed.of("endDate", INVALID)

@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 from broker.devices.registry import Device, Devices
 from broker.envelope import Action, Message
-from broker.errors import DeviceNotFound, ValidationFailed
+from broker.errors import INVALID, DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
@@ -55,9 +55,9 @@ class Cursors:
             given_out = self.text(backwards=backwards, bound=(ts, position))
             is_authentic = hmac.compare_digest(given_out, text)
         except (Base64Error, ValueError, struct.error) as error:
-            raise ValidationFailed.of("offset", "Invalid value") from error
+            raise ValidationFailed.of("offset", INVALID) from error
         if not is_authentic:
-            raise ValidationFailed.of("offset", "Invalid value")
+            raise ValidationFailed.of("offset", INVALID)
         return backwards, (ts, position)
 
     def _tag(self, packed: bytes) -> bytes:

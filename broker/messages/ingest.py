@@ -16,6 +16,9 @@ from broker.device_types.transform import TransformFailedError
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
+    INVALID,
+    REQUIRED,
+    TEXT_ONLY,
     BadRequest,
     DestinationDeviceDisabled,
     Finding,
@@ -25,6 +28,7 @@ from broker.errors import (
     StorageUnavailable,
     TimestampInFuture,
     ValidationFailed,
+    too_long,
 )
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
@@ -266,9 +270,9 @@ def _checked_actions(data: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest from error
     if not parsed.actions:
-        raise ValidationFailed.of("data.actions", "Required parameter")
+        raise ValidationFailed.of("data.actions", REQUIRED)
     if len(parsed.actions) > MAX_ACTIONS_PER_MESSAGE:
-        raise ValidationFailed.of("data.actions", f"Maximum length {MAX_ACTIONS_PER_MESSAGE}")
+        raise ValidationFailed.of("data.actions", too_long(MAX_ACTIONS_PER_MESSAGE))
     return msgspec.json.format(_encode(parsed), indent=-1).decode()
 
 
@@ -277,5 +281,5 @@ def _finding(problem: str) -> Finding:
     text, _, where = problem.partition(" - at `$")
     path = "data" + where.rstrip("`").replace("[", ".").replace("]", "")
     if (missing := _MISSING.search(text)) is not None:
-        return Finding(f"{path}.{missing[1]}", ("Required parameter",))
-    return Finding(path, ("Text field only" if "Expected `str`" in text else "Invalid value",))
+        return Finding(f"{path}.{missing[1]}", (REQUIRED,))
+    return Finding(path, (TEXT_ONLY if "Expected `str`" in text else INVALID,))

@@ -100,7 +100,7 @@ class Projector:
                         await self._step(self._take_held())
                     else:
                         await self._read_on()
-            except BaseException:
+            except BaseException:  # also a cancellation leaves rows that were taken and not projected; raised again
                 self._lose_track()
                 raise
 

@@ -14,8 +14,8 @@ import structlog
 from broker.accounts.permissions import ADMINISTRATORS
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType, DeviceTypes
-from broker.device_types.reading import INVALID, REQUIRED, DocumentReader
-from broker.errors import Conflict, NotFound, ValidationFailed
+from broker.device_types.reading import DocumentReader
+from broker.errors import INVALID, REQUIRED, Conflict, NotFound, ValidationFailed
 from broker.facts import PlanApproved, Router
 from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED

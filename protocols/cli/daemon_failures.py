@@ -31,7 +31,7 @@ def failures_reported(*, about: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # trio wraps errors in groups; what is not explained is raised again
         for leaf in leaves(error):
             if isinstance(leaf, CommandError):
                 raise leaf from error

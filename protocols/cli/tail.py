@@ -34,7 +34,7 @@ def tail(url: str, field: str | None, count: int | None) -> None:
         raise CommandError("TRUNKLINE_TOKEN must hold a token", 2)
     try:
         trio.run(partial(_print_frames, url, token, _whole if field is None else Trails(field).line, count))
-    except Exception as error:
+    except Exception as error:  # trio wraps errors in groups; what is not explained is raised again
         for leaf in leaves(error):
             if (text := _explained(leaf)) is not None:
                 raise CommandError(f"{url}: {text}") from error

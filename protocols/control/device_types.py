@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from broker.services import Services
+from protocols.control.rooms import ControlRooms
 
 
 class _Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,26 +24,26 @@ class _Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: int
 
 
-async def _list(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return await services.device_types.manifests.overview()
+async def _list(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    return await rooms.device_types.manifests.overview()
 
 
-async def _upload(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _upload(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Upload)
-    return await services.device_types.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
+    return await rooms.device_types.manifests.upload(wanted.device_type, wanted.document, approve=wanted.approve)
 
 
-async def _approve(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _approve(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Approval)
-    return await services.device_types.manifests.approve(wanted.device_type, wanted.version)
+    return await rooms.device_types.manifests.approve(wanted.device_type, wanted.version)
 
 
-async def _failures(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _failures(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Failures)
-    return await services.device_types.manifests.failures(wanted.device_or_type, limit=wanted.limit)
+    return await rooms.device_types.manifests.failures(wanted.device_or_type, limit=wanted.limit)
 
 
-DEVICE_TYPE_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+DEVICE_TYPE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
     "type list": _list,
     "type upload": _upload,
     "type approve": _approve,

@@ -7,7 +7,7 @@ import msgspec
 
 from broker.monetization.payments import Payment
 from broker.monetization.plans import MonetizationPlan, PlanDecision
-from broker.services import Services
+from protocols.control.rooms import ControlRooms
 
 
 class OperatorsTier(msgspec.Struct, frozen=True):
@@ -55,30 +55,30 @@ class _Refund(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reference: str
 
 
-async def _plans(services: Services, _arguments: Mapping[str, Any]) -> object:
-    return [_plan(plan) for plan in await services.monetization.plans.undecided()]
+async def _plans(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    return [_plan(plan) for plan in await rooms.monetization.plans.undecided()]
 
 
-async def _decide_plan(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _decide_plan(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PlanDecision)
     return _plan(
-        await services.monetization.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments)
+        await rooms.monetization.plans.decide(wanted.device_type, wanted.version, wanted.decision, wanted.comments)
     )
 
 
-async def _payments(services: Services, _arguments: Mapping[str, Any]) -> object:
-    found = [*await services.monetization.payments.to_refund(), *await services.monetization.payments.pending()]
-    return [_payment(services, payment) for payment in found]
+async def _payments(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    found = [*await rooms.monetization.payments.to_refund(), *await rooms.monetization.payments.pending()]
+    return [_payment(rooms, payment) for payment in found]
 
 
-async def _decide_payment(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _decide_payment(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _PaymentDecision)
-    return _payment(services, await services.monetization.payments.decide(wanted.reference, wanted.outcome))
+    return _payment(rooms, await rooms.monetization.payments.decide(wanted.reference, wanted.outcome))
 
 
-async def _refunded(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _refunded(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Refund)
-    return _payment(services, await services.monetization.payments.refunded(wanted.reference))
+    return _payment(rooms, await rooms.monetization.payments.refunded(wanted.reference))
 
 
 def _plan(plan: MonetizationPlan) -> OperatorsPlan:
@@ -86,9 +86,9 @@ def _plan(plan: MonetizationPlan) -> OperatorsPlan:
     return OperatorsPlan(plan.type_id, plan.record.version, plan.record.status, tiers)
 
 
-def _payment(services: Services, payment: Payment) -> OperatorsPayment:
+def _payment(rooms: ControlRooms, payment: Payment) -> OperatorsPayment:
     record = payment.record
-    price = services.monetization.payments.price(payment.tier)
+    price = rooms.monetization.payments.price(payment.tier)
     return OperatorsPayment(
         reference=record.id,
         status=record.status,
@@ -101,7 +101,7 @@ def _payment(services: Services, payment: Payment) -> OperatorsPayment:
     )
 
 
-MONETIZATION_COMMANDS: Mapping[str, Callable[[Services, Mapping[str, Any]], Awaitable[object]]] = {
+MONETIZATION_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
     "plans": _plans,
     "plans decide": _decide_plan,
     "payments": _payments,

@@ -12,9 +12,9 @@ import trio
 from broker.errors import DomainError, ValidationFailed
 from broker.ids import new_id
 from broker.nesting import check_nesting
-from broker.services import Services
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
+from protocols.control.rooms import ControlRooms
 from protocols.control.wire import (
     MAX_CONTROL_BYTES,
     ControlAnswer,
@@ -36,18 +36,18 @@ class _Provision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-async def _provision(services: Services, arguments: Mapping[str, Any]) -> object:
+async def _provision(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Provision)
-    return await services.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
+    return await rooms.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
 
 
 #: What the listeners count, by the name of each in the answer to `statistics`.
 Counters = Mapping[str, Callable[[], object]]
-Command = Callable[[Services, Mapping[str, Any]], Awaitable[object]]
+Command = Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]
 
 
-async def _statistics(counters: Counters, services: Services, _arguments: Mapping[str, Any]) -> object:
-    return {**services.core.life.statistics(), **{name: count() for name, count in counters.items()}}
+async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    return {**rooms.core.life.statistics(), **{name: count() for name, count in counters.items()}}
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
@@ -59,7 +59,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
 
 
 async def serve_control(
-    services: Services,
+    rooms: ControlRooms,
     state_dir: Path,
     *,
     counters: Counters | None = None,
@@ -68,7 +68,7 @@ async def serve_control(
     """Answer commands until cancelled. The caller holds the lock of the state directory.
 
     Args:
-        services: the broker.
+        rooms: the broker.
         state_dir: where the socket goes.
         counters: of the listeners; the command `statistics` shows them behind the broker's own.
         task_status: told when the socket listens.
@@ -81,7 +81,7 @@ async def serve_control(
 
     async def serve(stream: trio.SocketStream) -> None:
         async with limit:
-            await _serve_client(services, commands, stream)
+            await _serve_client(rooms, commands, stream)
 
     try:
         with short_name(path) as name:
@@ -95,19 +95,19 @@ async def serve_control(
         path.unlink(missing_ok=True)
 
 
-async def _serve_client(services: Services, commands: Mapping[str, Command], stream: trio.SocketStream) -> None:
+async def _serve_client(rooms: ControlRooms, commands: Mapping[str, Command], stream: trio.SocketStream) -> None:
     async with stream:
         try:
             with trio.fail_after(_CLIENT_SECONDS):
                 content = await receive_all(stream)
-            answer = msgspec.json.encode(await _run(services, commands, content))
+            answer = msgspec.json.encode(await _run(rooms, commands, content))
             with trio.fail_after(_CLIENT_SECONDS):
                 await stream.send_all(answer)
         except (trio.BrokenResourceError, trio.TooSlowError):
             _log.warning("control_client_left")
 
 
-async def _run(services: Services, commands: Mapping[str, Command], content: bytes | None) -> ControlAnswer:
+async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: bytes | None) -> ControlAnswer:
     if content is None:
         return _failure(f"the request is larger than {MAX_CONTROL_BYTES} bytes")
     try:
@@ -119,7 +119,7 @@ async def _run(services: Services, commands: Mapping[str, Command], content: byt
     if command is None:
         return _failure(f"this daemon does not know the command {request.command!r}")
     try:
-        return ControlAnswer(data=await command(services, request.arguments))
+        return ControlAnswer(data=await command(rooms, request.arguments))
     except ValidationFailed as error:
         return ControlAnswer(error=ControlFailure(str(error), error.findings))
     except msgspec.ValidationError as error:

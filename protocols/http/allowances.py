@@ -13,10 +13,10 @@ from broker.devices.registry import Device
 from broker.limits.allowance import Usage
 from broker.limits.meters import Channel
 from broker.limits.quotas import QuotaStanding
-from broker.services import Services
+from broker.limits.room import LimitsRoom
 from config.limits import MAX_DATA_BYTES
 from protocols.http.answers import REST_ROOT, is_rest
-from protocols.http.calls import Call, Counted
+from protocols.http.calls import Counted, RestCall
 from protocols.refusals import rate_members
 
 _NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
@@ -32,10 +32,10 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
 
 class Allowances:
-    def __init__(self, services: Services, calls: Iterable[Call]) -> None:
-        self._addresses = services.limits.addresses
+    def __init__(self, limits: LimitsRoom, calls: Iterable[RestCall]) -> None:
+        self._addresses = limits.addresses
         self._by_address = _paths_by_address(calls)
-        self._quotas = services.limits.quotas if services.core.settings.limits.quotas == "on" else None
+        self._quotas = limits.charged
 
     def install(self, app: Quart) -> None:
         """Before any other `before_request`, so that those that answer do not answer too often."""
@@ -59,7 +59,7 @@ class Allowances:
         return answer
 
 
-def _paths_by_address(calls: Iterable[Call]) -> re.Pattern[str]:
+def _paths_by_address(calls: Iterable[RestCall]) -> re.Pattern[str]:
     """The REST paths on which requests are counted by address, with any method.
 
     Where all calls below a first word are counted so, all requests below that word are, also those to unknown paths.
@@ -77,7 +77,7 @@ def _paths_by_address(calls: Iterable[Call]) -> re.Pattern[str]:
     return re.compile(f"{re.escape(REST_ROOT)}(?:{'|'.join(sorted(patterns))})")
 
 
-def _first_word(call: Call) -> str:
+def _first_word(call: RestCall) -> str:
     return call.path.split("/")[1]
 
 

@@ -45,8 +45,8 @@ def _new_app(services: Services) -> QuartTrio:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
-    errors.install(app)
-    Allowances(services, _CALLS).install(app)
+    errors.install_error_handlers(app)
+    Allowances(services.limits, _CALLS).install(app)
     app.before_request(answers.answer_preflight)
     app.after_request(answers.add_cors)
     return app

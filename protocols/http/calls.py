@@ -5,11 +5,11 @@ counts against, and its part of the OpenAPI document (`openapi/`). `tokens` and 
 says who may make the call, and on which object a permission is checked.
 """
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from inspect import signature
 from types import UnionType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
@@ -24,7 +24,7 @@ from protocols.http.schema import Shape
 
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
 
-Method = Literal["GET", "POST", "PUT", "DELETE"]
+HttpMethod = Literal["GET", "POST", "PUT", "DELETE"]
 
 #: The kinds of token that a call accepts, as in the column `Tok` of reference 2.
 USER: Final = (TokenKind.USER,)
@@ -116,10 +116,10 @@ _PERFORMERS: Final = (Caller, ClientCertificate)
 
 
 @dataclass(frozen=True)
-class Call:
+class RestCall:
     """The declaration of a call, and the decorator that puts it on its handler.
 
-    A handler is a method of a `Calls`. Its parameters say what it is given, their types how that is read:
+    A handler is a method of a `RestCalls`. Its parameters say what it is given, their types how that is read:
 
     - one of type `Caller` or `ClientCertificate`: who calls;
     - `query`: a struct, or a union of structs, of which the first one whose first member is given is read;
@@ -133,7 +133,7 @@ class Call:
     Raises TypeError where declaration and handler do not fit.
     """
 
-    method: Method
+    method: HttpMethod
     path: str  # with names in braces
     _: KW_ONLY
     tokens: tuple[TokenKind, ...]
@@ -166,6 +166,7 @@ class Call:
 
     def __call__(self, handler: H) -> H:
         hints = get_type_hints(handler, include_extras=True)
+        hints.pop(next(iter(signature(handler).parameters)), None)  # `self`
         declared = replace(self, handler=handler.__name__, hints=hints)
         declared._check_handler()
         handler.__dict__.setdefault("declarations", []).insert(0, declared)  # decorators apply from below
@@ -174,12 +175,22 @@ class Call:
     def _check_handler(self) -> None:
         if self.object_parameter is not None and isinstance(self.on, Nothing):
             raise TypeError(f"{self}: nothing finds {self.object_parameter}")
+        if isinstance(self.on, SharedFinder) or callable(self.on):
+            self._check_finder(self.on.find if isinstance(self.on, SharedFinder) else self.on)
         if self.hints.get("return") is Response and self.answers is _JSON:
             raise TypeError(f"{self}: `answers` must describe a Response")
         if isinstance(self.on, InQuery) and not self.queries:
             raise TypeError(f"{self}: nothing reads the query")
         if self.body is not None and self.accepts is None and not _is_shape(self.body):
             raise TypeError(f"{self}: `accepts` must describe a body that is no struct")
+
+    def _check_finder(self, find: Finder) -> None:
+        """It gets itself, who calls, and the names in the path; and it returns what the handler takes."""
+        if len(signature(find).parameters) != 2 + len(self.names):
+            raise TypeError(f"{self}: the path names {self.names}, which the finder does not take")
+        found = get_type_hints(find).get("return")
+        if self.object_parameter is not None and self.hints[self.object_parameter] != found:
+            raise TypeError(f"{self}: the finder returns {found}, and {self.object_parameter} is something else")
 
     @property
     def names(self) -> list[str]:
@@ -220,8 +231,8 @@ class Call:
         return next((one for one, hint in self.hints.items() if one not in known and hint not in _PERFORMERS), None)
 
 
-class Calls:
-    """The calls of one noun: methods that are declared with `Call`.
+class RestCalls:
+    """The calls of one noun: methods that are declared with `RestCall`.
 
     The parameters of a subclass's constructor are rooms of the broker, named like the fields of `Services`.
     """
@@ -236,11 +247,11 @@ class Calls:
     @classmethod
     def built_for(cls, services: Services) -> Self:
         """Build the noun with the rooms that its constructor names. Raises AttributeError for an unknown room."""
-        rooms = inspect.signature(cls).parameters
+        rooms = signature(cls).parameters
         return cls(**{room: getattr(services, room) for room in rooms})
 
     @classmethod
-    def declared(cls) -> Iterator[Call]:
+    def declared(cls) -> Iterator[RestCall]:
         """In the order in which they stand in the class."""
         for method in vars(cls).values():
             yield from getattr(method, "declarations", ())

@@ -18,8 +18,8 @@ from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
 from broker.services import Services
 from protocols.http.answers import REST_ROOT, json_answer, search_answer, secret_answer
-from protocols.http.calls import FORM, Call, Calls, Counted, InQuery, Nothing, SharedFinder, snake_case
-from protocols.http.guard import Guard, bearer_token
+from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder, snake_case
+from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
 from protocols.http.rest.named import Named
@@ -32,20 +32,20 @@ class Dispatcher:
         self._guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
         self._named = Named(services.accounts, services.device_types, services.devices)
 
-    def install(self, app: Quart, nouns: Iterable[Calls], *, is_secure: bool) -> None:
+    def install(self, app: Quart, nouns: Iterable[RestCalls], *, is_secure: bool) -> None:
         """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""
         for noun in nouns:
             for call in noun.declared():
                 if is_secure or not call.needs_certificate:
                     _route(app, call, _Endpoint(call, noun, self._guard, self._named).answer)
 
-    def install_refusals(self, app: Quart, calls: Iterable[Call]) -> None:
+    def install_refusals(self, app: Quart, calls: Iterable[RestCall]) -> None:
         """Route calls of capabilities that a later version serves."""
         for call in calls:
             _route(app, call, _Refusal(call, self._guard).answer)
 
 
-def _route(app: Quart, call: Call, answer: Callable[..., Awaitable[Response]]) -> None:
+def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> None:
     path = REST_ROOT + call.path.replace("{", "<").replace("}", ">")
     endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
     app.add_url_rule(path, endpoint, answer, methods=[call.method])
@@ -54,34 +54,36 @@ def _route(app: Quart, call: Call, answer: Callable[..., Awaitable[Response]]) -
 class _Admission:
     """The first check: who calls. The refusal of a caller over its limit waits until the object was found."""
 
-    def __init__(self, call: Call, guard: Guard) -> None:
-        self._call = call
+    def __init__(self, call: RestCall, guard: Guard) -> None:
+        self._needs_certificate = call.needs_certificate
+        self._tokens = call.tokens
         self._guard = guard
         self._channel = _CHANNELS.get(call.counted)
+        self._body = _Body(call) if call.has_token_in_body else None
 
     async def __call__(self) -> tuple[Caller | ClientCertificate | None, RateLimitExceeded | None]:
         """Raises Unauthorized, PermissionDenied."""
-        call = self._call
-        if call.needs_certificate:
+        if self._needs_certificate:
             return require_certificate(), None
-        if not call.tokens:
+        if not self._tokens:
             return None, None
-        offered = await self._token_in_body() if call.has_token_in_body else None
-        return await self._guard.admitted(call.tokens, self._channel, offered)
+        offered = None if self._body is None else await self._token_in(self._body)
+        return await self._guard.admitted(self._tokens, self._channel, offered)
 
-    async def _token_in_body(self) -> str | None:
+    @staticmethod
+    async def _token_in(body: "_Body") -> str | None:
         """A body that cannot be read has none: what is wrong with the body is told to callers who have a token."""
-        if bearer_token() is not None:
+        if token_in_header() is not None:
             return None
         try:
-            token: str | None = (await _body(self._call, None)).token
+            token: str | None = (await body.read(None)).token
         except (BadRequest, ValidationFailed):
             return None
         return token
 
 
 class _Refusal:
-    def __init__(self, call: Call, guard: Guard) -> None:
+    def __init__(self, call: RestCall, guard: Guard) -> None:
         self._admission = _Admission(call, guard)
         self._capability = call.capability
 
@@ -91,8 +93,7 @@ class _Refusal:
 
 
 class _Endpoint:
-    def __init__(self, call: Call, noun: Calls, guard: Guard, named: Named) -> None:
-        self._call = call
+    def __init__(self, call: RestCall, noun: RestCalls, guard: Guard, named: Named) -> None:
         self._handler = getattr(noun, call.handler)
         self._admission = _Admission(call, guard)
         self._find: Callable[..., Awaitable[Any]] | None = None
@@ -106,6 +107,10 @@ class _Endpoint:
             self._find = partial(on, noun)
         self._names = call.names
         self._queries = call.queries
+        self._takes_query = "query" in call.hints
+        self._body = None if call.body is None else _Body(call)
+        self._is_timed = call.is_timed
+        self._is_secret = call.is_secret
         self._performer = call.performer_parameter
         self._object = call.object_parameter
         self._texts = [(name, snake_case(name)) for name in call.names if snake_case(name) in call.hints]
@@ -124,22 +129,20 @@ class _Endpoint:
 
     async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
         """The handler's arguments. A body that cannot be read is told before what is wrong with the query."""
-        call = self._call
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        if self._find_in_query is not None or self._queries:
-            query = Query(request.query_string)
+        query = Query(request.query_string) if self._queries else None
+        if query is not None:
             if self._find_in_query is not None:
                 found = await self._find_in_query(performer, query)
             kind = _chosen(self._queries, query)
             values = query.members(kind, caller)
-            if call.body is not None:
-                arguments["body"] = await _body(call, caller)
+        if self._body is not None:
+            arguments["body"] = await self._body.read(caller)
+        if query is not None:
             query.check()
-            if "query" in call.hints:
+            if self._takes_query:
                 arguments["query"] = kind(**values)
-        elif call.body is not None:
-            arguments["body"] = await _body(call, caller)
         if self._object is not None:
             arguments[self._object] = found
         if self._performer is not None:
@@ -147,24 +150,34 @@ class _Endpoint:
         return arguments
 
     def _rendered(self, answer: Any, started: float) -> Response:
-        if self._call.is_timed:
+        if self._is_timed:
             return search_answer(answer, started)
-        return secret_answer(answer) if self._call.is_secret else json_answer(answer)
+        return secret_answer(answer) if self._is_secret else json_answer(answer)
 
 
 def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:
     return next((kind for kind in kinds[:-1] if has_first_member(query, kind)), kinds[-1])
 
 
-async def _body(call: Call, caller: Caller | None) -> Any:
-    body = await read_body(limit=call.body_limit)
-    if call.body is bytes:
-        return body
-    if call.body is not None and get_origin(call.body) is dict:
-        return json_object(body)
-    if call.reads_forms and request.mimetype == FORM:
-        form = Query(body)
-        values = form.members(call.body, caller)
-        form.check()
-        return call.body(**values)
-    return members(body, call.body, caller)
+class _Body:
+    """How the body of a call is read."""
+
+    def __init__(self, call: RestCall) -> None:
+        self._kind = call.body
+        self._limit = call.body_limit
+        self._is_object = get_origin(call.body) is dict
+        self._reads_forms = call.reads_forms
+
+    async def read(self, caller: Caller | None) -> Any:
+        """Raises BodyTooLarge, BadRequest, ValidationFailed."""
+        body = await read_body(limit=self._limit)
+        if self._kind is bytes:
+            return body
+        if self._is_object:
+            return json_object(body)
+        if self._reads_forms and request.mimetype == FORM:
+            form = Query(body)
+            values = form.members(self._kind, caller)
+            form.check()
+            return self._kind(**values)
+        return members(body, self._kind, caller)

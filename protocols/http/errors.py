@@ -18,7 +18,7 @@ _RETRY_SECONDS = 5
 _log = structlog.get_logger(__name__)
 
 
-def install(app: Quart) -> None:
+def install_error_handlers(app: Quart) -> None:
     app.register_error_handler(DomainError, _refused)
     app.register_error_handler(StoreError, _store_failed)
     app.register_error_handler(HTTPException, refused_by_http)

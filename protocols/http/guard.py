@@ -15,7 +15,7 @@ from protocols.http.peers import request_certificate
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
 
-def bearer_token() -> str | None:
+def token_in_header() -> str | None:
     """The bearer token in the header of the request, which need not be valid."""
     given = _BEARER.fullmatch(request.headers.get("Authorization", ""))
     return given[1] if given is not None else None
@@ -52,7 +52,7 @@ class Guard:
             PermissionDenied: the call does not take this kind of token, or the token's device must show a certificate
                 and has not.
         """
-        token = bearer_token() or offered
+        token = token_in_header() or offered
         if token is None:
             raise Unauthorized
         caller = await self._tokens.caller(token)

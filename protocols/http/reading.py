@@ -18,7 +18,20 @@ from msgspec import Raw
 from quart import request
 
 from broker.accounts.tokens import Caller
-from broker.errors import BadRequest, BodyTooLarge, Finding, ValidationFailed
+from broker.errors import (
+    BOOLEAN_ONLY,
+    INVALID,
+    NUMERIC_ONLY,
+    REQUIRED,
+    TEXT_ONLY,
+    BadRequest,
+    BodyTooLarge,
+    Finding,
+    ValidationFailed,
+    too_high,
+    too_long,
+    too_low,
+)
 from broker.nesting import check_nesting
 from config.limits import IDS_MAX, MAX_BODY_BYTES
 
@@ -29,11 +42,6 @@ _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,40})(?:\.[0-9]*)?")
 _INT64: Final = range(-(2**63), 2**63)
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _ABSENT: Final = (Raw(), Raw(b"null"))
-
-_REQUIRED: Final = "Required parameter"
-_INVALID: Final = "Invalid value"
-_NUMERIC: Final = "Numeric field only"
-_BOOLEAN: Final = "Boolean field only"
 
 _untyped = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode = msgspec.json.Decoder().decode
@@ -91,16 +99,16 @@ class _MemberReader:
         """The value, an option as it is spelled in the declaration; and what is wrong with it."""
         if self._options:
             if (option := self._options.get(value.lower())) is None:
-                return self.default, [_INVALID]
+                return self.default, [INVALID]
             return option, []
         return value, [text for bound in self._bounds for text in _broken_bounds(value, bound)]
 
     def broken_rules(self, given: Given) -> Iterator[Finding]:
         value = given.values[self.name]
         if value is not None and not all(one.holds(value) for one in self._valid):
-            yield Finding(self.wire, (_INVALID,))
+            yield Finding(self.wire, (INVALID,))
         if self.is_required_raw and value is not None and not has_value(value):
-            yield Finding(self.wire, (_REQUIRED,))
+            yield Finding(self.wire, (REQUIRED,))
         for rule in self._rules:
             yield from rule.broken(given)
 
@@ -108,16 +116,16 @@ class _MemberReader:
 def _broken_bounds(value: Any, bound: msgspec.Meta) -> Iterator[str]:
     if isinstance(value, int):
         if bound.ge is not None and value < bound.ge:
-            yield f"Minimum value {bound.ge}"
+            yield too_low(bound.ge)
         elif bound.le is not None and value > bound.le:
-            yield f"Maximum value {bound.le}"
+            yield too_high(bound.le)
     elif isinstance(value, str):
         if bound.min_length and not value:
-            yield _REQUIRED
+            yield REQUIRED
         elif bound.max_length is not None and len(value) > bound.max_length:
-            yield f"Maximum length {bound.max_length}"
+            yield too_long(bound.max_length)
         elif bound.pattern is not None and re.fullmatch(bound.pattern, value) is None:
-            yield _INVALID
+            yield INVALID
 
 
 def _without_notes(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -186,7 +194,7 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
             return _lenient_members(b"{}", kind, caller)
         raise BadRequest from error
     if checked := _members_with_rules(kind):
-        given = Given({one.name: getattr(read, one.name) for one in _members_of(kind)}, caller)
+        given = Given(msgspec.structs.asdict(read), caller)
         _refuse([finding for one in checked for finding in one.broken_rules(given)])
     return read
 
@@ -196,7 +204,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     try:
         check_nesting(body)
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest from error
 
 
@@ -221,7 +229,7 @@ def _lenient_members(body: bytes, kind: type[M], caller: Caller | None) -> M:
             given.values[one.name], wrong_value = one.judged(typed[one.name])
             findings += [Finding(one.wire, (text,)) for text in wrong_value]
         elif one.is_required:
-            findings.append(Finding(one.wire, (_REQUIRED,)))
+            findings.append(Finding(one.wire, (REQUIRED,)))
         findings += one.broken_rules(given)
     _refuse(findings)
     return kind(**given.values)
@@ -238,10 +246,10 @@ class _WrongTypeError(Exception):
 
 
 _WRONG: Final[dict[Any, str]] = {
-    str: "Text field only",
-    int: _NUMERIC,
-    float: _NUMERIC,
-    bool: _BOOLEAN,
+    str: TEXT_ONLY,
+    int: NUMERIC_ONLY,
+    float: NUMERIC_ONLY,
+    bool: BOOLEAN_ONLY,
 }
 
 
@@ -249,14 +257,14 @@ def _member(raw: Raw, kind: Any) -> Any:
     if kind is Raw:
         return raw
     try:
-        if kind is int and (number := integer(_decode(raw))) is not None:
+        if kind is int and (number := integer_of(_decode(raw))) is not None:
             return number
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _WrongTypeError(_WRONG.get(kind, _INVALID)) from error
+        raise _WrongTypeError(_WRONG.get(kind, INVALID)) from error
 
 
-def integer(value: object) -> int | None:
+def integer_of(value: object) -> int | None:
     """A number, or its text, without its fraction; None for anything else."""
     if isinstance(value, bool):
         return None
@@ -269,7 +277,7 @@ def integer(value: object) -> int | None:
     return None
 
 
-def boolean(text: str) -> bool | None:
+def boolean_of(text: str) -> bool | None:
     """true or 1, false or 0, in any case; None for anything else."""
     return _BOOLEANS.get(text.lower())
 
@@ -324,16 +332,16 @@ class Query:
         if values := self._values.get(name):
             return values[-1]
         if required:
-            self.refuse(name, _REQUIRED)
+            self.refuse(name, REQUIRED)
         return None
 
     def ids(self, name: str, *, required: bool = False) -> list[str]:
         """The items of a comma-separated list, without empty ones."""
         found = [item.strip() for value in self._values.get(name, ()) for item in value.split(",") if item.strip()]
         if required and not found:
-            self.refuse(name, _REQUIRED)
+            self.refuse(name, REQUIRED)
         if len(found) > IDS_MAX:
-            self.refuse(name, f"Maximum length {IDS_MAX}")
+            self.refuse(name, too_long(IDS_MAX))
         return found
 
     def number(self, name: str, *, required: bool = False) -> int | None:
@@ -341,11 +349,11 @@ class Query:
         value = self.text(name, required=required)
         if value is None:
             return None
-        found = integer(value)
+        found = integer_of(value)
         if found is None:
-            self.refuse(name, _NUMERIC)
+            self.refuse(name, NUMERIC_ONLY)
         elif found not in _INT64:
-            self.refuse(name, _INVALID)
+            self.refuse(name, INVALID)
             found = None
         return found
 
@@ -353,7 +361,7 @@ class Query:
         text = self.text(name)
         if text is None:
             return default
-        value = boolean(text)
+        value = boolean_of(text)
         if value is None:
-            self.refuse(name, _BOOLEAN)
+            self.refuse(name, BOOLEAN_ONLY)
         return default if value is None else value

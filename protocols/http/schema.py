@@ -22,7 +22,7 @@ OTHER_TYPE: Final = "x-type"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BodyForm:
     """One of the forms that a body may have. `required` and `optional` are members by their names on the wire."""
 
     required: tuple[str, ...]
@@ -38,8 +38,8 @@ class Shape(msgspec.Struct, rename="camel", gc=False):
     #: A JSON value of this shape. A shape without one is put together from the examples of its members.
     example: ClassVar[Any] = None
     #: The forms that a body may have when there are several: it has any of them, or exactly one.
-    any_of: ClassVar[tuple[Form, ...]] = ()
-    exactly_one_of: ClassVar[tuple[Form, ...]] = ()
+    any_of: ClassVar[tuple[BodyForm, ...]] = ()
+    exactly_one_of: ClassVar[tuple[BodyForm, ...]] = ()
 
 
 # Descriptions
@@ -67,7 +67,7 @@ def integer(
     return about(description, format=size, minimum=lowest, maximum=highest, example=example)
 
 
-def milliseconds(description: str = "A time", *, example: int | None = None) -> Meta:
+def time_ms(description: str = "A time", *, example: int | None = None) -> Meta:
     """A point in time."""
     said = f"{description}, in milliseconds since the epoch"
     return about(said, format="int64", minimum=0, maximum=2**63 - 1, example=example)
@@ -89,11 +89,12 @@ def name(description: str) -> Meta:
     return about(description, minLength=1, maxLength=NAME_MAX_CHARACTERS, pattern=pattern)
 
 
+ID_PATTERN: Final = "^[0-9a-f]{32}$"
 #: reference 1.1: 32 lower-case hexadecimal characters.
-Id = Annotated[str, text(pattern="^[0-9a-f]{32}$")]
+Id = Annotated[str, text(pattern=ID_PATTERN)]
 #: reference 1.1: `dt` and 32 hexadecimal characters, a plain name of an imported type, or the unique name.
 TypeId = Annotated[str, text(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
-Milliseconds = Annotated[int, milliseconds()]
+Milliseconds = Annotated[int, time_ms()]
 #: Not negative.
 Amount = Annotated[int, integer(lowest=0)]
 
@@ -116,7 +117,7 @@ class DataAndFlat(msgspec.Struct, Generic[T]):
     content: T
 
 
-class Page(Shape, Generic[T]):
+class NumberedPage(Shape, Generic[T]):
     data: T
     total: Annotated[Amount, Meta(description="All matches", examples=[1])]
     offset: Annotated[Amount, Meta(description="As asked for", examples=[0])]

@@ -46,7 +46,7 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from broker.errors import DeviceNotFound, DomainError, Unauthorized, ValidationFailed
+from broker.errors import REQUIRED, DeviceNotFound, DomainError, Unauthorized, ValidationFailed
 from broker.limits.meters import Meter
 from broker.limits.refusals import RateLimitExceeded
 from protocols.websocket.errors import (
@@ -238,7 +238,7 @@ class DeviceChannel:
         if isinstance(sdid, DomainError):
             return self._refuse_message(sdid, frame)
         if frame.data is None:
-            return self._refuse_message(ValidationFailed.of("data", "Required parameter"), frame)
+            return self._refuse_message(ValidationFailed.of("data", REQUIRED), frame)
         offer = MessageOffered(sdid, json_text(frame.data), frame.ts, frame.cid, frame.form)
         if self.ack:
             self._line.append(offer)
@@ -253,7 +253,7 @@ class DeviceChannel:
         if not frame.ddid:
             return self._refuse_message(MissingDdid(), frame)
         if frame.data is None:
-            return self._refuse_message(ValidationFailed.of("data", "Required parameter"), frame)
+            return self._refuse_message(ValidationFailed.of("data", REQUIRED), frame)
         offer = ActionOffered(sdid, frame.ddid, json_text(frame.data), frame.ts, frame.cid, frame.form)
         if self.ack:
             self._line.append(offer)

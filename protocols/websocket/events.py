@@ -9,7 +9,7 @@ import msgspec
 
 from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
-from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
+from broker.errors import REQUIRED, PermissionDenied, Unauthorized, ValidationFailed, too_long
 from broker.routing.events import EventNames, EventSubscriber, FeedEvent
 from config.limits import EVENT_PATTERN_MAX_CHARACTERS
 from protocols.websocket.feeds import acts_for, named_ids
@@ -87,10 +87,10 @@ async def select_events(rooms: WebSocketRooms, request: HandshakeRequest) -> Eve
     if user is not None and not await acts_for(rooms, reach, user.key):
         raise PermissionDenied(f"READ on user {user.id}")
     if caller.kind is TokenKind.APPLICATION and user is None and not devices:
-        raise ValidationFailed.of("uid", "Required parameter")
+        raise ValidationFailed.of("uid", REQUIRED)
     patterns = named_ids(request, "events", "event")
     if any(len(pattern) > EVENT_PATTERN_MAX_CHARACTERS for pattern in patterns):
-        raise ValidationFailed.of("events", f"Maximum length {EVENT_PATTERN_MAX_CHARACTERS}")
+        raise ValidationFailed.of("events", too_long(EVENT_PATTERN_MAX_CHARACTERS))
     await rooms.accounts.tokens.caller(request.token)  # it may have been revoked meanwhile
     keys = frozenset(device.key for device in devices) or None
     return EventSelection(reach, EventNames(patterns), keys, None if user is None else user.key)

@@ -11,7 +11,7 @@ from broker.accounts.permissions import Permission, Reach
 from broker.accounts.tokens import TokenKind
 from broker.devices.registry import Device
 from broker.envelope import Action
-from broker.errors import PermissionDenied, Unauthorized, ValidationFailed
+from broker.errors import PermissionDenied, Unauthorized, ValidationFailed, too_long
 from broker.messages.ingest import Ingest
 from broker.routing.feeds import FeedEncoding, Subscriber
 from config.limits import IDS_MAX
@@ -114,7 +114,7 @@ def named_ids(request: HandshakeRequest, *names: str) -> tuple[str, ...]:
     """The ids in these parameters, each once. Raises ValidationFailed when there are too many."""
     ids = tuple(dict.fromkeys(id_ for name in names for id_ in request.ids(name)))
     if len(ids) > IDS_MAX:
-        raise ValidationFailed.of(names[0], f"Maximum length {IDS_MAX}")
+        raise ValidationFailed.of(names[0], too_long(IDS_MAX))
     return ids
 
 

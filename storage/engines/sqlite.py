@@ -184,7 +184,7 @@ class SqliteEngine:
         try:
             for pragma in (f"synchronous={self._synchronous}", "foreign_keys=ON", *pragmas):
                 connection.execute(f"PRAGMA {pragma}")
-        except BaseException:
+        except BaseException:  # whatever it is: the connection must not stay open; raised again
             connection.close()
             raise
         return connection

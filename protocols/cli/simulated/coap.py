@@ -11,7 +11,7 @@ from aiocoap.error import Error
 from aiocoap.numbers.contentformat import ContentFormat
 
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
-from protocols.cli.simulated.waiting import within
+from protocols.cli.simulated.waiting import first_to_end, within
 
 _ANSWER_SECONDS = 120  # more than aiocoap takes until it gives up (RFC 7252, 4.8.2)
 _CANCEL_SECONDS = 2
@@ -42,18 +42,13 @@ async def _observe_and_send(context: aiocoap.Context, plan: Simulation) -> None:
     _raise_if_refused(registered)
     if registered.opt.observe is None:
         raise LinkLostError(f"the daemon does not let itself be observed: {registered.code}")
-    tasks = {asyncio.create_task(_send(context, plan)), asyncio.create_task(_receive(observation, plan))}
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = await first_to_end(_send(context, plan), _receive(observation, plan))
     finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
         with suppress(Error, OSError, TimeoutError):
             cancellation = aiocoap.Message(code=aiocoap.GET, uri=_uri(plan, "actions"), observe=1)
             await within(_CANCEL_SECONDS, context.request(cancellation, handle_blockwise=False).response)
-    for task in done:
+    for task in ended:
         task.result()
 
 

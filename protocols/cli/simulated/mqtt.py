@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 
 import msgspec
 from amqtt.client import MQTTClient
@@ -10,7 +9,7 @@ from amqtt.errors import AMQTTError, ClientError, ConnectError
 from amqtt.mqtt.constants import QOS_0, QOS_1
 
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
-from protocols.cli.simulated.waiting import within
+from protocols.cli.simulated.waiting import first_to_end, within
 
 _ANSWER_SECONDS = 30
 _REFUSALS = (4, 5)  # CONNACK: bad credentials, not authorized
@@ -48,15 +47,7 @@ async def _exchange(client: MQTTClient, simulation: Simulation) -> None:
     granted = await within(_ANSWER_SECONDS, client.subscribe([(actions, QOS_0), (errors, QOS_0)]))
     if _REFUSED_TOPIC in granted:
         raise RefusedError(f"subscription to {actions} or {errors}")
-    tasks = {asyncio.create_task(_send(client, simulation)), asyncio.create_task(_receive(client, simulation, errors))}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-    for task in done:
+    for task in await first_to_end(_send(client, simulation), _receive(client, simulation, errors)):
         # amqtt cancels the task that waits for a message when the connection ends.
         if task.cancelled():
             raise LinkLostError("the connection was closed")

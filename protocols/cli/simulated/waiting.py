@@ -1,8 +1,9 @@
-"""Waiting for an answer on asyncio, with a time limit."""
+"""Waiting on asyncio: for an answer, with a time limit, and for the first of several tasks."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -15,3 +16,16 @@ async def within(seconds: float, answer: Awaitable[T]) -> T:
     """
     async with asyncio.timeout(seconds):
         return await answer
+
+
+async def first_to_end(*conversations: Coroutine[Any, Any, None]) -> set[asyncio.Task[None]]:
+    """Run the conversations until one of them ends, and cancel the others. Returns the tasks of those that ended."""
+    tasks = {asyncio.create_task(conversation) for conversation in conversations}
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+    return ended

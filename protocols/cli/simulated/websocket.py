@@ -24,7 +24,7 @@ def run(simulation: Simulation) -> None:
     """Send until the simulation is finished. Raises LinkLostError or RefusedError."""
     try:
         trio.run(_converse, simulation)
-    except Exception as error:
+    except Exception as error:  # trio wraps errors in groups; what is not explained is raised again
         for leaf in leaves(error):
             if isinstance(leaf, RefusedError):
                 raise leaf from error

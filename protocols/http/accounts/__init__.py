@@ -5,7 +5,6 @@
 
 from quart import Quart
 
-from broker.services import Services
 from broker.site import AccountsRoot
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.accept_trial import accept_trial_blueprint
@@ -18,6 +17,7 @@ from protocols.http.accounts.information import information_blueprint
 from protocols.http.accounts.pages import style_blueprint
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 from protocols.http.accounts.reset import reset_blueprint
+from protocols.http.accounts.rooms import AccountsServerRooms
 from protocols.http.accounts.sign_in import AuthorizationFlow, sign_in_blueprint
 from protocols.http.accounts.sign_out import check_session_blueprint, sign_out_blueprint
 from protocols.http.accounts.sign_up import sign_up_blueprint
@@ -27,12 +27,12 @@ from protocols.http.accounts.upgrade import upgrade_blueprint
 from protocols.http.guard import Guard
 
 
-def install_accounts(app: Quart, services: Services, root: AccountsRoot) -> None:
+def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot) -> None:
     """Register the accounts paths at `root`. Their links and redirects lead to the same root."""
     app.config[ROOT_SETTING] = root.path
     app.after_request(forbid_storing)
     answer_unknown_paths(app)
-    accounts = services.accounts
+    accounts = rooms.accounts
     browsers = Browsers(
         accounts.sessions, root, signup_open=accounts.sign_up.is_open, providers=accounts.external.names
     )
@@ -40,13 +40,13 @@ def install_accounts(app: Quart, services: Services, root: AccountsRoot) -> None
     flow = AuthorizationFlow(accounts.authorize, browsers, provider_redirects)
     for blueprint in (
         token_blueprint(accounts.grants.at(root)),
-        information_blueprint(accounts.tokens, Guard(accounts.tokens, services.registration.admission)),
+        information_blueprint(accounts.tokens, Guard(accounts.tokens, rooms.registration.admission)),
         sign_in_blueprint(flow, accounts.sessions, browsers),
         go_blueprint(accounts.device_codes, browsers),
         sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.sessions, browsers),
         reset_blueprint(accounts.resets, browsers),
-        accept_share_blueprint(services.devices.shares, browsers),
-        upgrade_blueprint(services.monetization.payments),
+        accept_share_blueprint(rooms.devices.shares, browsers),
+        upgrade_blueprint(rooms.monetization.payments),
         accept_trial_blueprint(),
         external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),
         sign_out_blueprint(accounts.applications, accounts.sessions, browsers),

@@ -8,7 +8,7 @@ from quart import Blueprint, Response
 from broker.accounts.tokens import TokenKind, Tokens
 from broker.errors import PermissionDenied, Unauthorized
 from protocols.http.answers import json_answer
-from protocols.http.guard import Guard, bearer_token
+from protocols.http.guard import Guard, token_in_header
 from protocols.http.reading import Query, members, read_body
 
 
@@ -25,7 +25,7 @@ def information_blueprint(tokens: Tokens, guard: Guard) -> Blueprint:
 
     @routes.route("/revokeToken", methods=["POST", "PUT"])
     async def revoke_token() -> Response:
-        await tokens.revoke(_sure(Query.of_request().text("token") or await _token_in_body() or bearer_token()))
+        await tokens.revoke(_sure(Query.of_request().text("token") or await _token_in_body() or token_in_header()))
         return _message("Token successfully revoked")
 
     @routes.put("/revokeAccessToken")
@@ -43,7 +43,7 @@ def information_blueprint(tokens: Tokens, guard: Guard) -> Blueprint:
 
 
 async def tell_about(tokens: Tokens) -> Response:
-    information = await tokens.information(_sure(Query.of_request().text("token") or bearer_token()))
+    information = await tokens.information(_sure(Query.of_request().text("token") or token_in_header()))
     client = {} if information.client_id is None else {"client_id": information.client_id}
     return json_answer(
         {

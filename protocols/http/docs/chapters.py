@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from protocols.http.docs.rows import Row, Rows
+from protocols.http.docs.rows import MemberRow, MemberRows
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class _Refusal:
     status: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FormRows:
     """One of the forms that a body may have."""
 
     about: str
-    rows: tuple[Row, ...]
+    rows: tuple[MemberRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DocumentedCall:
     anchor: str
     method: str
     path: str
@@ -33,33 +33,33 @@ class Call:
     about: str
     tokens: tuple[str, ...]
     needs_certificate: bool
-    in_path: tuple[Row, ...]
-    in_query: tuple[Row, ...]
-    in_headers: tuple[Row, ...]
+    in_path: tuple[MemberRow, ...]
+    in_query: tuple[MemberRow, ...]
+    in_headers: tuple[MemberRow, ...]
     body_types: tuple[str, ...]
-    body: tuple[Shape, ...]
+    body: tuple[FormRows, ...]
     curl: str
     status: str
     answer_about: str
     answer_type: str
-    answer: tuple[Row, ...]
+    answer: tuple[MemberRow, ...]
     example: str
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[_Refusal, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Chapter:
+class DocumentedChapter:
     slug: str
     title: str
     about: str
-    calls: tuple[Call, ...]
+    calls: tuple[DocumentedCall, ...]
 
 
-def chapters(document: Mapping[str, Any]) -> tuple[Chapter, ...]:
+def chapters(document: Mapping[str, Any]) -> tuple[DocumentedChapter, ...]:
     """In the order of the document."""
     reader = _Reader(document)
     return tuple(
-        Chapter(slug_of(tag["name"]), tag["name"], tag["description"], tuple(reader.calls(tag["name"])))
+        DocumentedChapter(slug_of(tag["name"]), tag["name"], tag["description"], tuple(reader.calls(tag["name"])))
         for tag in document["tags"]
     )
 
@@ -72,21 +72,21 @@ def slug_of(title: str) -> str:
 class _Reader:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
-        self._rows = Rows(document)
+        self._rows = MemberRows(document)
         self._server: str = document["servers"][0]["url"]
 
-    def calls(self, tag: str) -> Iterator[Call]:
+    def calls(self, tag: str) -> Iterator[DocumentedCall]:
         for path, methods in self._document["paths"].items():
             for method, operation in methods.items():
                 if tag in operation["tags"]:
                     yield self._call(method.upper(), path, operation)
 
-    def _call(self, method: str, path: str, operation: Mapping[str, Any]) -> Call:
+    def _call(self, method: str, path: str, operation: Mapping[str, Any]) -> DocumentedCall:
         parameters = operation.get("parameters", [])
         content = operation.get("requestBody", {}).get("content", {})
         (status, answer), *refusals = operation["responses"].items()
         ((answer_type, media),) = answer.get("content", {"": {}}).items()
-        return Call(
+        return DocumentedCall(
             anchor=operation["operationId"],
             method=method,
             path=path,
@@ -108,28 +108,28 @@ class _Reader:
             refusals=tuple(self._refusal(status, refusal) for status, refusal in refusals),
         )
 
-    def _parameters(self, parameters: list[Mapping[str, Any]], place: str) -> tuple[Row, ...]:
+    def _parameters(self, parameters: list[Mapping[str, Any]], place: str) -> tuple[MemberRow, ...]:
         return tuple(
             self._rows.of_one(one["name"], one["schema"], required=one["required"])
             for one in parameters
             if one["in"] == place
         )
 
-    def _body(self, content: Mapping[str, Any]) -> tuple[Shape, ...]:
+    def _body(self, content: Mapping[str, Any]) -> tuple[FormRows, ...]:
         """Of the first content type: where there are several, they say the same."""
         if not content:
             return ()
         schema = next(iter(content.values()))["schema"]
         shapes = (
-            Shape(one.get("description", ""), tuple(self._rows.of_members(one)))
+            FormRows(one.get("description", ""), tuple(self._rows.of_members(one)))
             for one in self._rows.alternatives(schema)
         )
         return tuple(shape for shape in shapes if shape.rows or shape.about)
 
-    def _refusal(self, status: str, refusal: Mapping[str, Any]) -> Refusal:
+    def _refusal(self, status: str, refusal: Mapping[str, Any]) -> _Refusal:
         if "$ref" in refusal:
             refusal = self._document["components"]["responses"][refusal["$ref"].rpartition("/")[2]]
-        return Refusal(status.replace("XX", "xx"), refusal["description"])
+        return _Refusal(status.replace("XX", "xx"), refusal["description"])
 
     def _curl(self, method: str, path: str, operation: Mapping[str, Any]) -> str:
         parameters = operation.get("parameters", [])

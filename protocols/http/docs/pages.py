@@ -10,7 +10,7 @@ from broker.errors import NotFound
 from broker.site import Site
 from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
-from protocols.http.docs.chapters import Chapter, chapters, slug_of
+from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.document import document
 from protocols.http.openapi.serving import ALL_NOUNS
@@ -88,7 +88,7 @@ class _Book:
             missing=tuple(dict.fromkeys(call.capability for call in TO_COME)),
         )
 
-    def _chapter(self, chapter: Chapter) -> str:
+    def _chapter(self, chapter: DocumentedChapter) -> str:
         return self._render("chapter.html", slug=chapter.slug, title=chapter.title, chapter=chapter)
 
     def _render(self, template: str, **values: object) -> str:

@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ProseBlock:
     """A paragraph, or the items of a list."""
 
     is_list: bool
@@ -15,22 +15,22 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ProseSection:
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[ProseBlock, ...]
 
 
-def sections(markdown: str) -> tuple[Section, ...]:
+def sections(markdown: str) -> tuple[ProseSection, ...]:
     """What stands below each heading `## …`."""
     parts = (part.partition("\n") for part in markdown.split("## ")[1:])
-    return tuple(Section(title.strip(), tuple(_blocks(text))) for title, _, text in parts)
+    return tuple(ProseSection(title.strip(), tuple(_blocks(text))) for title, _, text in parts)
 
 
-def _blocks(text: str) -> Iterator[Block]:
+def _blocks(text: str) -> Iterator[ProseBlock]:
     for block in text.strip().split("\n\n"):
         is_list = block.startswith("- ")
         items = block.removeprefix("- ").split("\n- ") if is_list else [block]
-        yield Block(is_list, tuple(" ".join(item.split()) for item in items))
+        yield ProseBlock(is_list, tuple(" ".join(item.split()) for item in items))
 
 
 def with_code(text: str) -> Markup:

@@ -9,7 +9,7 @@ _KNOWN_PATTERNS: Final = {"^[0-9a-f]{32}$": "id"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemberRow:
     name: str
     depth: int
     type: str
@@ -19,13 +19,13 @@ class Row:
     about: str
 
 
-class Rows:
+class MemberRows:
     """Knows the shapes that others refer to."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._shapes: Mapping[str, Any] = document["components"]["schemas"]
 
-    def of_members(self, schema: Mapping[str, Any], depth: int = 0) -> Iterator[Row]:
+    def of_members(self, schema: Mapping[str, Any], depth: int = 0) -> Iterator[MemberRow]:
         """The members of an object, or of the objects that an array holds."""
         inner = self._opened(schema)
         required = inner.get("required", ())
@@ -34,9 +34,9 @@ class Rows:
             if depth < _DEEPEST:
                 yield from self.of_members(member, depth + 1)
 
-    def of_one(self, name: str, schema: Mapping[str, Any], *, required: bool, depth: int = 0) -> Row:
+    def of_one(self, name: str, schema: Mapping[str, Any], *, required: bool, depth: int = 0) -> MemberRow:
         shape = self._resolved(schema)
-        return Row(name, depth, self._type(schema), required, tuple(_bounds(shape)), shape.get("description", ""))
+        return MemberRow(name, depth, self._type(schema), required, tuple(_bounds(shape)), shape.get("description", ""))
 
     def alternatives(self, schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """The shapes that something may have: mostly one."""

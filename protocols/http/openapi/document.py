@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Final
 
-from protocols.http.calls import Accepts, Call, Calls, Chapter, Counted
+from protocols.http.calls import Accepts, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi.errors import (
     USUAL_REASONS,
     ErrorBody,
@@ -48,13 +48,13 @@ _REQUEST_TIME: Final = Annotated[str, text("Seconds that the search took, with t
 _REFUSAL_KINDS: Final = {Counted.REST: "", Counted.MESSAGES: "Sending", Counted.NOT: "Uncounted"}
 
 
-def document(server_url: str, nouns: Iterable[type[Calls]]) -> dict[str, Any]:
+def document(server_url: str, nouns: Iterable[type[RestCalls]]) -> dict[str, Any]:
     """Describe the calls of `nouns` on a server whose REST root has the address `server_url`."""
     return _Document(tuple(nouns)).described(server_url)
 
 
 class _Document:
-    def __init__(self, nouns: tuple[type[Calls], ...]) -> None:
+    def __init__(self, nouns: tuple[type[RestCalls], ...]) -> None:
         self._nouns = nouns
         self._schemas = Schemas()
         self._path_names = dict(PATH_NAMES)
@@ -98,7 +98,7 @@ class _Document:
                     paths.setdefault(call.path, {})[call.method.lower()] = self._operation(chapter, call)
         return paths
 
-    def _operation(self, chapter: Chapter, call: Call) -> dict[str, Any]:
+    def _operation(self, chapter: Chapter, call: RestCall) -> dict[str, Any]:
         described: dict[str, Any] = {
             "operationId": _operation_id(call),
             "tags": [chapter.title],
@@ -121,12 +121,12 @@ class _Document:
         }
         return described
 
-    def _in_path(self, call: Call) -> Iterator[dict[str, Any]]:
+    def _in_path(self, call: RestCall) -> Iterator[dict[str, Any]]:
         for name in call.names:
             kind, example = self._path_names[name]
             yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
 
-    def _in_query(self, call: Call) -> Iterator[dict[str, Any]]:
+    def _in_query(self, call: RestCall) -> Iterator[dict[str, Any]]:
         """The parameters of all queries that a call may be asked with; those of each of them are required."""
         queries = [self._schemas.properties(query) for query in call.queries]
         for name in dict.fromkeys(name for query in queries for name in query):
@@ -134,11 +134,11 @@ class _Document:
             is_required = all(name in query and query[name][1] for query in queries)
             yield _parameter(name, "query", schema, is_required=is_required)
 
-    def _in_headers(self, call: Call) -> Iterator[dict[str, Any]]:
+    def _in_headers(self, call: RestCall) -> Iterator[dict[str, Any]]:
         for name, kind in call.headers.items():
             yield _parameter(name, "header", self._schemas.of(kind), is_required=True)
 
-    def _body(self, call: Call) -> dict[str, Any]:
+    def _body(self, call: RestCall) -> dict[str, Any]:
         accepts = call.accepts or Accepts({"application/json": call.body}, example_of(call.body))
         content: dict[str, Any] = {}
         for content_type, kind in accepts.types.items():
@@ -147,7 +147,7 @@ class _Document:
                 content[content_type]["example"] = accepts.example
         return {"required": accepts.is_required, "content": content}
 
-    def _answer(self, call: Call) -> dict[str, Any]:
+    def _answer(self, call: RestCall) -> dict[str, Any]:
         answers = call.answers
         described: dict[str, Any] = {"description": answers.about}
         if call.answer is not None:
@@ -161,7 +161,7 @@ class _Document:
         headers = _own_headers(call.counted) | {name: self._header(kind) for name, kind in own.items()}
         return described | ({"headers": headers} if headers else {})
 
-    def _refusal(self, call: Call, status: str, reason: str) -> dict[str, Any]:
+    def _refusal(self, call: RestCall, status: str, reason: str) -> dict[str, Any]:
         schema = self._schemas.of(error_shape(call, status))
         if schema != self._schemas.of(ErrorBody):
             return {"description": reason, "content": {"application/json": {"schema": schema}}}
@@ -192,7 +192,7 @@ class _Document:
         return {"description": schema.pop("description", ""), "schema": schema}
 
 
-def _operation_id(call: Call) -> str:
+def _operation_id(call: RestCall) -> str:
     """Such as `getDevicesByDidStatus`."""
     words = call.path.replace(".", "/").strip("/").split("/")
     named = (f"By{word[1].upper()}{word[2:-1]}" if word[0] == "{" else word[0].upper() + word[1:] for word in words)

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from protocols.http.calls import Call
+from broker.errors import too_long
+from protocols.http.calls import RestCall
 from protocols.http.openapi import samples
 from protocols.http.schema import Id, Shape, about, integer, text
 
@@ -59,7 +60,7 @@ def usual_reason(status: str) -> str:
     return USUAL_REASONS.get(status, "")
 
 
-def refusals_of(call: Call) -> Iterator[tuple[str, str]]:
+def refusals_of(call: RestCall) -> Iterator[tuple[str, str]]:
     """Status and reason of everything that a call may refuse with, in order."""
     found = dict.fromkeys(map(str, _expected(call)), "")
     found |= {str(status): reason for status, reason in call.refusals.items()}
@@ -68,7 +69,7 @@ def refusals_of(call: Call) -> Iterator[tuple[str, str]]:
     yield "5XX", usual_reason("5XX")
 
 
-def _expected(call: Call) -> Iterator[int]:
+def _expected(call: RestCall) -> Iterator[int]:
     if call.tokens:
         yield from (401, 403)
     if call.needs_certificate:
@@ -82,7 +83,7 @@ def _expected(call: Call) -> Iterator[int]:
     yield 429
 
 
-def error_shape(call: Call, status: str) -> type[Shape]:
+def error_shape(call: RestCall, status: str) -> type[Shape]:
     """Calls of the accounts server have texts for codes."""
     return TextErrorBody if call.path == "/accounts/token" and status in {"400", "401"} else ErrorBody
 
@@ -91,6 +92,6 @@ def error_example(status: str, reason: str) -> dict[str, Any] | None:
     if not status.isdigit():
         return None
     if status == "400":
-        errors = [[{"field": "name", "messages": ["Maximum length 64"]}]]
+        errors = [[{"field": "name", "messages": [too_long(64)]}]]
         return {"error": {"code": 4001, "message": "Validation Error", "id": samples.ERROR, "errors": errors}}
     return {"error": {"code": int(status), "message": reason, "id": samples.ERROR}}

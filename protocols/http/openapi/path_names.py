@@ -14,7 +14,7 @@ PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
         Annotated[str, text("Of the Manifest: a number, or latest", pattern="^(latest|[1-9][0-9]{0,8})$")],
         "latest",
     ),
-    "shareId": (Annotated[Id, about("A share")], samples.SHARE),
+    "shareId": (Annotated[Id, about("A share")], samples.SHARE_ID),
     "rid": (Annotated[Id, about("A registration")], samples.RID),
     "uploadId": (Annotated[Id, about("An upload")], samples.UPLOAD),
     "vdid": (Annotated[str, text("A vendor id", pattern="^[A-Za-z0-9_-]{1,64}$")], samples.VDID),

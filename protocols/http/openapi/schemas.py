@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import msgspec
 
-from protocols.http.schema import OTHER_TYPE, DataAndFlat, Form, Schema, Shape, component
+from protocols.http.schema import OTHER_TYPE, BodyForm, DataAndFlat, Schema, Shape, component
 
 _WITHIN: Final = "{name}"
 
@@ -119,7 +119,7 @@ def _with_forms(schema: Schema, shape: type[Shape]) -> Schema:
     return schema
 
 
-def _form(form: Form, properties: Mapping[str, Schema]) -> Schema:
+def _form(form: BodyForm, properties: Mapping[str, Schema]) -> Schema:
     schema: Schema = {"type": "object", "required": list(form.required)}
     schema["properties"] = {name: properties[name] for name in (*form.required, *form.optional)}
     return schema | ({"description": form.about} if form.about else {})

@@ -9,7 +9,7 @@ from quart import Response, request
 
 from broker.core import Core
 from protocols.http.answers import REST_ROOT
-from protocols.http.calls import NO_TOKEN, NOTHING, Answers, Call, Calls, Chapter, Counted
+from protocols.http.calls import NO_TOKEN, NOTHING, Answers, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi.document import document
 from protocols.http.rest.nouns import NOUNS
 from protocols.http.schema import about
@@ -28,14 +28,14 @@ _DOCUMENT: Final = Annotated[
 ]
 
 
-class DocumentCalls(Calls):
+class DocumentCalls(RestCalls):
     chapter = Chapter("This document", "The description of the API itself.")
 
     def __init__(self, core: Core) -> None:
         self._site = core.site
         self._served = _Served("")
 
-    @Call(
+    @RestCall(
         "GET",
         "/openapi.json",
         tokens=NO_TOKEN,
@@ -59,7 +59,7 @@ class DocumentCalls(Calls):
         return answer
 
 
-ALL_NOUNS: Final[tuple[type[Calls], ...]] = (*NOUNS, DocumentCalls)
+ALL_NOUNS: Final[tuple[type[RestCalls], ...]] = (*NOUNS, DocumentCalls)
 
 
 class _Served:

@@ -10,7 +10,18 @@ from broker.accounts.token_server import TokenResponse
 from protocols.http.accounts.information import check, tell_about
 from protocols.http.accounts.token import token_request
 from protocols.http.answers import json_answer
-from protocols.http.calls import ANY_TOKEN, FORM, NO_TOKEN, NOTHING, Accepts, Answers, Call, Calls, Chapter, Counted
+from protocols.http.calls import (
+    ANY_TOKEN,
+    FORM,
+    NO_TOKEN,
+    NOTHING,
+    Accepts,
+    Answers,
+    Chapter,
+    Counted,
+    RestCall,
+    RestCalls,
+)
 from protocols.http.openapi import samples
 from protocols.http.schema import Data, Id, Shape, about, integer, one_of
 
@@ -51,7 +62,7 @@ class _TokenInformation(Shape, rename=None, kw_only=True):
 _INFORMATION: Final = {"device_id": None, "user_id": samples.UID, "client_id": samples.AID, "expires_in": 224_617}
 
 
-class AccountsCalls(Calls):
+class AccountsCalls(RestCalls):
     chapter = Chapter(
         "Tokens",
         "Tokens come from the accounts server, under `/accounts`: see the overview. These three of its calls are here "
@@ -62,7 +73,7 @@ class AccountsCalls(Calls):
         self._grants = accounts.grants
         self._tokens = accounts.tokens
 
-    @Call(
+    @RestCall(
         "POST",
         "/accounts/token",
         tokens=NO_TOKEN,  # the old token may be expired: it is checked by the grant
@@ -90,7 +101,7 @@ class AccountsCalls(Calls):
     async def refresh(self) -> Response:
         return _with_text_code(await self._grants.refresh_implicit(await token_request()))
 
-    @Call(
+    @RestCall(
         "POST",
         "/accounts/checkToken",
         tokens=NO_TOKEN,
@@ -104,7 +115,7 @@ class AccountsCalls(Calls):
     async def check_token(self) -> Response:
         return await check(self._tokens)
 
-    @Call(
+    @RestCall(
         "GET",
         "/accounts/tokenInfo",
         tokens=ANY_TOKEN,

@@ -9,16 +9,16 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action
-from broker.errors import Finding
+from broker.errors import INVALID, Finding
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
-from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Counted, InQuery
+from protocols.http.calls import ANY_TOKEN, NOTHING, Counted, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.rest.messages import MESSAGES
-from protocols.http.rest.searching import ByMid, Chosen, Found, InRange, Searches, found_example
+from protocols.http.rest.searching import ByMid, Found, InRange, Searches, SearchScope, found_example
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewAction, Sending, Sent
-from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, milliseconds, one_of
+from protocols.http.schema import Amount, Data, Id, Shape, TypeId, about, absent_if_none, one_of, time_ms
 from protocols.rendering import action_entry
 from storage.messages import Match
 
@@ -52,8 +52,8 @@ class ActionObject(Shape):
     example = _EXAMPLE
 
     type: Annotated[str, one_of(("action",))]
-    cts: Annotated[int, milliseconds("When the service took it")]
-    ts: Annotated[int, milliseconds("When the device says that it was")]
+    cts: Annotated[int, time_ms("When the service took it")]
+    ts: Annotated[int, time_ms("When the device says that it was")]
     mid: Annotated[str, about("Grows with `cts`")]
     sdid: Annotated[Id, about("Who sent it")]
     ddid: Annotated[Id, about("Whom it is for")]
@@ -67,7 +67,7 @@ def _names_agree(given: Given) -> Iterator[Finding]:
     """`action` and `name` say the same."""
     action, name = given.values["action"], given.values["name"]
     if action is not None and name is not None and action != name:
-        yield Finding("name", ("Invalid value",))
+        yield Finding("name", (INVALID,))
 
 
 class _ActionsInRange(InRange, kw_only=True):
@@ -86,7 +86,7 @@ class _ActionsFound(Found[ActionObject]):
     ddid: Id | UnsetType = UNSET
 
 
-class ActionCalls(Calls):
+class ActionCalls(RestCalls):
     chapter = MESSAGES
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
@@ -96,7 +96,7 @@ class ActionCalls(Calls):
             accounts, devices, "ddid", history.action_by_mid, history.search_actions, action_entry
         )
 
-    @Call(
+    @RestCall(
         "POST",
         "/actions",
         tokens=ANY_TOKEN,
@@ -112,10 +112,10 @@ class ActionCalls(Calls):
     async def send(self, caller: Caller, body: NewAction) -> Data[Sent]:
         return await self._sending.action(caller, body)
 
-    async def _chosen(self, caller: Caller, query: Query) -> Chosen:
+    async def _chosen(self, caller: Caller, query: Query) -> SearchScope:
         return await self._searches.chosen(caller, query)
 
-    @Call(
+    @RestCall(
         "GET",
         "/actions",
         tokens=ANY_TOKEN,
@@ -124,7 +124,7 @@ class ActionCalls(Calls):
         about="One by its id, or those for a device or a user between two times, page by page.",
         is_timed=True,
     )
-    async def search(self, caller: Caller, chosen: Chosen, query: ByMid | _ActionsInRange) -> _ActionsFound:
+    async def search(self, caller: Caller, chosen: SearchScope, query: ByMid | _ActionsInRange) -> _ActionsFound:
         if isinstance(query, ByMid):
             _, members = await self._searches.by_mid(caller, chosen, query.mid)
             return _ActionsFound(**members)

@@ -8,25 +8,25 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
+from broker.errors import REQUIRED
 from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import Interval
 from broker.messages.room import MessagesRoom
-from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Chapter, InQuery
+from protocols.http.calls import ANY_TOKEN, NOTHING, Chapter, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Query
 from protocols.http.rest.searching import FIELD_PATTERN, Readable, SearchedDevices
-from protocols.http.schema import Amount, Id, Shape, about, absent_if_none, integer, milliseconds, one_of, text
+from protocols.http.schema import Amount, Id, Shape, about, absent_if_none, integer, one_of, text, time_ms
 from protocols.rendering import snapshot_object
 
-_REQUIRED: Final = "Required parameter"
 _NAMES: Final = tuple(one.value for one in Interval)
 _RANGE: Final = {"startDate": samples.TS, "endDate": samples.TS + 3_600_000, "size": 1}
 _SUMMED: Final[dict[str, Any]] = {"count": 3, "min": 1, "max": 9, "mean": 5, "sum": 15, "variance": 10.67}
 
 _Sdid = Annotated[Id, about("The device; required without a device token", example=samples.DID)]
 _Field = Annotated[str, text("A numeric field, groups separated by dots", pattern=FIELD_PATTERN, example="steps")]
-_Start = Annotated[int, milliseconds("From this time on", example=samples.TS)]
-_End = Annotated[int, milliseconds("Before this time", example=samples.TS + 3_600_000)]
+_Start = Annotated[int, time_ms("From this time on", example=samples.TS)]
+_End = Annotated[int, time_ms("Before this time", example=samples.TS + 3_600_000)]
 _Interval = Annotated[Interval, about("Any case", example="hour")]
 _Time = Annotated[int, integer()]
 _Size = Annotated[Amount, about("Entries in data")]
@@ -138,7 +138,7 @@ class _SnapshotsFound(Shape):
     data: list[_Snapshot]
 
 
-class AnalyticsCalls(Calls):
+class AnalyticsCalls(RestCalls):
     chapter = Chapter(
         "Analytics",
         "What messages say in sum. Aggregates, histograms and presence count messages that are at least a minute old; "
@@ -154,7 +154,7 @@ class AnalyticsCalls(Calls):
     async def _source(self, caller: Caller, query: Query) -> Device | None:
         device = await self._readable.source(caller, query)
         if device is None:
-            query.refuse("sdid", _REQUIRED)
+            query.refuse("sdid", REQUIRED)
         return device
 
     async def _sources(self, caller: Caller, query: Query) -> list[Device]:
@@ -163,10 +163,10 @@ class AnalyticsCalls(Calls):
         if device is None and caller.user is not None:
             return await self._devices.owned_by(caller.user)
         if device is None:
-            query.refuse("sdid", _REQUIRED)
+            query.refuse("sdid", REQUIRED)
         return [] if device is None else [device]
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/snapshots",
         tokens=ANY_TOKEN,
@@ -182,7 +182,7 @@ class AnalyticsCalls(Calls):
         ]
         return _SnapshotsFound(",".join(query.sdids), len(found), found)
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/analytics/aggregates",
         tokens=ANY_TOKEN,
@@ -195,7 +195,7 @@ class AnalyticsCalls(Calls):
         data = [] if found.aggregate is None else [_Summary(**_summary(found.aggregate))]
         return _Aggregates(device.id, found.start_ms, found.end_ms, query.field, len(data), data)
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/analytics/histogram",
         tokens=ANY_TOKEN,
@@ -211,7 +211,7 @@ class AnalyticsCalls(Calls):
         data = [_Bucket(**_summary(aggregate), ts=start) for start, aggregate in found.buckets]
         return _Histogram(device.id, found.start_ms, found.end_ms, query.field, query.interval.value, len(data), data)
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/presence",
         tokens=ANY_TOKEN,

@@ -14,11 +14,11 @@ from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
-from broker.errors import BadRequest, ValidationFailed
+from broker.errors import REQUIRED, BadRequest, ValidationFailed
 from broker.registration.certificates import certificate_fields
 from broker.registration.room import RegistrationRoom
 from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
-from protocols.http.calls import USER_OR_APPLICATION, Accepts, Call, Calls, Chapter
+from protocols.http.calls import USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import ADMINISTERED_TYPE, Named
 from protocols.http.schema import (
@@ -26,7 +26,7 @@ from protocols.http.schema import (
     Data,
     Id,
     Milliseconds,
-    Page,
+    NumberedPage,
     Paging,
     Shape,
     TypeId,
@@ -158,7 +158,7 @@ class _UsedBy(Shape):
     did: Annotated[Id, about("Null while nobody uses it")] | None
 
 
-class ApprovedListCalls(Calls):
+class ApprovedListCalls(RestCalls):
     chapter = Chapter(
         "Approved lists",
         "Which vendor ids new devices of a type may have. For administrators of the organization that owns the type, "
@@ -187,7 +187,7 @@ class ApprovedListCalls(Calls):
         await self._lists.certificate(type_, certificate_id)
         return type_
 
-    @Call(
+    @RestCall(
         "POST",
         _PATH,
         tokens=USER_OR_APPLICATION,
@@ -206,12 +206,12 @@ class ApprovedListCalls(Calls):
         upload_id = await self._lists.upload(type_, content)
         return _Uploaded(upload_id, _UploadId(upload_id))
 
-    @Call("GET", _PATH, tokens=USER_OR_APPLICATION, on=ADMINISTERED_TYPE, summary="The vendor ids of a list")
+    @RestCall("GET", _PATH, tokens=USER_OR_APPLICATION, on=ADMINISTERED_TYPE, summary="The vendor ids of a list")
     async def entries(self, type_: DeviceType, query: Paging) -> _EntryPage:
         found, total = await self._lists.entries(type_, offset=query.offset, count=query.count)
         return _EntryPage(list(map(_entry, found)), type_.id, total, len(found), query.offset)
 
-    @Call(
+    @RestCall(
         "GET",
         f"{_PATH}/status",
         tokens=USER_OR_APPLICATION,
@@ -221,7 +221,7 @@ class ApprovedListCalls(Calls):
     async def switch(self, type_: DeviceType) -> Data[_Switch]:
         return Data(_Switch(await self._lists.is_enabled(type_)))
 
-    @Call(
+    @RestCall(
         "PUT",
         f"{_PATH}/enable",
         tokens=USER_OR_APPLICATION,
@@ -233,7 +233,7 @@ class ApprovedListCalls(Calls):
         await self._lists.set_enabled(type_, body.enable_whitelist)
         return Data(body)
 
-    @Call(
+    @RestCall(
         "GET",
         f"{_PATH}/{{uploadId}}/status",
         tokens=USER_OR_APPLICATION,
@@ -246,18 +246,18 @@ class ApprovedListCalls(Calls):
             upload.id, upload.status, counts, data=_UploadStatus(upload.id, upload.status, counts)
         )
 
-    @Call(
+    @RestCall(
         "GET",
         f"{_PATH}/{{uploadId}}/rejectedRows",
         tokens=USER_OR_APPLICATION,
         on=_upload,
         summary="Rows that an upload left out",
     )
-    async def rejected_rows(self, upload: ApprovedUploadRecord, query: Paging) -> Page[list[_RejectedRow]]:
+    async def rejected_rows(self, upload: ApprovedUploadRecord, query: Paging) -> NumberedPage[list[_RejectedRow]]:
         found, total = await self._lists.rejected_rows(upload, offset=query.offset, count=query.count)
-        return Page([_RejectedRow(index, message) for index, message in found], total, query.offset, len(found))
+        return NumberedPage([_RejectedRow(index, message) for index, message in found], total, query.offset, len(found))
 
-    @Call(
+    @RestCall(
         "GET",
         f"{_PATH}/vdid/{{vdid}}",
         tokens=USER_OR_APPLICATION,
@@ -268,7 +268,7 @@ class ApprovedListCalls(Calls):
         _, entry = listed
         return Data(_UsedBy(entry.device_id))
 
-    @Call(
+    @RestCall(
         "DELETE",
         f"{_PATH}/{{vdid}}",
         tokens=USER_OR_APPLICATION,
@@ -280,19 +280,19 @@ class ApprovedListCalls(Calls):
         type_, entry = listed
         return Data(_entry(await self._lists.remove(type_, entry.vdid)))
 
-    @Call(
+    @RestCall(
         "GET",
         f"{_PATH}/certificates",
         tokens=USER_OR_APPLICATION,
         on=ADMINISTERED_TYPE,
         summary="What vendor ids are signed with",
     )
-    async def certificates(self, type_: DeviceType, query: Paging) -> Page[list[ApprovedCertificate]]:
+    async def certificates(self, type_: DeviceType, query: Paging) -> NumberedPage[list[ApprovedCertificate]]:
         found = await self._lists.certificates(type_)
         page = [_certificate(*one) for one in found[query.offset : query.offset + query.count]]
-        return Page(page, len(found), query.offset, len(page))
+        return NumberedPage(page, len(found), query.offset, len(page))
 
-    @Call(
+    @RestCall(
         "POST",
         f"{_PATH}/certificates",
         tokens=USER_OR_APPLICATION,
@@ -305,7 +305,7 @@ class ApprovedListCalls(Calls):
     async def add_certificate(self, type_: DeviceType, body: _Certificate) -> Data[ApprovedCertificate]:
         return Data(_certificate(*await self._lists.add_certificate(type_, body.certificate)))
 
-    @Call(
+    @RestCall(
         "DELETE",
         f"{_PATH}/certificates/{{certificateId}}",
         tokens=USER_OR_APPLICATION,
@@ -330,7 +330,7 @@ def _csv(body: bytes, content_type: str) -> bytes:
     except (KeyError, ValueError) as error:
         raise BadRequest from error
     if _FILE not in parts:
-        raise ValidationFailed.of(_FILE, "Required parameter")
+        raise ValidationFailed.of(_FILE, REQUIRED)
     return parts[_FILE]
 
 

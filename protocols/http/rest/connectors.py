@@ -18,7 +18,18 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import BadRequest
 from config.limits import CONNECTOR_NOTIFICATION_BYTES
-from protocols.http.calls import ANY_TOKEN, FORM, NO_TOKEN, NOTHING, Accepts, Answers, Call, Calls, Chapter, Counted
+from protocols.http.calls import (
+    ANY_TOKEN,
+    FORM,
+    NO_TOKEN,
+    NOTHING,
+    Accepts,
+    Answers,
+    Chapter,
+    Counted,
+    RestCall,
+    RestCalls,
+)
 from protocols.http.reading import read_body
 from protocols.http.rest.device_records import DeviceObject, device_record
 from protocols.http.schema import Data, Id, Shape, about
@@ -52,7 +63,7 @@ class _FromThirdParty(Shape):
     code: Annotated[str, about("From the third party")] | None = None
 
 
-class ConnectorCalls(Calls):
+class ConnectorCalls(RestCalls):
     chapter = Chapter(
         "Cloud connectors",
         "Devices that live in somebody else's cloud. Their users link them with their account over there; while "
@@ -70,7 +81,7 @@ class ConnectorCalls(Calls):
         await self._permissions.require(caller, device, Permission.MANAGE)
         return device
 
-    @Call(
+    @RestCall(
         "POST",
         _PROVIDER_AUTH,
         tokens=ANY_TOKEN,
@@ -94,7 +105,7 @@ class ConnectorCalls(Calls):
         referer = request.headers.get("Referer", "")
         return _redirect(await self._connectors.authorize(caller, device, referer=referer, mobile=mobile))
 
-    @Call(
+    @RestCall(
         "DELETE",
         _PROVIDER_AUTH,
         tokens=ANY_TOKEN,
@@ -107,7 +118,7 @@ class ConnectorCalls(Calls):
         await self._connectors.revoke(device)
         return Data(device_record(await self._devices.find(did)))
 
-    @Call(
+    @RestCall(
         "GET",
         "/cloudconnectors/{dtid}/auth",
         tokens=NO_TOKEN,
@@ -127,7 +138,7 @@ class ConnectorCalls(Calls):
     async def authorized(self, dtid: str) -> Response:
         return _redirect(await self._connectors.authorized(dtid, _parameters()))
 
-    @Call(
+    @RestCall(
         "GET",
         _NOTIFICATIONS,
         tokens=NO_TOKEN,
@@ -141,7 +152,7 @@ class ConnectorCalls(Calls):
     async def proved(self, dtid: str) -> Response:
         return await self._notified(dtid, await read_body(limit=CONNECTOR_NOTIFICATION_BYTES))
 
-    @Call(
+    @RestCall(
         "POST",
         _NOTIFICATIONS,
         tokens=NO_TOKEN,

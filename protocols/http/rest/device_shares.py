@@ -11,17 +11,17 @@ from broker.devices.room import DevicesRoom
 from broker.devices.shares import ShareStatus
 from broker.errors import PermissionDenied
 from config.limits import EMAIL_MAX_CHARACTERS
-from protocols.http.calls import USER, Call, Calls, Chapter
+from protocols.http.calls import USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import NAMED_USER, named_device
 from protocols.http.schema import (
+    BodyForm,
     Count,
     DataAndFlat,
-    Form,
     Id,
     Milliseconds,
+    NumberedPage,
     Offset,
-    Page,
     Paging,
     Shape,
     about,
@@ -31,7 +31,7 @@ from storage.keys import UserKey
 from storage.records import ShareRecord, UserRecord
 
 _PATH: Final = "/devices/{did}/shares/{shareId}"
-_EXAMPLE: Final = {"id": samples.SHARE, "email": "bob@example.net", "status": "PENDING", "sharedOn": samples.TS}
+_EXAMPLE: Final = {"id": samples.SHARE_ID, "email": "bob@example.net", "status": "PENDING", "sharedOn": samples.TS}
 _FILTERS: Final[Mapping[str, Sequence[ShareStatus]]] = {
     "ALL": tuple(ShareStatus),
     "WAITING": (ShareStatus.PENDING,),
@@ -60,7 +60,7 @@ class OfferedShare(ShareObject):
 
 
 class _Offered(Shape):
-    example = {"id": samples.SHARE, "shareId": samples.SHARE}
+    example = {"id": samples.SHARE_ID, "shareId": samples.SHARE_ID}
 
     id: Id
     share_id: Id
@@ -76,7 +76,7 @@ class _OfferedShares(Shape):
 
 class _Offer(Shape):
     example = {"email": "bob@example.net"}
-    any_of = (Form(("email",)), Form(("uid",)))
+    any_of = (BodyForm(("email",)), BodyForm(("uid",)))
 
     email: Annotated[str, about("Whom it is offered to", format="email", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
     uid: Annotated[str, about("A user id or an e-mail address", maxLength=EMAIL_MAX_CHARACTERS)] | None = None
@@ -94,7 +94,7 @@ class _OfUser(Shape):
     offset: Offset = 0
 
 
-class DeviceShareCalls(Calls):
+class DeviceShareCalls(RestCalls):
     chapter = Chapter(
         "Shares",
         "An owner offers a device to somebody by e-mail. An accepted share gives READ and WRITE on its messages, "
@@ -121,7 +121,7 @@ class DeviceShareCalls(Calls):
             await self._permissions.require(caller, device, Permission.MANAGE)
         return share
 
-    @Call(
+    @RestCall(
         "POST",
         "/devices/{did}/shares",
         tokens=USER,
@@ -134,18 +134,18 @@ class DeviceShareCalls(Calls):
         share = await self._shares.offer(device, email=body.email, uid=body.uid)
         return DataAndFlat(_Offered(share.id, share.id))
 
-    @Call(
+    @RestCall(
         "GET",
         "/devices/{did}/shares",
         tokens=USER,
         on=named_device(Permission.MANAGE),
         summary="To whom a device is offered",
     )
-    async def of_device(self, device: Device, query: Paging) -> Page[_Shares]:
+    async def of_device(self, device: Device, query: Paging) -> NumberedPage[_Shares]:
         found, total = await self._shares.of_device(device, offset=query.offset, count=query.count)
-        return Page(_Shares(list(map(_share, found))), total, query.offset, len(found))
+        return NumberedPage(_Shares(list(map(_share, found))), total, query.offset, len(found))
 
-    @Call(
+    @RestCall(
         "GET",
         _PATH,
         tokens=USER,
@@ -156,7 +156,7 @@ class DeviceShareCalls(Calls):
     async def show(self, share: ShareRecord) -> DataAndFlat[ShareObject]:
         return DataAndFlat(_share(share))
 
-    @Call(
+    @RestCall(
         "PUT",
         _PATH,
         tokens=USER,
@@ -169,7 +169,7 @@ class DeviceShareCalls(Calls):
         user, share = invited
         return DataAndFlat(_share(await self._shares.answer(share.id, user, ShareStatus(body.status))))
 
-    @Call(
+    @RestCall(
         "DELETE",
         _PATH,
         tokens=USER,
@@ -180,8 +180,8 @@ class DeviceShareCalls(Calls):
     async def remove(self, share: ShareRecord) -> DataAndFlat[ShareObject]:
         return DataAndFlat(_share(await self._shares.remove(share.id)))
 
-    @Call("GET", "/users/{uid}/shares", tokens=USER, on=NAMED_USER, summary="Devices that are offered to a user")
-    async def offered_to_user(self, user: UserRecord, query: _OfUser) -> Page[_OfferedShares]:
+    @RestCall("GET", "/users/{uid}/shares", tokens=USER, on=NAMED_USER, summary="Devices that are offered to a user")
+    async def offered_to_user(self, user: UserRecord, query: _OfUser) -> NumberedPage[_OfferedShares]:
         found, total = await self._shares.offered_to(
             user, _FILTERS[query.filter], offset=query.offset, count=query.count
         )
@@ -197,7 +197,7 @@ class DeviceShareCalls(Calls):
             )
             for one in found
         ]
-        return Page(_OfferedShares(shares), total, query.offset, len(shares))
+        return NumberedPage(_OfferedShares(shares), total, query.offset, len(shares))
 
 
 def _share(share: ShareRecord) -> ShareObject:

@@ -10,16 +10,16 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import DeviceNotFound, SourceDeviceDisabled, ValidationFailed
+from broker.errors import INVALID, REQUIRED, DeviceNotFound, SourceDeviceDisabled, ValidationFailed
 from broker.messages.room import MessagesRoom
 from broker.messages.status import DeviceStatus
 from broker.routing.room import RoutingRoom
 from config.limits import IDS_MAX
-from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, members
 from protocols.http.rest.named import named_device
-from protocols.http.schema import Form, Id, Page, Shape, about, absent_if_none, ids, milliseconds, one_of
+from protocols.http.schema import BodyForm, Id, NumberedPage, Shape, about, absent_if_none, ids, one_of, time_ms
 from protocols.rendering import snapshot_object
 
 _AVAILABILITIES: Final = ("online", "offline", "unknown")
@@ -29,12 +29,12 @@ _AVAILABILITY: Final = {"type": "string", "enum": list(_AVAILABILITIES)}
 class _StatusData(Shape, kw_only=True):
     """What never happened is left out"""
 
-    last_message_ts: Annotated[int, milliseconds("The last message")] | UnsetType = UNSET
-    last_action_ts: Annotated[int, milliseconds("The last Action")] | UnsetType = UNSET
+    last_message_ts: Annotated[int, time_ms("The last message")] | UnsetType = UNSET
+    last_action_ts: Annotated[int, time_ms("The last Action")] | UnsetType = UNSET
     availability: Annotated[str, one_of(_AVAILABILITIES)]
-    last_time_online: (
-        Annotated[int, milliseconds("Now while online, else the end of the last time online")] | UnsetType
-    ) = UNSET
+    last_time_online: Annotated[int, time_ms("Now while online, else the end of the last time online")] | UnsetType = (
+        UNSET
+    )
     snapshot: (
         Annotated[dict[str, Any], about("Fields by name, groups nested; each leaf is `{value, ts}`")] | UnsetType
     ) = UNSET
@@ -58,7 +58,7 @@ class DeviceStatusObject(Shape):
 
 
 class _PresenceData(Shape, kw_only=True):
-    last_seen_on: Annotated[int, milliseconds("Its last message, connection or ping")] | UnsetType = UNSET
+    last_seen_on: Annotated[int, time_ms("Its last message, connection or ping")] | UnsetType = UNSET
     connected: Annotated[bool, about("Whether it holds a persistent connection")]
 
 
@@ -90,7 +90,7 @@ class _Flat(Shape):
 
 class _Said(Shape):
     example = {"data": {"availability": "online"}}
-    any_of = (Form(("data",)), Form(("availability",), about="The same, not wrapped"))
+    any_of = (BodyForm(("data",)), BodyForm(("availability",), about="The same, not wrapped"))
 
     data: Annotated[
         Raw, about("", type="object", required=["availability"], properties={"availability": _AVAILABILITY})
@@ -98,7 +98,7 @@ class _Said(Shape):
     availability: Annotated[Raw, about("", **_AVAILABILITY)] = msgspec.field(default_factory=Raw)
 
 
-class DeviceStatusCalls(Calls):
+class DeviceStatusCalls(RestCalls):
     chapter = Chapter(
         "Status",
         "Whether a device is there, and what it did last. A device is online while it holds a persistent connection; "
@@ -114,14 +114,14 @@ class DeviceStatusCalls(Calls):
         self._statuses = messages.statuses
         self._connections = routing.connections
 
-    @Call(
+    @RestCall(
         "GET", "/devices/{did}/status", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="Status of a device"
     )
     async def show(self, device: Device, query: _ShownWith) -> DeviceStatusObject:
         status = await self._statuses.of(device, with_snapshot=query.include_snapshot)
         return _status(device, status, with_ts=query.include_snapshot_timestamp)
 
-    @Call(
+    @RestCall(
         "PUT",
         "/devices/{did}/status",
         tokens=ANY_TOKEN,
@@ -136,7 +136,7 @@ class DeviceStatusCalls(Calls):
         await self._presence.set(device.key, availability)
         return _status(device, await self._statuses.of(device), with_ts=True)
 
-    @Call(
+    @RestCall(
         "GET",
         "/devices/status",
         tokens=USER_OR_APPLICATION,
@@ -144,7 +144,7 @@ class DeviceStatusCalls(Calls):
         summary="Status of many devices",
         about="Devices that the caller may not read are left out and not counted.",
     )
-    async def show_many(self, caller: Caller, query: _OfMany) -> Page[list[DeviceStatusObject]]:
+    async def show_many(self, caller: Caller, query: _OfMany) -> NumberedPage[list[DeviceStatusObject]]:
         reach = await self._permissions.reach(caller)
         found = [device for device in await self._existing(query.dids) if reach.allows(device, Permission.READ)]
         statuses = await self._statuses.of_all(found, with_snapshot=query.include_snapshot)
@@ -152,9 +152,9 @@ class DeviceStatusCalls(Calls):
             _status(device, status, with_ts=query.include_snapshot_timestamp)
             for device, status in zip(found, statuses, strict=True)
         ]
-        return Page(entries, len(entries), 0, len(entries))
+        return NumberedPage(entries, len(entries), 0, len(entries))
 
-    @Call(
+    @RestCall(
         "GET",
         "/devices/{did}/presence",
         tokens=ANY_TOKEN,
@@ -182,13 +182,13 @@ def _availability(said: _Said) -> str:
     path, given = "availability", said.availability
     if has_value(said.data):
         if not bytes(said.data).startswith(b"{"):
-            raise ValidationFailed.of("data", "Invalid value")
+            raise ValidationFailed.of("data", INVALID)
         path, given = "data.availability", members(bytes(said.data), _Flat).availability
     if not has_value(given):
-        raise ValidationFailed.of(path, "Required parameter")
+        raise ValidationFailed.of(path, REQUIRED)
     value = msgspec.json.decode(given)
     if value not in _AVAILABILITIES:
-        raise ValidationFailed.of(path, "Invalid value")
+        raise ValidationFailed.of(path, INVALID)
     return str(value)
 
 

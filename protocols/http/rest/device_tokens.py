@@ -9,7 +9,7 @@ from broker.accounts.tokens import Caller
 from broker.devices.device_tokens import DeviceToken
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from protocols.http.calls import USER_OR_APPLICATION, Call, Calls
+from protocols.http.calls import USER_OR_APPLICATION, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.devices import DEVICES
 from protocols.http.rest.named import named_device
@@ -28,13 +28,13 @@ class DeviceTokenObject(Shape):
     cid: Annotated[Id, about("The application that created it; absent when the operator did")] | UnsetType = UNSET
 
 
-class DeviceTokenCalls(Calls):
+class DeviceTokenCalls(RestCalls):
     chapter = DEVICES
 
     def __init__(self, devices: DevicesRoom) -> None:
         self._tokens = devices.tokens
 
-    @Call(
+    @RestCall(
         "GET",
         _PATH,
         tokens=USER_OR_APPLICATION,
@@ -46,7 +46,7 @@ class DeviceTokenCalls(Calls):
     async def show(self, device: Device) -> Data[DeviceTokenObject]:
         return _answer(device, await self._tokens.of(device))
 
-    @Call(
+    @RestCall(
         "PUT",
         _PATH,
         tokens=USER_OR_APPLICATION,
@@ -58,7 +58,7 @@ class DeviceTokenCalls(Calls):
     async def renew(self, caller: Caller, device: Device) -> Data[DeviceTokenObject]:
         return _answer(device, await self._tokens.renew(device, application=caller.application))
 
-    @Call(
+    @RestCall(
         "DELETE",
         _PATH,
         tokens=USER_OR_APPLICATION,

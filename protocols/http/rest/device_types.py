@@ -8,7 +8,7 @@ from broker.accounts.tokens import Caller
 from broker.device_types.lists import SeenType, TypePage
 from broker.device_types.room import DeviceTypesRoom
 from config.limits import DESCRIPTION_MAX_CHARACTERS
-from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import NAMED_USER
 from protocols.http.rest.tags import TagObject, tag_object
@@ -17,16 +17,16 @@ from protocols.http.schema import (
     Count,
     Data,
     Id,
+    NumberedPage,
     Offset,
-    Page,
     Paging,
     Shape,
     TypeId,
     about,
     absent_if_none,
     ids,
-    milliseconds,
     text,
+    time_ms,
 )
 from storage.records import ApplicationRecord, UserRecord
 
@@ -77,7 +77,7 @@ class DeviceTypeObject(Shape, kw_only=True):
     in_store: bool
     has_cloud_connector: bool
     billing_subscription_id: Annotated[str, about("With a plan")] | UnsetType = UNSET
-    last_updated: Annotated[int, milliseconds("Its last Manifest")]
+    last_updated: Annotated[int, time_ms("Its last Manifest")]
     owned_by_current_user: (
         Annotated[bool, about("For user tokens: whether the user has a device of this type")] | UnsetType
     ) = UNSET
@@ -103,14 +103,14 @@ class _OfUser(Shape):
     offset: Offset = 0
 
 
-class DeviceTypeCalls(Calls):
+class DeviceTypeCalls(RestCalls):
     chapter = DEVICE_TYPES
 
     def __init__(self, device_types: DeviceTypesRoom) -> None:
         self._types = device_types.catalog
         self._lists = device_types.lists
 
-    @Call(
+    @RestCall(
         "GET",
         "/devicetypes",
         tokens=USER_OR_APPLICATION,
@@ -118,7 +118,7 @@ class DeviceTypeCalls(Calls):
         summary="Find device types",
         about="All published types and the caller's own. Exact matches come first.",
     )
-    async def search(self, caller: Caller, query: _Search) -> Page[_DeviceTypes]:
+    async def search(self, caller: Caller, query: _Search) -> NumberedPage[_DeviceTypes]:
         found = await self._lists.search(
             caller,
             texts=[text for text in (query.name, query.name_search) if text is not None],
@@ -129,32 +129,32 @@ class DeviceTypeCalls(Calls):
         )
         return _page(found, query.offset)
 
-    @Call(
+    @RestCall(
         "GET",
         "/devicetypes/cloudconnectors",
         tokens=USER_OR_APPLICATION,
         on=NOTHING,
         summary="Device types with a cloud connector",
     )
-    async def with_connectors(self, caller: Caller, query: Paging) -> Page[_DeviceTypes]:
+    async def with_connectors(self, caller: Caller, query: Paging) -> NumberedPage[_DeviceTypes]:
         found = await self._lists.search(caller, with_connector=True, count=query.count, offset=query.offset)
         return _page(found, query.offset)
 
     async def _seen(self, caller: Caller, dtid: str) -> SeenType:
         return await self._lists.see(caller, (await self._types.find(dtid)).record)
 
-    @Call("GET", "/devicetypes/{dtid}", tokens=ANY_TOKEN, on=_seen, summary="One device type")
+    @RestCall("GET", "/devicetypes/{dtid}", tokens=ANY_TOKEN, on=_seen, summary="One device type")
     async def show(self, seen: SeenType) -> Data[DeviceTypeObject]:
         return Data(_record(seen))
 
-    @Call(
+    @RestCall(
         "GET",
         "/users/{uid}/devicetypes",
         tokens=USER_OR_APPLICATION,
         on=NAMED_USER,
         summary="A user's device types",
     )
-    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> Page[_DeviceTypes]:
+    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_DeviceTypes]:
         found = await self._lists.of_user(
             caller,
             user.key,
@@ -168,20 +168,22 @@ class DeviceTypeCalls(Calls):
     async def _application(self, caller: Caller, aid: str) -> ApplicationRecord:
         return await self._lists.application(caller, aid)
 
-    @Call(
+    @RestCall(
         "GET",
         "/applications/{aid}/devicetypes",
         tokens=USER_OR_APPLICATION,
         on=_application,
         summary="Device types that an application asks permissions for",
     )
-    async def of_application(self, caller: Caller, application: ApplicationRecord, query: Paging) -> Page[_DeviceTypes]:
+    async def of_application(
+        self, caller: Caller, application: ApplicationRecord, query: Paging
+    ) -> NumberedPage[_DeviceTypes]:
         found = await self._lists.of_application(caller, application, count=query.count, offset=query.offset)
         return _page(found, query.offset)
 
 
-def _page(found: TypePage, offset: int) -> Page[_DeviceTypes]:
-    return Page(_DeviceTypes(list(map(_record, found.types))), found.total, offset, len(found.types))
+def _page(found: TypePage, offset: int) -> NumberedPage[_DeviceTypes]:
+    return NumberedPage(_DeviceTypes(list(map(_record, found.types))), found.total, offset, len(found.types))
 
 
 def _record(seen: SeenType) -> DeviceTypeObject:

@@ -14,15 +14,15 @@ from broker.devices.inventory import POLICIES, DeviceChanges, NewDevice, Policy,
 from broker.devices.listing import Chosen, Ownership
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import Finding, PermissionDenied
+from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding, PermissionDenied
 from broker.registration.room import RegistrationRoom
 from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
-from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, Valid, boolean
+from protocols.http.reading import Given, Rule, Valid, boolean_of
 from protocols.http.rest.device_records import DeviceEntry, DeviceObject, device_entry, device_record, record_of
 from protocols.http.rest.named import NAMED_USER, named_device
-from protocols.http.schema import Count, Data, Id, Offset, Page, Shape, TypeId, about, integer, text
+from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Shape, TypeId, about, integer, text
 from protocols.http.schema import name as device_name
 from storage.records import UserRecord
 
@@ -48,14 +48,14 @@ def _owner_is_named(given: Given) -> Iterator[Finding]:
     """An application says for whom it acts."""
     is_application = given.caller is not None and given.caller.kind is TokenKind.APPLICATION
     if is_application and given.values["uid"] is None:
-        yield Finding("uid", ("Required parameter",))
+        yield Finding("uid", (REQUIRED,))
 
 
 def _is_boolean_if_it_matters(given: Given) -> Iterator[Finding]:
     """`properties` is not looked at when `includeProperties` is true."""
     text = given.values["properties"]
-    if text is not None and not given.values["include_properties"] and boolean(text) is None:
-        yield Finding("properties", ("Boolean field only",))
+    if text is not None and not given.values["include_properties"] and boolean_of(text) is None:
+        yield Finding("properties", (BOOLEAN_ONLY,))
 
 
 class _Devices(Shape):
@@ -106,7 +106,7 @@ class _Changes(Shape):
     connected: Annotated[bool, about("Whether it is enabled")] | None = None
 
 
-class DeviceCalls(Calls):
+class DeviceCalls(RestCalls):
     chapter = DEVICES
 
     def __init__(
@@ -124,7 +124,7 @@ class DeviceCalls(Calls):
         self._shares = devices.shares
         self._approved = registration.approved_lists
 
-    @Call(
+    @RestCall(
         "GET",
         "/users/{uid}/devices",
         tokens=USER_OR_APPLICATION,
@@ -132,7 +132,7 @@ class DeviceCalls(Calls):
         summary="A user's devices",
         about="In the order of their creation. Entries tell who shares them only when asked.",
     )
-    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> Page[_Devices]:
+    async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_Devices]:
         chosen = Chosen(owner=query.owner, device_type=query.dtid, type_name=query.dt_name)
         found, total = await self._lists.page(caller, user.key, chosen, offset=query.offset, count=query.count)
         entries = [
@@ -144,9 +144,9 @@ class DeviceCalls(Calls):
             )
             for one in found
         ]
-        return Page(_Devices(entries), total, query.offset, len(entries))
+        return NumberedPage(_Devices(entries), total, query.offset, len(entries))
 
-    @Call(
+    @RestCall(
         "POST",
         "/devices",
         tokens=USER_OR_APPLICATION,
@@ -178,12 +178,12 @@ class DeviceCalls(Calls):
             caller, await self._inventory.create(new, application_id=caller.application_id, check=claim)
         )
 
-    @Call("GET", "/devices/{did}", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="One device")
+    @RestCall("GET", "/devices/{did}", tokens=ANY_TOKEN, on=named_device(Permission.READ), summary="One device")
     async def show(self, caller: Caller, device: Device, query: _ShownWith) -> Data[DeviceObject]:
-        with_properties = query.include_properties or bool(query.properties and boolean(query.properties))
+        with_properties = query.include_properties or bool(query.properties and boolean_of(query.properties))
         return await self._answer(caller, device, with_properties=with_properties)
 
-    @Call(
+    @RestCall(
         "PUT",
         "/devices/{did}",
         tokens=USER_OR_APPLICATION,
@@ -202,7 +202,7 @@ class DeviceCalls(Calls):
         await self._inventory.change(device, changes, application_id=caller.application_id)
         return await self._answer(caller, device)
 
-    @Call(
+    @RestCall(
         "DELETE",
         "/devices/{did}",
         tokens=USER_OR_APPLICATION,

@@ -9,14 +9,14 @@ from msgspec import UNSET, Raw, UnsetType
 from quart import Response, request
 
 from broker.accounts.tokens import Caller
-from broker.errors import Finding, Gone
+from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, Finding, Gone
 from broker.export.exports import Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
 from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
-from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, Valid, boolean
+from protocols.http.reading import Given, Rule, Valid, boolean_of
 from protocols.http.schema import (
     Amount,
     Count,
@@ -29,9 +29,9 @@ from protocols.http.schema import (
     absent_if_none,
     ids,
     integer,
-    milliseconds,
     one_of,
     text,
+    time_ms,
 )
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -64,7 +64,7 @@ class _Result(Shape, kw_only=True):
     export_id: Id
     status: Annotated[str, one_of(_STATUSES)]
     md5: Annotated[str, text("Of the archive, in hexadecimal", pattern="^[0-9a-f]{32}$")] | UnsetType = UNSET
-    expiration_date: Annotated[int, milliseconds("When the archive goes")] | UnsetType = UNSET
+    expiration_date: Annotated[int, time_ms("When the archive goes")] | UnsetType = UNSET
     file_size: Annotated[int, integer("Bytes", lowest=0)] | UnsetType = UNSET
     total_messages: Amount | UnsetType = UNSET
     ttl: Annotated[str, about("How long the archive is kept")] | UnsetType = UNSET
@@ -114,16 +114,16 @@ def _is_date(given: int) -> bool:
 
 def _is_truth(given: Given) -> Iterator[Finding]:
     if _truth(given.values["csv_headers"]) is None:
-        yield Finding("csvHeaders", ("Boolean field only",))
+        yield Finding("csvHeaders", (BOOLEAN_ONLY,))
 
 
 def _something_is_chosen(given: Given) -> Iterator[Finding]:
     values = given.values
     trial_id = values["trial_id"] or values["trial_id_as_specified"]
     if values["trial_id_as_specified"] not in {None, trial_id}:
-        yield Finding("trialId", ("Invalid value",))  # two spellings, two trials
+        yield Finding("trialId", (INVALID,))  # two spellings, two trials
     if not any(map(items, (values["uids"], values["sdids"], values["sdtids"], trial_id))):
-        yield Finding("uids", ("Required parameter",))
+        yield Finding("uids", (REQUIRED,))
 
 
 class _Wanted(Shape, kw_only=True):
@@ -163,7 +163,7 @@ class _Created(Shape, kw_only=True):
     url: _Url | UnsetType = UNSET
 
 
-class ExportCalls(Calls):
+class ExportCalls(RestCalls):
     chapter = Chapter(
         "Export",
         "Messages as a compressed archive of JSON or CSV files. An export is written in the background; a mail says "
@@ -176,7 +176,7 @@ class ExportCalls(Calls):
     async def _export(self, caller: Caller, export_id: str) -> Export:
         return await self._exports.find(caller, export_id)
 
-    @Call(
+    @RestCall(
         "POST",
         "/messages/export",
         tokens=USER_OR_APPLICATION,
@@ -190,7 +190,7 @@ class ExportCalls(Calls):
         wanted = _request(body)
         return Data(_created(await self._exports.create(caller, wanted), wanted))
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/export/history",
         tokens=USER_OR_APPLICATION,
@@ -203,7 +203,7 @@ class ExportCalls(Calls):
         entries = [ExportEntry(**_result_members(one), request=_entry_request(one)) for one in found]
         return _History(len(entries), query.offset, total, _Exports(entries))
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/export/{exportId}/status",
         tokens=USER_OR_APPLICATION,
@@ -213,7 +213,7 @@ class ExportCalls(Calls):
     async def status(self, export: Export) -> ExportStatusObject:
         return ExportStatusObject(**_result_members(export))
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/export/{exportId}/result",
         tokens=USER_OR_APPLICATION,
@@ -277,7 +277,7 @@ def _request(wanted: _Wanted) -> ExportRequest:
 def _truth(given: Raw) -> bool | None:
     """A boolean or its text; absent stands for true. None for anything else."""
     text = bytes(given).decode().strip('"')
-    return True if text.lower() in {"", "null"} else boolean(text)
+    return True if text.lower() in {"", "null"} else boolean_of(text)
 
 
 def _created(export_id: str, wanted: ExportRequest) -> _Created:

@@ -7,7 +7,7 @@ from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, ManifestVersion
 from broker.device_types.room import DeviceTypesRoom
 from broker.errors import NotFound
-from protocols.http.calls import ANY_TOKEN, Call, Calls
+from protocols.http.calls import ANY_TOKEN, RestCall, RestCalls
 from protocols.http.rest.device_types import DEVICE_TYPES
 from protocols.http.schema import Data, Shape, about, component, integer
 
@@ -46,7 +46,7 @@ class ManifestProperties(Shape):
     version: Annotated[int, integer(lowest=1)]
 
 
-class ManifestCalls(Calls):
+class ManifestCalls(RestCalls):
     chapter = DEVICE_TYPES
     components = {
         "ManifestField": {
@@ -91,7 +91,7 @@ class ManifestCalls(Calls):
         await self._lists.see(caller, device_type.record)
         return device_type
 
-    @Call(
+    @RestCall(
         "GET",
         "/devicetypes/{dtid}/availablemanifestversions",
         tokens=ANY_TOKEN,
@@ -104,7 +104,7 @@ class ManifestCalls(Calls):
     async def _manifest(self, caller: Caller, dtid: str, version: str) -> ManifestVersion:
         return _chosen(await self._type(caller, dtid), version)
 
-    @Call(
+    @RestCall(
         "GET",
         "/devicetypes/{dtid}/manifests/{version}/properties",
         tokens=ANY_TOKEN,

@@ -12,13 +12,12 @@ from broker.devices.room import DevicesRoom
 from broker.envelope import Message
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_DATA_BYTES, MAX_MESSAGE_BODY_BYTES, PAGE_COUNT_DEFAULT
-from protocols.http.calls import ANY_TOKEN, NOTHING, Call, Calls, Chapter, Counted, InQuery
+from protocols.http.calls import ANY_TOKEN, NOTHING, Chapter, Counted, InQuery, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Query, Valid
 from protocols.http.rest.searching import (
     FIELD_PATTERN,
     ByMid,
-    Chosen,
     FieldPresence,
     Found,
     InRange,
@@ -26,6 +25,7 @@ from protocols.http.rest.searching import (
     SearchCount,
     SearchedDevices,
     Searches,
+    SearchScope,
     found_example,
 )
 from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewMessage, Sending, Sent
@@ -38,8 +38,8 @@ from protocols.http.schema import (
     about,
     absent_if_none,
     integer,
-    milliseconds,
     spliced,
+    time_ms,
 )
 from protocols.rendering import message_entry
 from storage.messages import Match
@@ -68,9 +68,9 @@ class MessageObject(Shape):
 
     mid: Annotated[str, about("Grows with `cts`")]
     data: Annotated[dict[str, Any], about("The fields, groups nested")]
-    ts: Annotated[int, milliseconds("When the device says that it was")]
+    ts: Annotated[int, time_ms("When the device says that it was")]
     sdtid: TypeId
-    cts: Annotated[int, milliseconds("When the service took it")]
+    cts: Annotated[int, time_ms("When the service took it")]
     uid: Annotated[Id, about("The device's owner")]
     mv: Annotated[Amount, about("Version of the Manifest that parsed it")]
     sdid: Annotated[Id, about("The device")]
@@ -114,7 +114,7 @@ class _Last(Shape):
     data: list[MessageObject]
 
 
-class MessageCalls(Calls):
+class MessageCalls(RestCalls):
     chapter = MESSAGES
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
@@ -126,7 +126,7 @@ class MessageCalls(Calls):
             accounts, devices, "sdid", history.by_mid, history.search, message_entry
         )
 
-    @Call(
+    @RestCall(
         "POST",
         "/messages",
         tokens=ANY_TOKEN,
@@ -144,10 +144,10 @@ class MessageCalls(Calls):
             return await self._sending.action(caller, body)
         return await self._sending.message(caller, body)
 
-    async def _chosen(self, caller: Caller, query: Query) -> Chosen:
+    async def _chosen(self, caller: Caller, query: Query) -> SearchScope:
         return await self._searches.chosen(caller, query)
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages",
         tokens=ANY_TOKEN,
@@ -157,7 +157,7 @@ class MessageCalls(Calls):
         "meanwhile never move others to another page.",
         is_timed=True,
     )
-    async def search(self, caller: Caller, chosen: Chosen, query: ByMid | _MessagesInRange) -> _MessagesFound:
+    async def search(self, caller: Caller, chosen: SearchScope, query: ByMid | _MessagesInRange) -> _MessagesFound:
         if isinstance(query, ByMid):
             message, members = await self._searches.by_mid(caller, chosen, query.mid)
             return _MessagesFound(sdid=UNSET if message is None else message.sdid, **members)
@@ -165,7 +165,7 @@ class MessageCalls(Calls):
         members = await self._searches.in_range(chosen, query, match)
         return _MessagesFound(sdid=absent_if_none(chosen.device_id), **members)
 
-    @Call(
+    @RestCall(
         "GET",
         "/messages/last",
         tokens=ANY_TOKEN,

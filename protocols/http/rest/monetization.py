@@ -12,7 +12,7 @@ from broker.errors import PermissionDenied
 from broker.monetization.plans import MonetizationPlan
 from broker.monetization.room import MonetizationRoom
 from config.limits import DESCRIPTION_MAX_CHARACTERS, EMAIL_MAX_CHARACTERS, NAME_MAX_CHARACTERS
-from protocols.http.calls import USER, USER_OR_APPLICATION, Accepts, Call, Calls, Chapter
+from protocols.http.calls import USER, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.named import ADMINISTERED_TYPE
 from protocols.http.schema import (
@@ -184,7 +184,7 @@ class _UpgradeQuery(Shape):
     action: Literal["upgrade", "select", "edit"] = "upgrade"
 
 
-class MonetizationCalls(Calls):
+class MonetizationCalls(RestCalls):
     chapter = Chapter(
         "Pricing",
         "What the devices of a type may send for free and for money: a plan has a free tier with a daily limit and "
@@ -217,7 +217,7 @@ class MonetizationCalls(Calls):
             raise PermissionDenied(f"ownership of device {device.id}")
         return device
 
-    @Call(
+    @RestCall(
         "GET",
         _PLANS,
         tokens=USER,
@@ -229,7 +229,7 @@ class MonetizationCalls(Calls):
         found = await self._plans.of_type(type_, latest=query.latest, status=query.status)
         return Data(_PlanList(list(map(_plan, found)), len(found)))
 
-    @Call(
+    @RestCall(
         "POST",
         _PLANS,
         tokens=USER_OR_APPLICATION,
@@ -244,7 +244,7 @@ class MonetizationCalls(Calls):
     async def add_plan(self, type_: DeviceType, body: dict[str, Any]) -> DataAndFlat[PlanObject]:
         return DataAndFlat(_plan(await self._plans.add(type_, body)))
 
-    @Call(
+    @RestCall(
         "GET",
         _TIERS,
         tokens=USER,
@@ -261,7 +261,7 @@ class MonetizationCalls(Calls):
         ]
         return Data(_TierList(device.id, shown))
 
-    @Call(
+    @RestCall(
         "PUT",
         _TIERS,
         tokens=USER,
@@ -273,7 +273,7 @@ class MonetizationCalls(Calls):
         selected = await self._tiers.select(device, body.ptid)
         return Data(_SelectedTier(device.id, **_tier_members(selected.record), active=selected.active))
 
-    @Call(
+    @RestCall(
         "GET",
         "/pricing/devices/{did}/revenueshare/upgradepath",
         tokens=USER,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from protocols.http.calls import Calls
+from protocols.http.calls import RestCalls
 from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
@@ -21,7 +21,7 @@ from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.users import UserCalls
 
-NOUNS: Final[tuple[type[Calls], ...]] = (
+NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
     ActionCalls,
     AnalyticsCalls,

@@ -11,28 +11,28 @@ from broker.accounts.tokens import Caller
 from broker.devices.inventory import name_findings
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import Finding, PermissionDenied, ValidationFailed
+from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
 from broker.registration.certificates import ClientCertificate
 from broker.registration.progress import Progress
 from broker.registration.room import RegistrationRoom
 from config.limits import VENDOR_ID_MAX_CHARACTERS
-from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter, Counted
+from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid
 from protocols.http.rest.device_records import DeviceObject, device_record
 from protocols.http.rest.named import named_device
 from protocols.http.schema import (
+    BodyForm,
     Data,
-    Form,
     Id,
     Shape,
     TypeId,
     about,
     absent_if_none,
-    milliseconds,
     name,
     one_of,
     text,
+    time_ms,
 )
 from storage.keys import UserKey
 
@@ -64,7 +64,7 @@ class _Begun(Shape):
     rid: Annotated[Id, about("The registration")]
     pin: Annotated[str, text("For the person who owns the device", longest=8)]
     nonce: Annotated[Id, about("For the device's last call")]
-    expires_on: Annotated[int, milliseconds("When the PIN is over")]
+    expires_on: Annotated[int, time_ms("When the PIN is over")]
 
 
 class _Completion(Shape):
@@ -88,14 +88,14 @@ def _new_or_existing(given: Given) -> Iterator[Finding]:
         for finding in name_findings(device_name):
             yield Finding("deviceName", finding.messages)
         if device_id is not None:
-            yield Finding("deviceId", ("Invalid value",))
+            yield Finding("deviceId", (INVALID,))
     elif device_id is None:
-        yield Finding("deviceName", ("Required parameter",))
+        yield Finding("deviceName", (REQUIRED,))
 
 
 class _Pin(Shape):
     example = {"pin": "K7QW3MXA", "deviceName": "Front door"}
-    exactly_one_of = (Form(("pin", "deviceName"), ("uid",)), Form(("pin", "deviceId")))
+    exactly_one_of = (BodyForm(("pin", "deviceName"), ("uid",)), BodyForm(("pin", "deviceId")))
 
     # reference 1.1: upper-case letters and digits without 0 O 1 I L; matched without regard to case.
     pin: Annotated[
@@ -114,7 +114,7 @@ class _Confirmed(Shape):
     rid: Annotated[Id, about("The registration")]
 
 
-class RegistrationCalls(Calls):
+class RegistrationCalls(RestCalls):
     chapter = Chapter(
         "Registrations",
         "Devices of types with `rsp` true register with the certificate that their factory gave them. The device "
@@ -128,7 +128,7 @@ class RegistrationCalls(Calls):
         self._devices = devices.registry
         self._registrations = registration.registrations
 
-    @Call(
+    @RestCall(
         "POST",
         "/cert/devices/registrations",
         tokens=NO_TOKEN,
@@ -152,7 +152,7 @@ class RegistrationCalls(Calls):
         """For the device that began the registration."""
         return await self._registrations.progress(shown, rid)
 
-    @Call(
+    @RestCall(
         "GET",
         "/cert/devices/registrations/{rid}/status",
         tokens=NO_TOKEN,
@@ -165,7 +165,7 @@ class RegistrationCalls(Calls):
     async def status_for_device(self, progress: Progress) -> Data[RegistrationProgress]:
         return _progress(progress)
 
-    @Call(
+    @RestCall(
         "PUT",
         "/cert/devices/registrations/{rid}",
         tokens=NO_TOKEN,
@@ -184,7 +184,7 @@ class RegistrationCalls(Calls):
         done = await self._registrations.complete(shown, rid, body.nonce)
         return Data(_Registered(done.token, done.owner_id, done.device_id))
 
-    @Call(
+    @RestCall(
         "PUT",
         "/devices/registrations/pin",
         tokens=USER_OR_APPLICATION,
@@ -207,7 +207,7 @@ class RegistrationCalls(Calls):
         """For the caller who entered the PIN."""
         return await self._registrations.progress_for(caller, rid)
 
-    @Call(
+    @RestCall(
         "GET",
         "/devices/registrations/{rid}/status",
         tokens=USER_OR_APPLICATION,
@@ -218,7 +218,7 @@ class RegistrationCalls(Calls):
     async def status(self, progress: Progress) -> Data[RegistrationProgress]:
         return _progress(progress)
 
-    @Call(
+    @RestCall(
         "DELETE",
         "/devices/{did}/registrations",
         tokens=USER_OR_APPLICATION,
@@ -234,7 +234,7 @@ class RegistrationCalls(Calls):
         """Whose the device will be; an application says for whom it acts. Raises ValidationFailed, PermissionDenied."""
         if uid is None:
             if caller.user is None:
-                raise ValidationFailed.of("uid", "Required parameter")
+                raise ValidationFailed.of("uid", REQUIRED)
             return caller.user
         user = (await self._users.find(uid, caller)).key
         if caller.user not in {None, user}:

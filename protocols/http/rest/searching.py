@@ -12,15 +12,15 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action, Message
-from broker.errors import Finding, PermissionDenied
+from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied
 from broker.messages.history import Page
 from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
-from protocols.http.schema import Shape, about, absent_if_none, ids, integer, milliseconds, one_of, spliced, text
+from protocols.http.schema import Shape, about, absent_if_none, ids, integer, one_of, spliced, text, time_ms
 from storage.messages import Match
 
-Entry = TypeVar("Entry", Message, Action)
+_Entry = TypeVar("_Entry", Message, Action)
 T = TypeVar("T")
 
 FIELD_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
@@ -42,14 +42,14 @@ class ByMid(Shape):
 def _not_before_start(given: Given) -> Iterator[Finding]:
     start_ms, end_ms = given.values["start_date"], given.values["end_date"]
     if start_ms is not None and end_ms is not None and start_ms > end_ms:
-        yield Finding("startDate", ("Invalid value",))
+        yield Finding("startDate", (INVALID,))
 
 
 class InRange(Shape, kw_only=True):
     uid: SearchedUser | None = None
-    start_date: Annotated[int, milliseconds("Required without `mid`. From this time on", example=samples.TS)]
+    start_date: Annotated[int, time_ms("Required without `mid`. From this time on", example=samples.TS)]
     end_date: Annotated[
-        int, milliseconds("Required without `mid`. Up to this time", example=samples.CTS), Rule(_not_before_start)
+        int, time_ms("Required without `mid`. Up to this time", example=samples.CTS), Rule(_not_before_start)
     ]
     order: Annotated[Literal["asc", "desc"], about("By ts")] = "asc"
     count: SearchCount = PAGE_COUNT_DEFAULT
@@ -88,7 +88,7 @@ def found_example(device: str, entry: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SearchScope:
     """Whose devices a search is about. `device_id` is there when the search is about this device alone."""
 
     uid: str | None = None
@@ -96,7 +96,7 @@ class Chosen:
     devices: list[Device] = field(default_factory=list)
 
 
-class Searches(Generic[Entry]):
+class Searches(Generic[_Entry]):
     """The two searches of messages, or of Actions."""
 
     def __init__(
@@ -104,25 +104,25 @@ class Searches(Generic[Entry]):
         accounts: AccountsRoom,
         devices: DevicesRoom,
         device_parameter: str,
-        by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]],
-        in_range: Callable[..., Awaitable[Page[Entry]]],
-        entry: Callable[[Entry], bytes],
+        by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]],
+        in_range: Callable[..., Awaitable[Page[_Entry]]],
+        entry: Callable[[_Entry], bytes],
     ) -> None:
         self._permissions = accounts.permissions
         self._readable = Readable(accounts, devices)
         self._device_parameter = device_parameter
-        self._by_mid: Callable[[str], Awaitable[tuple[Entry, Device] | None]] = by_mid
-        self._in_range: Callable[..., Awaitable[Page[Entry]]] = in_range
-        self._entry: Callable[[Entry], bytes] = entry
+        self._by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]] = by_mid
+        self._in_range: Callable[..., Awaitable[Page[_Entry]]] = in_range
+        self._entry: Callable[[_Entry], bytes] = entry
 
-    async def chosen(self, caller: Caller, query: Query) -> Chosen:
+    async def chosen(self, caller: Caller, query: Query) -> SearchScope:
         """What the query names; only whose message it is, when that is given by its id."""
         if query.text("mid") is None:
             return await self._readable.chosen(caller, query, self._device_parameter)
         uid = query.text("uid")
-        return Chosen(None if uid is None else await self._readable.user_for(caller, uid))
+        return SearchScope(None if uid is None else await self._readable.user_for(caller, uid))
 
-    async def by_mid(self, caller: Caller, chosen: Chosen, mid: str) -> tuple[Entry | None, dict[str, Any]]:
+    async def by_mid(self, caller: Caller, chosen: SearchScope, mid: str) -> tuple[_Entry | None, dict[str, Any]]:
         """The entry, if there is one, and the members of a `Found`. Raises PermissionDenied."""
         found = await self._by_mid(mid)
         members: dict[str, Any] = {"mid": mid, "count": PAGE_COUNT_DEFAULT, "order": _ORDERS[0]}
@@ -132,7 +132,7 @@ class Searches(Generic[Entry]):
         await self._permissions.require(caller, device, Permission.READ)
         return entry, members | {"uid": entry.uid, "size": 1, "data": spliced([self._entry(entry)])}
 
-    async def in_range(self, chosen: Chosen, query: InRange, match: Match) -> dict[str, Any]:
+    async def in_range(self, chosen: SearchScope, query: InRange, match: Match) -> dict[str, Any]:
         """The members of a `Found`, without the device."""
         page = await self._in_range(
             chosen.devices,
@@ -173,23 +173,23 @@ class Readable:
             raise PermissionDenied("access to this user")
         return user.id
 
-    async def chosen(self, caller: Caller, query: Query, parameter: str) -> Chosen:
+    async def chosen(self, caller: Caller, query: Query, parameter: str) -> SearchScope:
         """The device that `parameter` names, by default the caller itself; else the devices of the user `uid`."""
         uid = query.text("uid")
         device_id = query.text(parameter) or caller.device_id
         if device_id is not None:
             device = await self.device(caller, device_id)
             if uid is not None and (await self._users.find(uid, caller)).key != device.owner:
-                query.refuse("uid", "Invalid value")
-            return Chosen(device.owner_id, device.id, [device])
+                query.refuse("uid", INVALID)
+            return SearchScope(device.owner_id, device.id, [device])
         if uid is None and caller.user is None:
-            query.refuse("uid", "Required parameter")
-            return Chosen()
+            query.refuse("uid", REQUIRED)
+            return SearchScope()
         user = await self._users.find(uid or "self", caller)
         await self._permissions.require_user(caller, user.key)
         reach = await self._permissions.reach(caller)
         devices = await self._devices.owned_by(user.key)
-        return Chosen(user.id, None, [device for device in devices if reach.allows(device, Permission.READ)])
+        return SearchScope(user.id, None, [device for device in devices if reach.allows(device, Permission.READ)])
 
     async def source(self, caller: Caller, query: Query) -> Device | None:
         """The device `sdid`, by default the caller itself."""

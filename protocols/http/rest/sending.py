@@ -11,15 +11,15 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import Finding, ValidationFailed
+from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
 from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE
 from protocols.http.allowances import charge_to
 from protocols.http.calls import Answers
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, has_value, integer
-from protocols.http.schema import Data, Id, Shape, about, component, milliseconds, one_of
+from protocols.http.reading import Given, Rule, has_value, integer_of
+from protocols.http.schema import Data, Id, Shape, about, component, one_of, time_ms
 from storage.keys import Position
 
 SENDING_REFUSALS: Final = {
@@ -36,7 +36,7 @@ _CALLS: Final = {
     "minItems": 1,
     "maxItems": MAX_ACTIONS_PER_MESSAGE,
 }
-_TS: Final = milliseconds("Now by default; at most a minute in the future")
+_TS: Final = time_ms("Now by default; at most a minute in the future")
 
 
 class Sent(Shape):
@@ -60,10 +60,10 @@ def _has_device(given: Given, *types: str) -> Iterator[Finding]:
     """
     type_ = (given.values["type"] or types[0]).lower()
     if type_ not in types:
-        raise ValidationFailed.of("type", "Invalid value")
+        raise ValidationFailed.of("type", INVALID)
     device = "ddid" if type_ == "action" else "sdid"
     if not (given.values[device] or (given.caller is not None and given.caller.device_id)):
-        yield Finding(device, ("Required parameter",))
+        yield Finding(device, (REQUIRED,))
 
 
 class NewMessage(Shape, kw_only=True):
@@ -136,7 +136,7 @@ def _payload(raw: Raw, *, anything: bool = False) -> bytes:
             check_nesting(text)
             msgspec.json.decode(text, type=dict[str, Raw])
     except ValueError:
-        raise ValidationFailed.of("data", "Invalid value") from None
+        raise ValidationFailed.of("data", INVALID) from None
     return text
 
 
@@ -149,5 +149,5 @@ def _ts(given: Raw) -> object:
     except msgspec.DecodeError:
         return ""
     if isinstance(ts, str):
-        return integer(ts) if integer(ts) is not None else ts
+        return integer_of(ts) if integer_of(ts) is not None else ts
     return "" if ts is None else ts

@@ -9,7 +9,7 @@ from broker.accounts.tokens import Caller
 from broker.device_types.lists import CATEGORIES
 from broker.device_types.room import DeviceTypesRoom
 from config.limits import PAGE_COUNT_MAX
-from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Call, Calls, Chapter
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.schema import Data, Shape, about, ids, one_of
 
 _SUGGESTIONS: Final = 10
@@ -38,21 +38,21 @@ class _Beginning(Shape):
     entity_type: Annotated[str, one_of(("devicetype",), "May be given; `entity_type` is the same")] | None = None
 
 
-class TagCalls(Calls):
+class TagCalls(RestCalls):
     chapter = Chapter("Tags", "The words by which device types are found. Some of them are categories.")
 
     def __init__(self, device_types: DeviceTypesRoom) -> None:
         self._lists = device_types.lists
 
-    @Call("GET", "/tags", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags in use")
+    @RestCall("GET", "/tags", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags in use")
     async def in_use(self, caller: Caller, query: _InUse) -> Data[_Tags]:
         return _answer(await self._lists.tags(caller, categories=query.categories))
 
-    @Call("GET", "/tags/categories", tokens=USER_OR_APPLICATION, on=NOTHING, summary="The categories")
+    @RestCall("GET", "/tags/categories", tokens=USER_OR_APPLICATION, on=NOTHING, summary="The categories")
     async def categories(self) -> Data[_Tags]:
         return _answer(CATEGORIES)
 
-    @Call("GET", "/tags/suggestions", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags that begin like this")
+    @RestCall("GET", "/tags/suggestions", tokens=USER_OR_APPLICATION, on=NOTHING, summary="Tags that begin like this")
     async def suggestions(self, caller: Caller, query: _Beginning) -> Data[_Tags]:
         return _answer(await self._lists.suggest_tags(caller, prefix=query.name, beside=query.tags, count=query.count))
 

@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from protocols.http.calls import ANY_TOKEN, NO_TOKEN, NOTHING, Call, Counted, Method
+from protocols.http.calls import ANY_TOKEN, NO_TOKEN, NOTHING, Counted, HttpMethod, RestCall
 
-_METHODS: Final[tuple[Method, ...]] = ("GET", "POST", "PUT", "DELETE")
+_METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
 
 
-def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> Iterator[Call]:
+def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> Iterator[RestCall]:
     """The calls of a capability. A row has the methods of a path, and the path."""
     for row in (*rows, *without_token):
         *methods, path = row.split()
         for method in _METHODS:
             if method in methods:
-                yield Call(
+                yield RestCall(
                     method,
                     path,
                     tokens=NO_TOKEN if row in without_token else ANY_TOKEN,
@@ -25,7 +25,7 @@ def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> 
                 )
 
 
-TO_COME: Final[tuple[Call, ...]] = (
+TO_COME: Final[tuple[RestCall, ...]] = (
     *_to_come(
         "Subscriptions",
         "GET POST /subscriptions",

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import Meta, Raw, field
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import Finding, PermissionDenied
 from config.limits import APPLICATION_PROPERTIES_MAX_CHARACTERS
-from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Call, Calls, Chapter
+from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
-from protocols.http.schema import Data, Id, Milliseconds, Shape, about, text
+from protocols.http.schema import ID_PATTERN, Data, Id, Milliseconds, Shape, about, text
 from storage.records import UserRecord
 
 _PROPERTIES: Final = "/users/{uid}/properties"
@@ -72,23 +72,24 @@ class _OfApplication(Shape):
 class _Kept(Shape, kw_only=True):
     example = {"properties": '{"theme":"dark"}'}
 
-    uid: Annotated[Id, about("As in the path")] | None = None
+    # Only described: what it says is not looked at.
+    uid: Annotated[Raw, about("As in the path", type="string", pattern=ID_PATTERN)] = field(default_factory=Raw)
     aid: Annotated[Id, about("The application of the token"), Rule(_own_application)] | None = None
     properties: Annotated[str, Meta(max_length=APPLICATION_PROPERTIES_MAX_CHARACTERS, description=_ABOUT_PROPERTIES)]
 
 
-class UserCalls(Calls):
+class UserCalls(RestCalls):
     chapter = Chapter("Users", "The person behind a user token, and what an application keeps about its users.")
 
     def __init__(self, accounts: AccountsRoom) -> None:
         self._users = accounts.users
         self._properties = accounts.properties
 
-    @Call("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
+    @RestCall("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
     async def profile(self, caller: Caller) -> Data[UserObject]:
         return Data(_profile(await self._users.self_of(caller)))
 
-    @Call(
+    @RestCall(
         "GET",
         _PROPERTIES,
         tokens=USER_OR_APPLICATION,
@@ -100,7 +101,7 @@ class UserCalls(Calls):
     async def properties(self, caller: Caller, user: UserRecord) -> Data[UserProperties]:
         return _answer(caller, user, await self._properties.get(caller, user.key))
 
-    @Call(
+    @RestCall(
         "POST",
         _PROPERTIES,
         tokens=USER_OR_APPLICATION,
@@ -109,7 +110,7 @@ class UserCalls(Calls):
         summary="Keep something about a user",
         about="Creates or replaces, like PUT.",
     )
-    @Call(
+    @RestCall(
         "PUT",
         _PROPERTIES,
         tokens=USER_OR_APPLICATION,
@@ -127,7 +128,7 @@ class UserCalls(Calls):
         await self._properties.put(caller, user.key, body.properties)
         return _answer(caller, user, body.properties)
 
-    @Call(
+    @RestCall(
         "DELETE",
         _PROPERTIES,
         tokens=USER_OR_APPLICATION,

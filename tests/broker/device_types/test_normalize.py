@@ -1,4 +1,4 @@
-"""The conversion table (reference 8.4) cell by cell, and that the fast conversion always agrees with the general one."""
+"""The conversion table (reference 8.4) cell by cell, and that fast and general conversion always agree."""
 
 import json
 from typing import Any

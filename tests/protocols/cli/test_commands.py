@@ -82,6 +82,20 @@ def test_bad_configuration_exits_with_2(tmp_path: Path, content: str, named: str
     assert named in one_line(run)
 
 
+@pytest.mark.parametrize("listener", ["http]\ntls_bind", "mqtt]\ntls_bind", "coap]\ndtls_bind"])
+def test_unusable_certificate_exits_with_2(tmp_path: Path, listener: str) -> None:
+    """reference 27.1"""
+    certificate, config = tmp_path / "cert.pem", tmp_path / "trunkline.toml"
+    certificate.write_text("not a certificate")
+    config.write_text(
+        f'state_dir = "{tmp_path}/state"\n[{listener} = "127.0.0.1:0"\n'
+        f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate}"\n'
+    )
+    run = trunkline("serve", "--config", config)
+    assert run.returncode == 2
+    assert str(certificate) in one_line(run)
+
+
 def test_taken_port_exits_with_3(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"

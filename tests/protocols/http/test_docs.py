@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from protocols.http.docs.chapters import Call, chapters
-from protocols.http.docs.prose import Block, Section, sections, with_code
-from protocols.http.docs.rows import Rows
+from protocols.http.docs.chapters import DocumentedCall, chapters
+from protocols.http.docs.prose import ProseBlock, ProseSection, sections, with_code
+from protocols.http.docs.rows import MemberRows
 from protocols.http.openapi.document import document
 from protocols.http.openapi.serving import ALL_NOUNS
 
-SHAPES = Rows(
+SHAPES = MemberRows(
     {
         "components": {
             "schemas": {
@@ -64,8 +64,8 @@ def test_a_shape_within_itself_ends() -> None:
 def test_markdown_is_headings_paragraphs_and_lists() -> None:
     text = "## One\n\nA line\nand another.\n\n- first\n  item\n- second\n\n## Two\n\nEnd."
     assert sections(text) == (
-        Section("One", (Block(False, ("A line and another.",)), Block(True, ("first item", "second")))),
-        Section("Two", (Block(False, ("End.",)),)),
+        ProseSection("One", (ProseBlock(False, ("A line and another.",)), ProseBlock(True, ("first item", "second")))),
+        ProseSection("Two", (ProseBlock(False, ("End.",)),)),
     )
 
 
@@ -81,7 +81,7 @@ def test_code_stands_between_backticks(text: str, html: str) -> None:
     assert with_code(text) == html
 
 
-def call(operation_id: str) -> Call:
+def call(operation_id: str) -> DocumentedCall:
     found = [one for chapter in chapters(document("http://here/v1.1", ALL_NOUNS)) for one in chapter.calls]
     (named,) = (one for one in found if one.anchor == operation_id)
     return named

@@ -1,14 +1,14 @@
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from msgspec import Raw
 
-from broker.errors import BadRequest, ValidationFailed
+from broker.errors import BadRequest, Finding, ValidationFailed
 from config.limits import JSON_NESTING_MAX
-from protocols.http.reading import Query, integer, members
+from protocols.http.reading import Given, Query, Rule, Valid, integer_of, json_object, members
 from protocols.http.schema import Count, Offset
 
 
@@ -91,12 +91,12 @@ def test_every_wrong_member_is_named() -> None:
     [(5, 5), (5.9, 5), (-5.9, -5), ("5", 5), ("5.", 5), ("+5.9", 5), ("-1", -1), (" 7 ", 7), (10**30, 10**30)],
 )
 def test_an_integer_may_have_a_fraction_or_be_a_text(value: object, expected: int) -> None:
-    assert integer(value) == expected
+    assert integer_of(value) == expected
 
 
 @pytest.mark.parametrize("value", [True, "", "a", "1e3", "0x1", "٣", "5,0", float("inf"), float("nan"), None, []])
 def test_anything_else_is_no_integer(value: object) -> None:
-    assert integer(value) is None
+    assert integer_of(value) is None
 
 
 @pytest.mark.parametrize(
@@ -160,3 +160,96 @@ def test_findings_name_the_parameter(query: bytes, read: Callable[[Query], Any],
     with pytest.raises(ValidationFailed) as caught:
         parsed.check()
     assert refused.items() <= findings(caught.value).items()
+
+
+def _too_early(given: Given) -> list[Finding]:
+    until, size = given.values["until"], given.values["size"]
+    return [Finding("size", ("Invalid value",))] if until is not None and until < size else []
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """Members with everything that is checked."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=3), Valid(str.isalpha)]
+    size: Annotated[int, msgspec.Meta(ge=1, le=5)] = 2
+    order: Literal["asc", "desc"] = "asc"
+    until: Annotated[int, Rule(_too_early)] | None = None
+
+
+class Checked(Asked, kw_only=True):
+    data: Raw
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"name":"abc","data":1}', ("abc", 2, "asc", None)),
+        (b'{"name":"abc","data":1,"order":"DESC","size":"5","until":null}', ("abc", 5, "desc", None)),
+        (b'{"name":"a","data":{},"size":null,"order":null,"until":"9"}', ("a", 2, "asc", 9)),
+    ],
+)
+def test_what_is_right_passes_all_checks(body: bytes, expected: tuple[object, ...]) -> None:
+    read = members(body, Checked)
+    assert (read.name, read.size, read.order, read.until) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", [("name", "Required parameter"), ("data", "Required parameter")]),
+        (
+            b'{"name":"","data":null}',
+            [("name", "Required parameter"), ("name", "Invalid value"), ("data", "Required parameter")],
+        ),
+        (b'{"name":"ab1d","data":1}', [("name", "Maximum length 3"), ("name", "Invalid value")]),
+        (b'{"name":"a","size":0,"order":"up","data":1}', [("size", "Minimum value 1"), ("order", "Invalid value")]),
+        (b'{"name":"a","size":6,"data":1,"until":5}', [("size", "Maximum value 5"), ("size", "Invalid value")]),
+        (b'{"name":"a","size":5,"data":1,"until":4}', [("size", "Invalid value")]),
+        (b'{"name":"a","data":null}', [("data", "Required parameter")]),
+        (
+            b'{"name":1,"size":[],"order":2,"data":null}',
+            [("name", "Text field only"), ("size", "Numeric field only"), ("order", "Text field only")],
+        ),
+    ],
+)
+def test_everything_that_is_wrong_is_found_in_the_order_of_the_members(
+    body: bytes, expected: list[tuple[str, str]]
+) -> None:
+    """Members of the wrong type are told first, and alone."""
+    with pytest.raises(ValidationFailed) as caught:
+        members(body, Checked)
+    assert [(finding.field, *finding.messages) for finding in caught.value.findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (
+            b"size=0&order=up&until=x",
+            [
+                ("name", "Required parameter"),
+                ("size", "Minimum value 1"),
+                ("order", "Invalid value"),
+                ("until", "Numeric field only"),
+            ],
+        ),
+        (b"name=a&size=5&until=4", [("size", "Invalid value")]),
+    ],
+)
+def test_a_query_is_checked_by_the_same_declaration(query: bytes, expected: list[tuple[str, str]]) -> None:
+    parsed = Query(query)
+    parsed.members(Asked, None)
+    with pytest.raises(ValidationFailed) as caught:
+        parsed.check()
+    assert [(finding.field, *finding.messages) for finding in caught.value.findings] == expected
+
+
+def test_a_json_object_is_left_as_it_is() -> None:
+    assert json_object(b'{"a":[1]}') == {"a": [1]}
+    assert json_object(b"") == {}
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b" ", b'{"x":"\xff"}'])
+def test_what_is_no_json_object_is_a_bad_request_to_callers_that_read_the_members_themselves(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        json_object(body)

@@ -1,0 +1,24 @@
+"""The rooms of the broker that the commands of the control socket use."""
+
+from typing import Protocol
+
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.monetization.room import MonetizationRoom
+from broker.provisioning import Provisioning
+
+
+class ControlRooms(Protocol):
+    """`broker/services.py: Services` has them all; a capability that is not named here is not used here."""
+
+    @property
+    def core(self) -> Core: ...
+
+    @property
+    def device_types(self) -> DeviceTypesRoom: ...
+
+    @property
+    def monetization(self) -> MonetizationRoom: ...
+
+    @property
+    def provisioning(self) -> Provisioning: ...

@@ -1,0 +1,24 @@
+"""The rooms of the broker that the accounts server uses."""
+
+from typing import Protocol
+
+from broker.accounts.room import AccountsRoom
+from broker.devices.room import DevicesRoom
+from broker.monetization.room import MonetizationRoom
+from broker.registration.room import RegistrationRoom
+
+
+class AccountsServerRooms(Protocol):
+    """`broker/services.py: Services` has them all; a capability that is not named here is not used here."""
+
+    @property
+    def accounts(self) -> AccountsRoom: ...
+
+    @property
+    def devices(self) -> DevicesRoom: ...
+
+    @property
+    def monetization(self) -> MonetizationRoom: ...
+
+    @property
+    def registration(self) -> RegistrationRoom: ...
