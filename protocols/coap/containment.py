@@ -1,6 +1,7 @@
 """The one place where CoAP catches exceptions that no code expects, which are bugs of the daemon."""
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar, TypeVarTuple
@@ -25,7 +26,13 @@ class Failure:
     error_id: str
 
 
-def contain(event: str, peer: Hashable, act: Callable[[*_Arguments], T], *arguments: *_Arguments) -> T | Failure:
+def contain(
+    event: str,
+    end: Callable[[Hashable], None] | None,
+    peer: Hashable,
+    act: Callable[[*_Arguments], T],
+    *arguments: *_Arguments,
+) -> T | Failure:
     """Call a function whose exceptions end one exchange, session or observation and touch nothing else.
 
     An exception is logged once and not raised. A call and not a `with` block, because each message takes three of them:
@@ -33,6 +40,7 @@ def contain(event: str, peer: Hashable, act: Callable[[*_Arguments], T], *argume
 
     Args:
         event: the event in the log.
+        end: called with `peer` after an exception, to end what the call was part of; its own exceptions are dropped.
         peer: the address of the peer, or the key of its session.
         act: what to call.
         arguments: of the call.
@@ -40,7 +48,11 @@ def contain(event: str, peer: Hashable, act: Callable[[*_Arguments], T], *argume
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 - this is what the function is for
-        return _logged(event, peer, error, _NO_DETAILS)
+        failure = _logged(event, peer, error, _NO_DETAILS)
+        if end is not None:
+            with suppress(Exception):  # the bug that was just logged may also break the end
+                end(peer)
+        return failure
 
 
 async def contain_async(

@@ -84,6 +84,8 @@ class Endpoint:
         self._guard = guard
         self._limits = limits or SessionLimits()
         self.now = now
+        #: Takes a key, a function and its arguments: an exception ends the session with the key and nothing else.
+        self.contained: Callable[..., object] = partial(contain, "coap_session_failed", self._close_failed)
         self._chance = chance
         self._sessions = CoapSessions(self._limits)
         self._observers = Observers(rooms, guard, now, self._changed, self.contained)
@@ -124,21 +126,17 @@ class Endpoint:
         self._make_room(session)
         if self._next_sweep == inf:
             self._next_sweep = now + SESSION_SWEEP_SECONDS
-            self._wake_by(self._next_sweep)
+            if self._next_sweep < self._wakes_at:
+                self._sooner.set()
         return session
 
     def find(self, key: Hashable) -> CoapSession | None:
         """The open session of a peer."""
         return self._sessions.find(key)
 
-    def contained(self, key: Hashable, act: Callable[..., object], *arguments: object) -> None:
-        """Call a function. An exception ends the session with this key, if there is one, and nothing else."""
-        if isinstance(contain("coap_session_failed", key, act, *arguments), Failure):
-            self._close_failed(key)
-
     def close(self, session: CoapSession) -> None:
         """End a session: tell its observers and forget it. An exception on the way is logged, and the session ends."""
-        contain("coap_session_failed", session.key, self._close, session)
+        contain("coap_session_failed", None, session.key, self._close, session)
 
     def _close(self, session: CoapSession) -> None:
         if session.is_closed:
@@ -155,8 +153,7 @@ class Endpoint:
     def _close_failed(self, key: Hashable) -> None:
         session = self._sessions.find(key)
         if session is not None:
-            with suppress(Exception):  # the bug that was just logged may also break the end
-                self._close(session)
+            self._close(session)
 
     def _make_room(self, latest: CoapSession) -> None:
         while (session := self._sessions.surplus(latest)) is not None:
@@ -188,8 +185,7 @@ class Endpoint:
             key: the address.
             datagram: what came.
         """
-        if contain("coap_session_failed", key, self._receive_from, send_to, key, datagram) is not None:
-            self._close_failed(key)
+        self.contained(key, self._receive_from, send_to, key, datagram)
 
     def _receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> None:
         try:
@@ -243,7 +239,7 @@ class Endpoint:
         match event:
             case RequestReceived(incoming):
                 self._requests += 1
-                failure = contain("coap_request_failed", session.key, self._request, session, incoming, now)
+                failure = contain("coap_request_failed", None, session.key, self._request, session, incoming, now)
                 if failure is not None and not incoming.is_answered:
                     self._answer_failure(session, incoming, failure)
             case Delivered(tag):
@@ -299,13 +295,10 @@ class Endpoint:
         session.flush()
         self._sessions.account(session)
         self._sessions.schedule(session)
-        self._wake_by(session.scheduled)
+        if session.scheduled < self._wakes_at:
+            self._sooner.set()
 
     # --- Time --------------------------------------------------------------------------------------------------------
-
-    def _wake_by(self, moment: float) -> None:
-        if moment < self._wakes_at:
-            self._sooner.set()
 
     def tick(self, now: float) -> None:
         """Do what is due at `now`: retransmissions, time-outs, and the sweep of all sessions every few seconds."""

@@ -63,7 +63,7 @@ class Observers:
         guard: AmplificationGuard | None,
         now: Callable[[], float],
         changed: Callable[[CoapSession], None],
-        contained: Callable[..., None],
+        contained: Callable[..., object],
     ) -> None:
         """No observations.
 

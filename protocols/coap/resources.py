@@ -92,7 +92,7 @@ class Resources:
         observers: Observers,
         reply: _Reply,
         authenticated: Callable[[CoapSession], None],
-        contained: Callable[..., None],
+        contained: Callable[..., object],
     ) -> None:
         """The resources of one endpoint.
 
@@ -194,7 +194,7 @@ class Resources:
     ) -> None:
         if isinstance(outcome, tuple):
             serve = partial(self._serve_or_refuse, session, incoming, request, *outcome, now)
-            failure = contain("coap_request_failed", session.key, serve)
+            failure = contain("coap_request_failed", None, session.key, serve)
             if failure is None or incoming.is_answered:
                 return
             outcome = failure

@@ -116,7 +116,7 @@ async def serve_coap_dtls(
 class _DtlsSession(NamedTuple):
     """What takes the records of a session, and the key of the ClientHello that began it."""
 
-    take: Callable[[bytes], None]
+    take: Callable[[bytes], object]
     hello: int
 
 

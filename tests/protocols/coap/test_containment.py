@@ -120,7 +120,10 @@ async def test_the_log_has_the_peer_and_the_error(peer: object, logged: str) -> 
         raise ZeroDivisionError
 
     with capture_logs() as logs:
-        failures = [contain("event", peer, _broken), await contain_async("event", peer, fail, details={"more": 1})]
+        failures = [
+            contain("event", None, peer, _broken),
+            await contain_async("event", peer, fail, details={"more": 1}),
+        ]
     assert [(entry["event"], entry["peer"], entry.get("more")) for entry in logs] == [
         ("event", logged, None),
         ("event", logged, 1),
@@ -133,8 +136,22 @@ async def test_without_an_exception_the_result_is_returned() -> None:
     async def add(one: int, other: int) -> int:
         return one + other
 
-    assert contain("event", "peer", int, "7") == 7
+    assert contain("event", None, "peer", int, "7") == 7
     assert await contain_async("event", "peer", add, 3, 4) == 7
+
+
+@pytest.mark.parametrize("does_end_raise", [False, True])
+def test_what_the_call_was_part_of_is_ended(does_end_raise: bool) -> None:
+    ended: list[object] = []
+
+    def end(peer: object) -> None:
+        ended.append(peer)
+        if does_end_raise:
+            raise ZeroDivisionError
+
+    with capture_logs() as logs:
+        contain("event", end, "peer", _broken)
+    assert (ended, len(logs)) == (["peer"], 1)
 
 
 async def test_a_cancellation_is_raised() -> None:
