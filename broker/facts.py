@@ -119,7 +119,7 @@ class DeviceDisabled(DeviceFact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceDeleted(DeviceFact):
-    """device.deleted: whatever depends on the device (rules, scenes, subscriptions, trials) must let go of it."""
+    """device.deleted: rules, scenes, subscriptions and trials must stop referring to the device."""
 
 
 @dataclass(frozen=True, slots=True)

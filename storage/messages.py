@@ -67,7 +67,7 @@ class Range:
     by_arrival: bool = False
 
     def conditions(self) -> Iterator[str]:
-        # The index is searched by one range of `ts`, so a page costs the same however deep it lies.
+        # The index is searched by one range of `ts`, so a page costs the same wherever it begins.
         if self.start_ms is not None:
             yield "ts BETWEEN :start AND :end"
         if self.after is not None:

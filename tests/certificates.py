@@ -1,4 +1,4 @@
-"""Certificates of devices and of those who vouch for them, made on the spot. No private key lies in the tree."""
+"""Makes certificates of devices and of their authorities at run time. No private key is in the repository."""
 
 import datetime as dt
 from collections.abc import Sequence

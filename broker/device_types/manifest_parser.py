@@ -156,7 +156,7 @@ class _Parser(DocumentReader):
         return ValueClass(text)
 
     def unit(self, source: JsonObject, path: str) -> str | None:
-        """`unitSymbol` is the text form already, so it wins over `unit`."""
+        """`unitSymbol` is the text form already, so it takes precedence over `unit`."""
         unit = self.text(source, f"{path}.unit", "unit")
         symbol = self.text(source, f"{path}.unitSymbol", "unitSymbol")
         return symbol or (unit_text(unit) if unit else None)

@@ -22,7 +22,7 @@ DEVICES = 200
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; its key lies beside it as `key.pem`."""
+    """A self-signed certificate for 127.0.0.1; its key is `key.pem` in the same folder."""
     folder = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])

@@ -1,4 +1,4 @@
-"""The small world that Schemathesis meets, and how it is told about it (test_schemathesis.py)."""
+"""Makes the objects that Schemathesis asks for, and puts their ids into the document (test_schemathesis.py)."""
 
 import datetime as dt
 import json

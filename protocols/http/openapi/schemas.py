@@ -101,7 +101,7 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _with_type(schema: Schema) -> Schema:
-    """The type that the document tells."""
+    """The type that the document shows."""
     if OTHER_TYPE in schema:
         schema["type"] = schema.pop(OTHER_TYPE)
         schema.pop("items", None)

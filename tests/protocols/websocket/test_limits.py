@@ -83,7 +83,7 @@ async def test_frames_of_any_type_count_be_they_valid_or_not(peers: Peers, frame
     await register(socket, KITCHEN, KITCHEN_TOKEN)
     for _ in range(3):
         answer = await ask(socket, **frame)
-        while answer.get("type") == "action":  # what it told itself to do
+        while answer.get("type") == "action":  # an Action that the device sent to itself
             answer = await said(socket)
         assert answer != limit()
     answers = [await ask(socket, data=DATA)]
