@@ -94,7 +94,7 @@ ID_PATTERN: Final = "^[0-9a-f]{32}$"
 Id = Annotated[str, text(pattern=ID_PATTERN)]
 #: reference 1.1: `dt` and 32 hexadecimal characters, a plain name of an imported type, or the unique name.
 TypeId = Annotated[str, text(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
-Milliseconds = Annotated[int, time_ms()]
+TimeMs = Annotated[int, time_ms()]
 #: Not negative.
 Amount = Annotated[int, integer(lowest=0)]
 

@@ -5,18 +5,19 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from broker.errors import too_long
+from broker.errors import BodyTooLarge, NotFound, PermissionDenied, Unauthorized, ValidationFailed, too_long
+from broker.limits.refusals import TooManyRequests
 from protocols.http.calls import RestCall
 from protocols.http.openapi import samples
 from protocols.http.schema import Id, Shape, about, integer, text
 
 USUAL_REASONS: Final = {
     "400": "The body is not a JSON object, or something in the request is wrong.",
-    "401": "Please provide a valid authorization header",
-    "403": "You don't have the right permissions: …",
-    "404": "Not Found",
-    "413": "Request body too large",
-    "429": "MINUTE rate limit exceeded",
+    "401": Unauthorized.template,
+    "403": str(PermissionDenied("…")),
+    "404": NotFound.template,
+    "413": BodyTooLarge.template,
+    "429": TooManyRequests.template,
     "5XX": "Our fault, or the store cannot be written at the moment",
 }
 
@@ -93,5 +94,5 @@ def error_example(status: str, reason: str) -> dict[str, Any] | None:
         return None
     if status == "400":
         errors = [[{"field": "name", "messages": [too_long(64)]}]]
-        return {"error": {"code": 4001, "message": "Validation Error", "id": samples.ERROR, "errors": errors}}
+        return {"error": {"code": 4001, "message": ValidationFailed.template, "id": samples.ERROR, "errors": errors}}
     return {"error": {"code": int(status), "message": reason, "id": samples.ERROR}}

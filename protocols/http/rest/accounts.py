@@ -7,6 +7,7 @@ from quart import Response
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
+from broker.errors import Unauthorized
 from protocols.http.accounts.information import check, tell_about
 from protocols.http.accounts.token import token_request
 from protocols.http.answers import json_answer
@@ -110,7 +111,7 @@ class AccountsCalls(RestCalls):
         counted=Counted.ADDRESS,
         accepts=Accepts({"application/json": _Token, FORM: _Token}, {"token": samples.TOKEN}),
         answers=Answers(type=Data[_Message], example={"data": {"message": "Token is valid"}}),
-        refusals={401: "Please provide a valid authorization header"},
+        refusals={401: Unauthorized.template},
     )
     async def check_token(self) -> Response:
         return await check(self._tokens)

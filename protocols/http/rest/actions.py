@@ -9,7 +9,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action
-from broker.errors import INVALID, Finding
+from broker.errors import INVALID, DestinationDeviceDisabled, Finding
 from broker.messages.room import MessagesRoom
 from config.limits import MAX_MESSAGE_BODY_BYTES
 from protocols.http.calls import ANY_TOKEN, NOTHING, Counted, InQuery, RestCall, RestCalls
@@ -107,7 +107,7 @@ class ActionCalls(RestCalls):
         counted=Counted.MESSAGES,
         body_limit=MAX_MESSAGE_BODY_BYTES,
         answers=STORED,
-        refusals={**SENDING_REFUSALS, 403: "Destination device is disconnected"},
+        refusals={**SENDING_REFUSALS, 403: DestinationDeviceDisabled.template},
     )
     async def send(self, caller: Caller, body: NewAction) -> Data[Sent]:
         return await self._sending.action(caller, body)

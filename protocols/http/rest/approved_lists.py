@@ -25,10 +25,10 @@ from protocols.http.schema import (
     Amount,
     Data,
     Id,
-    Milliseconds,
     NumberedPage,
     Paging,
     Shape,
+    TimeMs,
     TypeId,
     about,
     integer,
@@ -54,7 +54,7 @@ class ApprovedEntry(Shape):
 
     vdid: Annotated[str, text(longest=VENDOR_ID_MAX_CHARACTERS)]
     did: Annotated[Id, about("The device that uses it")] | None
-    uploaded_on: Milliseconds
+    uploaded_on: TimeMs
 
 
 class _Validity(Shape):

@@ -8,7 +8,7 @@ from broker.devices.registry import Device
 from broker.registration.certificates import certificate_info, certificate_signature
 from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.openapi import samples
-from protocols.http.schema import Amount, Id, Milliseconds, Shape, TypeId, about, absent_if_none, one_of, text
+from protocols.http.schema import Amount, Id, Shape, TimeMs, TypeId, about, absent_if_none, one_of, text
 from storage.records import DeviceRecord
 
 _NOT_IN_LISTS: Final = frozenset({"uid", "eid", "certificateSignature", "certificateInfo"})
@@ -26,7 +26,7 @@ class _Inventory(Shape, kw_only=True):
     manifest_version_policy: Annotated[str, one_of(("LATEST", "DEVICE"))]
     need_provider_auth: Annotated[bool, about("True exactly while `cloudAuthorization` is UNAUTHORIZED")]
     cloud_authorization: Annotated[str, one_of(("NO_AUTHORIZATION", "AUTHORIZED", "UNAUTHORIZED"))]
-    created_on: Milliseconds
+    created_on: TimeMs
     connected: Annotated[bool, about("Whether the device is enabled; it says nothing about being online")]
 
 
@@ -61,7 +61,7 @@ class _Entry(_Inventory):
     id: Id
 
 
-class DeviceEntry(_Entry, kw_only=True):
+class UserDevice(_Entry, kw_only=True):
     shape = "DeviceEntry"
     example = {member: value for member, value in samples.DEVICE.items() if member not in _NOT_IN_LISTS}
 
@@ -93,10 +93,10 @@ def record_of(
     )
 
 
-def device_entry(device: Device, *, share: str | None, with_share_info: bool, with_properties: bool) -> DeviceEntry:
+def device_entry(device: Device, *, share: str | None, with_share_info: bool, with_properties: bool) -> UserDevice:
     """A device in a list. `share` is the id of the share by which it is there; None for the user's own devices."""
     is_told = share is None and with_share_info
-    return DeviceEntry(
+    return UserDevice(
         device.id,
         **_inventory_members(device.record, device),
         shared_with_others=device.record.shared if is_told else UNSET,

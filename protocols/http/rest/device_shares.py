@@ -19,11 +19,11 @@ from protocols.http.schema import (
     Count,
     DataAndFlat,
     Id,
-    Milliseconds,
     NumberedPage,
     Offset,
     Paging,
     Shape,
+    TimeMs,
     about,
     one_of,
 )
@@ -47,7 +47,7 @@ class ShareObject(Shape):
     id: Id
     email: Annotated[str, about("Whom it is offered to", format="email")]
     status: Annotated[str, one_of(("PENDING", "ACCEPTED", "REJECTED"))]
-    shared_on: Milliseconds
+    shared_on: TimeMs
 
 
 class OfferedShare(ShareObject):

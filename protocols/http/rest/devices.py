@@ -20,7 +20,7 @@ from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid, boolean_of
-from protocols.http.rest.device_records import DeviceEntry, DeviceObject, device_entry, device_record, record_of
+from protocols.http.rest.device_records import DeviceObject, UserDevice, device_entry, device_record, record_of
 from protocols.http.rest.named import NAMED_USER, named_device
 from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Shape, TypeId, about, integer, text
 from protocols.http.schema import name as device_name
@@ -59,7 +59,7 @@ def _is_boolean_if_it_matters(given: Given) -> Iterator[Finding]:
 
 
 class _Devices(Shape):
-    devices: list[DeviceEntry]
+    devices: list[UserDevice]
 
 
 class _OfUser(Shape):

@@ -22,9 +22,9 @@ from protocols.http.schema import (
     Count,
     Data,
     Id,
-    Milliseconds,
     Offset,
     Shape,
+    TimeMs,
     about,
     absent_if_none,
     ids,
@@ -77,9 +77,9 @@ class ExportStatusObject(_Result, kw_only=True):
 
 
 class _EntryRequest(Shape):
-    request_date: Milliseconds
-    start_date: Milliseconds
-    end_date: Milliseconds
+    request_date: TimeMs
+    start_date: TimeMs
+    end_date: TimeMs
     order: _Order
     format: _Format
 
@@ -136,8 +136,8 @@ class _Wanted(Shape, kw_only=True):
     trial_id_as_specified: Annotated[str, about("The same as `trialId`")] | None = msgspec.field(
         default=None, name="trialID"
     )
-    start_date: Annotated[Milliseconds, Valid(_is_date)]
-    end_date: Annotated[Milliseconds, Valid(_is_date)]
+    start_date: Annotated[TimeMs, Valid(_is_date)]
+    end_date: Annotated[TimeMs, Valid(_is_date)]
     # An empty text stands for the default.
     order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS})] = "asc"
     format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS})] = "json"
@@ -155,8 +155,8 @@ class _Created(Shape, kw_only=True):
     sdids: _Sdids | UnsetType = UNSET
     sdtids: _Sdtids | UnsetType = UNSET
     trial_id: _TrialId | UnsetType = UNSET
-    start_date: Milliseconds
-    end_date: Milliseconds
+    start_date: TimeMs
+    end_date: TimeMs
     order: _Order
     format: _Format
     csv_headers: _CsvHeaders | UnsetType = UNSET

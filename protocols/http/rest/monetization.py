@@ -20,8 +20,8 @@ from protocols.http.schema import (
     Data,
     DataAndFlat,
     Id,
-    Milliseconds,
     Shape,
+    TimeMs,
     TypeId,
     about,
     integer,
@@ -65,8 +65,8 @@ class _Tier(Shape, kw_only=True):
     message_limit: Annotated[int, integer("Messages a day; -1 for any number", lowest=-1)]
     interval: _Interval
     billing_interval: _BillingInterval
-    created_on: Milliseconds
-    modified_on: Milliseconds
+    created_on: TimeMs
+    modified_on: TimeMs
 
 
 class TierObject(_Tier):
@@ -119,8 +119,8 @@ class PlanObject(Shape, kw_only=True):
     contact_info: _ContactInfo
     comments: _Description
     revenue_share_percent: Annotated[int, integer(lowest=0, highest=100)]
-    created_on: Milliseconds
-    modified_on: Milliseconds
+    created_on: TimeMs
+    modified_on: TimeMs
 
 
 class _PlanList(Shape):

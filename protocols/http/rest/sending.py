@@ -11,7 +11,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
+from broker.errors import INVALID, REQUIRED, Finding, PayloadTooLarge, SourceDeviceDisabled, ValidationFailed
 from broker.messages.room import MessagesRoom
 from broker.nesting import check_nesting
 from config.limits import MAX_ACTIONS_PER_MESSAGE
@@ -23,10 +23,9 @@ from protocols.http.schema import Data, Id, Shape, about, component, one_of, tim
 from storage.keys import Position
 
 SENDING_REFUSALS: Final = {
-    403: "Source device is disconnected",
+    403: SourceDeviceDisabled.template,
     404: "The device does not exist.",
-    413: f"Plan quota exceeded for organization {samples.OID}. Reason: Max payload size limit",
-    429: "MINUTE rate limit exceeded",
+    413: str(PayloadTooLarge(organization_id=samples.OID, device_id=samples.DID)),
 }
 STORED: Final = Answers(about="Stored durably, and visible to every later read")
 

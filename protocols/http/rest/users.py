@@ -13,7 +13,7 @@ from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Ch
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
-from protocols.http.schema import ID_PATTERN, Data, Id, Milliseconds, Shape, about, text
+from protocols.http.schema import ID_PATTERN, Data, Id, Shape, TimeMs, about, text
 from storage.records import UserRecord
 
 _PROPERTIES: Final = "/users/{uid}/properties"
@@ -45,8 +45,8 @@ class UserObject(Shape):
     email: Annotated[str, about("", format="email")]
     full_name: Annotated[str, about("Display name")]
     account_type: Annotated[str, about("LOCAL, or the name of the identity provider")]
-    created_on: Milliseconds
-    modified_on: Milliseconds
+    created_on: TimeMs
+    modified_on: TimeMs
 
 
 class UserProperties(Shape):
