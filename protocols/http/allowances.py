@@ -27,18 +27,21 @@ EXPOSED: Final = (
 
 
 def charge_to(device: Device, *, by_day: Device | None = None) -> None:
-    """The answer tells of the quotas of this device's organization, and of the daily one of `by_day`, or its own."""
+    """Add the quotas of the device's organization, and the daily quota of `by_day`, to the headers of the answer.
+
+    `by_day` is by default the same device.
+    """
     g.charged = device, by_day
 
 
 class Allowances:
     def __init__(self, limits: LimitsRoom, calls: Iterable[RestCall]) -> None:
         self._addresses = limits.addresses
-        self._by_address = _paths_by_address(calls)
+        self._by_address = paths_by_address(calls)
         self._quotas = limits.charged
 
     def install(self, app: Quart) -> None:
-        """Before any other `before_request`, so that those that answer do not answer too often."""
+        """Install this first: requests that another `before_request` function answers are counted, too."""
         app.before_request(self._count_address)
         app.after_request(self._add_headers)
 
@@ -59,7 +62,7 @@ class Allowances:
         return answer
 
 
-def _paths_by_address(calls: Iterable[RestCall]) -> re.Pattern[str]:
+def paths_by_address(calls: Iterable[RestCall]) -> re.Pattern[str]:
     """The REST paths on which requests are counted by address, with any method.
 
     Where all calls below a first word are counted so, all requests below that word are, also those to unknown paths.

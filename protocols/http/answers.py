@@ -33,7 +33,7 @@ def _json(payload: Any) -> bytes:
 
 
 def search_answer(payload: Any, started: float) -> Response:
-    """What message and Action searches answer. `started` is the `time.perf_counter` at which the search began."""
+    """The answer of a search of messages or Actions. `started` is the `time.perf_counter` when the search began."""
     answer = Response(_json(payload), content_type="application/json")
     answer.headers["Request-Time"] = f"{time.perf_counter() - started:.3f}"
     return answer
@@ -52,7 +52,7 @@ def error_answer(status: int, body: bytes) -> Response:
 
 
 async def answer_preflight() -> Response | None:
-    """OPTIONS on any REST path: no token, no body."""
+    """Answer OPTIONS on any REST path, without a token and without a body."""
     if request.method != "OPTIONS" or not is_rest() or request.routing_exception is not None:
         return None
     answer = Response(b"")
@@ -68,6 +68,6 @@ async def add_cors(answer: Response) -> Response:
 
 
 def is_rest() -> bool:
-    """The request is for a path of the REST API."""
+    """Whether the request is for a path of the REST API."""
     path = request.path
     return path.startswith(REST_ROOT) and path[len(REST_ROOT) : len(REST_ROOT) + 1] in {"", "/"}

@@ -14,7 +14,7 @@ from protocols.http.docs.pages import docs_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.to_come import TO_COME
 
-_CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
+CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _BODY_SECONDS: Final = 30
 _ANSWER_SECONDS: Final = 60
 
@@ -31,7 +31,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
 
 
 def build_accounts_app(services: Services) -> QuartTrio:
-    """The accounts paths alone, at the root."""
+    """Build the application of the accounts listener: only the accounts paths, at the root."""
     app = _new_app(services)
     install_accounts(app, services, services.core.site.own_accounts)
     return app
@@ -46,7 +46,7 @@ def _new_app(services: Services) -> QuartTrio:
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
     errors.install_error_handlers(app)
-    Allowances(services.limits, _CALLS).install(app)
+    Allowances(services.limits, CALLS).install(app)
     app.before_request(answers.answer_preflight)
     app.after_request(answers.add_cors)
     return app

@@ -43,9 +43,9 @@ class Counted(Enum):
 
     REST = "REST"
     MESSAGES = "POST /messages"
-    #: The limit of the address that calls.
+    #: The limit of the address from which the call comes.
     ADDRESS = "address"
-    #: Nothing.
+    #: No limit.
     NOT = "none"
 
 
@@ -59,19 +59,19 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class InQuery:
-    """The call is on what its query names: looked up before anything else that the query says is judged."""
+    """The call is on what its query names. `find` looks it up before the other parameters are checked."""
 
     find: Callable[[Any, Caller, Query], Awaitable[Any]]
 
 
-#: A method of the noun. It gets the caller (or the client certificate) and the names in the path in their order, looks
-#: up what they name, checks the permission on it, and returns what the handler works on.
+#: A method of the noun. It gets the caller (or the client certificate) and the names in the path in their order. It
+#: looks up what they name, checks the permission on it, and returns what the handler works on.
 Finder = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFinder:
-    """The same for objects that paths of several nouns name: `find` gets a `Named` in the place of the noun."""
+    """A finder of objects that paths of several nouns name. `find` gets a `Named` in the place of the noun."""
 
     find: Finder
 
@@ -92,7 +92,7 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """What a body is that is more than one struct in JSON: types by content type, with an example of all of them."""
+    """What the document says of a body that is not just one struct in JSON: types by content type, and one example."""
 
     types: Mapping[str, Any]
     example: object
@@ -185,7 +185,7 @@ class RestCall:
             raise TypeError(f"{self}: `accepts` must describe a body that is no struct")
 
     def _check_finder(self, find: Finder) -> None:
-        """It gets itself, who calls, and the names in the path; and it returns what the handler takes."""
+        """A finder gets its object, the caller and the names in the path, and returns what the handler takes."""
         if len(signature(find).parameters) != 2 + len(self.names):
             raise TypeError(f"{self}: the path names {self.names}, which the finder does not take")
         found = get_type_hints(find).get("return")
@@ -199,7 +199,7 @@ class RestCall:
 
     @property
     def queries(self) -> tuple[Any, ...]:
-        """The structs that the query may be."""
+        """The structs as which the query may be read."""
         kind = self.hints.get("query", self.query)
         return () if kind is None else get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
@@ -252,7 +252,7 @@ class RestCalls:
 
     @classmethod
     def declared(cls) -> Iterator[RestCall]:
-        """In the order in which they stand in the class."""
+        """The declarations, in the order in which they stand in the class."""
         for method in vars(cls).values():
             yield from getattr(method, "declarations", ())
 

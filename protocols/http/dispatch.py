@@ -52,7 +52,7 @@ def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]
 
 
 class _Admission:
-    """The first check: who calls. The refusal of a caller over its limit waits until the object was found."""
+    """The first check: who calls. A caller over its limit is refused later, after the object was found."""
 
     def __init__(self, call: RestCall, guard: Guard) -> None:
         self._needs_certificate = call.needs_certificate
@@ -72,7 +72,7 @@ class _Admission:
 
     @staticmethod
     async def _token_in(body: "_Body") -> str | None:
-        """A body that cannot be read has none: what is wrong with the body is told to callers who have a token."""
+        """The token in the body, if the header has none. A body that cannot be read has no token."""
         if token_in_header() is not None:
             return None
         try:
@@ -128,7 +128,7 @@ class _Endpoint:
         return answer if isinstance(answer, Response) else self._rendered(answer, started)
 
     async def _read(self, performer: Caller | ClientCertificate | None, found: object) -> dict[str, Any]:
-        """The handler's arguments. A body that cannot be read is told before what is wrong with the query."""
+        """Read the handler's arguments. What is wrong with the body is reported before what is wrong with the query."""
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
         query = Query(request.query_string) if self._queries else None

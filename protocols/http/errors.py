@@ -1,4 +1,4 @@
-"""Refusals and failures as REST tells them (reference 3).
+"""Refusals and failures as REST answers (reference 3).
 
 Every error has a fresh id that the caller and the log both see.
 """
@@ -44,7 +44,7 @@ async def _store_failed(error: StoreError) -> Response:
 
 
 async def refused_by_http(error: HTTPException) -> Response:
-    """What Quart refuses by itself: unknown paths, wrong methods, bodies that are too long or too slow."""
+    """Answer what Quart refuses: unknown paths, wrong methods, bodies that are too long or too slow."""
     status = error.code or 500
     if status == 413:
         return await _refused(BodyTooLarge())
@@ -54,7 +54,7 @@ async def refused_by_http(error: HTTPException) -> Response:
 
 
 def allow_methods(answer: Response, error: HTTPException) -> Response:
-    """The answer, with the methods that would have been right."""
+    """Add the methods that the path takes to an answer to a wrong method."""
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         answer.headers["Allow"] = ", ".join(sorted(error.valid_methods))
     return answer

@@ -1,6 +1,6 @@
-"""Reading requests by the rules of reference 1.3: lenient about form, exact about what is wrong.
+"""Read queries and bodies by the rules of reference 1.3.
 
-Both readers collect every finding before they refuse, so that a caller learns of all of them at once.
+Queries and bodies are read into structs. All findings are collected, so that a caller learns of all of them at once.
 """
 
 import math
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was read of a query or a body so far, by the names of the struct's fields, and who sent it."""
+    """The members of a query or a body that are read so far, by the names of the struct's fields, and the caller."""
 
     values: dict[str, Any]
     caller: Caller | None
@@ -86,17 +86,24 @@ class _MemberReader:
             self._options = {one.value.lower(): one for one in annotation}
         self.kind = str if self._options else annotation
         self.is_required = field.required
-        self.default = None if field.required else field.default
-        if field.default_factory is not msgspec.NODEFAULT:
-            self.default = field.default_factory()
+        self._field = field
         self._bounds = [note for note in notes if isinstance(note, msgspec.Meta)]
+        if any(bound.gt is not None or bound.lt is not None or bound.multiple_of is not None for bound in self._bounds):
+            raise TypeError(f"{field.name}: no finding says what is wrong with this bound")
         self._valid = [note for note in notes if isinstance(note, Valid)]
         self._rules = [note for note in notes if isinstance(note, Rule)]
         self.is_required_raw = self.is_required and annotation is Raw
         self.has_rules = bool(self._valid or self._rules or self.is_required_raw)
 
+    @property
+    def default(self) -> Any:
+        """The value of an absent member; None if the member is required."""
+        if self._field.default_factory is not msgspec.NODEFAULT:
+            return self._field.default_factory()
+        return None if self.is_required else self._field.default
+
     def judged(self, value: Any) -> tuple[Any, list[str]]:
-        """The value, an option as it is spelled in the declaration; and what is wrong with it."""
+        """The value, an option as it is spelled in the declaration, and the texts of what is wrong with the value."""
         if self._options:
             if (option := self._options.get(value.lower())) is None:
                 return self.default, [INVALID]
@@ -114,22 +121,23 @@ class _MemberReader:
 
 
 def _broken_bounds(value: Any, bound: msgspec.Meta) -> Iterator[str]:
+    """An empty text or list that must not be empty is the same as an absent one."""
     if isinstance(value, int):
         if bound.ge is not None and value < bound.ge:
             yield too_low(bound.ge)
         elif bound.le is not None and value > bound.le:
             yield too_high(bound.le)
-    elif isinstance(value, str):
-        if bound.min_length and not value:
-            yield REQUIRED
+    elif isinstance(value, str | list):
+        if bound.min_length is not None and len(value) < bound.min_length:
+            yield f"Minimum length {bound.min_length}" if value else REQUIRED
         elif bound.max_length is not None and len(value) > bound.max_length:
             yield too_long(bound.max_length)
-        elif bound.pattern is not None and re.fullmatch(bound.pattern, value) is None:
+        elif bound.pattern is not None and isinstance(value, str) and re.fullmatch(bound.pattern, value) is None:
             yield INVALID
 
 
 def _without_notes(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """`T` of `Annotated[T, …] | None`, and what is noted about it."""
+    """`T` of `Annotated[T, …] | None`, and its annotations."""
     if get_origin(annotation) in {Union, types.UnionType}:
         plain = [one for one in get_args(annotation) if one not in {types.NoneType, msgspec.UnsetType}]
         if len(plain) != 1:
@@ -153,7 +161,7 @@ def _members_with_rules(kind: type[msgspec.Struct]) -> tuple[_MemberReader, ...]
 
 
 def has_first_member(query: "Query", kind: type[msgspec.Struct]) -> bool:
-    """Whether the first member of `kind` is given: which of several queries a call is asked with."""
+    """Whether the first member of `kind` is given. It decides as which of several structs a query is read."""
     return query.text(_members_of(kind)[0].wire) is not None
 
 
@@ -166,7 +174,7 @@ def has_value(raw: Raw) -> bool:
 
 
 async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Raises BodyTooLarge; Quart itself refuses what is over its own limit, or too slow."""
+    """The body of the request. Quart refuses bodies over its own limit, and slow ones. Raises BodyTooLarge."""
     if (request.content_length or 0) > limit:
         raise BodyTooLarge
     body = await request.get_data(cache=True, as_text=False, parse_form_data=False)
@@ -200,7 +208,7 @@ def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """A JSON object whose members are read elsewhere. Raises BadRequest."""
+    """A JSON object as it is, for a caller that reads the members. Raises BadRequest."""
     try:
         check_nesting(body)
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
@@ -286,7 +294,7 @@ def boolean_of(text: str) -> bool | None:
 
 
 class Query:
-    """The parameters of a request. Findings wait until `check`, so read everything first."""
+    """The parameters of a request. What is wrong with them is collected, and raised by `check`."""
 
     def __init__(self, query_string: bytes) -> None:
         self._values: dict[str, list[str]] = {}
@@ -299,11 +307,11 @@ class Query:
         return cls(request.query_string)
 
     def check(self) -> None:
-        """Raises ValidationFailed with everything found so far."""
+        """Raises ValidationFailed with all findings so far."""
         _refuse(self._findings)
 
     def members(self, kind: type[msgspec.Struct], caller: Caller | None) -> dict[str, Any]:
-        """The fields of `kind`, by name. Findings wait until `check`; only after that `kind` can be made of them."""
+        """The fields of `kind` by name. Findings are raised by `check`; `kind` must be built after it."""
         given = Given({}, caller)
         for one in _members_of(kind):
             value: Any = self._value(one)

@@ -1,8 +1,8 @@
 """Queries, bodies and answers: their base class, descriptions of their members, and the envelopes they share.
 
-A member is `Annotated[type, …]`. The functions under Descriptions describe a member for the document; values that
-clients send are not checked against them. Checks are in a `Meta` of their own (`ge`, `le`, `min_length`, `max_length`,
-`pattern`) or in the markers of `reading`.
+A member is `Annotated[type, …]`. The types and functions under Descriptions only describe it: what a client sends is
+not checked against them. Checks stand in a `Meta` (`ge`, `le`, `min_length`, `max_length`, `pattern`) or in the markers
+of `reading`.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS, PAGE_COUNT_DE
 Schema = dict[str, Any]
 T = TypeVar("T")
 
-#: Keyword for a type that is another one in the document than here, such as a list that comes as one text.
+#: Keyword that replaces the type of a member in the document, for instance of a list that comes as one text.
 OTHER_TYPE: Final = "x-type"
 
 
@@ -68,7 +68,7 @@ def integer(
 
 
 def time_ms(description: str = "A time", *, example: int | None = None) -> Meta:
-    """A point in time."""
+    """A point in time in milliseconds."""
     said = f"{description}, in milliseconds since the epoch"
     return about(said, format="int64", minimum=0, maximum=2**63 - 1, example=example)
 
@@ -94,7 +94,7 @@ ID_PATTERN: Final = "^[0-9a-f]{32}$"
 Id = Annotated[str, text(pattern=ID_PATTERN)]
 #: reference 1.1: `dt` and 32 hexadecimal characters, a plain name of an imported type, or the unique name.
 TypeId = Annotated[str, text(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
-TimeMs = Annotated[int, time_ms()]
+Timestamp = Annotated[int, time_ms()]
 #: Not negative.
 Amount = Annotated[int, integer(lowest=0)]
 
@@ -140,5 +140,5 @@ def absent_if_none(value: T | None) -> T | UnsetType:
 
 
 def spliced(entries: Iterable[bytes]) -> list[Any]:
-    """Entries that are JSON texts already, for a member that is declared as a list of their shape."""
+    """JSON texts as the value of a member that is declared as a list of their shape."""
     return [Raw(entry) for entry in entries]

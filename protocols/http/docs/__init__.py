@@ -1,1 +1,1 @@
-"""/docs: the OpenAPI document as pages for people, rendered here. They need no script and nothing from elsewhere."""
+"""/docs: the OpenAPI document as pages for people. The pages use no script and load nothing from other servers."""

@@ -1,4 +1,4 @@
-"""What the pages show, worked out from the OpenAPI document: chapters with calls."""
+"""The contents of the pages, made of the OpenAPI document: chapters with calls."""
 
 import json
 import shlex
@@ -56,7 +56,7 @@ class DocumentedChapter:
 
 
 def chapters(document: Mapping[str, Any]) -> tuple[DocumentedChapter, ...]:
-    """In the order of the document."""
+    """The chapters in the order of the document."""
     reader = _Reader(document)
     return tuple(
         DocumentedChapter(slug_of(tag["name"]), tag["name"], tag["description"], tuple(reader.calls(tag["name"])))
@@ -65,7 +65,7 @@ def chapters(document: Mapping[str, Any]) -> tuple[DocumentedChapter, ...]:
 
 
 def slug_of(title: str) -> str:
-    """Its name in addresses."""
+    """The name of a chapter or a section in addresses."""
     return title.lower().replace(" ", "-")
 
 
@@ -116,7 +116,7 @@ class _Reader:
         )
 
     def _body(self, content: Mapping[str, Any]) -> tuple[FormRows, ...]:
-        """Of the first content type: where there are several, they say the same."""
+        """The forms of a body in its first content type: the schemas of the others are the same."""
         if not content:
             return ()
         schema = next(iter(content.values()))["schema"]

@@ -1,4 +1,4 @@
-"""The pages: the overview, and one for each chapter. They change only when the daemon's address does."""
+"""The pages: the overview, and one for each chapter. They change only when the daemon's address changes."""
 
 from importlib.resources import files
 from typing import Final
@@ -59,7 +59,7 @@ def docs_blueprint(site: Site) -> Blueprint:
 
 
 class _Book:
-    """All pages for one address. Each is rendered when it is first asked for."""
+    """All pages for one address. A page is rendered at its first request."""
 
     def __init__(self, site: Site) -> None:
         described = document(f"{site.origin}{REST_ROOT}", ALL_NOUNS)
@@ -71,7 +71,7 @@ class _Book:
         self._pages: dict[str, str] = {}
 
     def page(self, slug: str) -> str | None:
-        """The overview has no slug."""
+        """A page by its slug, which is empty for the overview; None if there is no such page."""
         if slug not in self._pages:
             if slug and slug not in self._chapters:
                 return None

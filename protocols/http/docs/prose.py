@@ -1,4 +1,4 @@
-"""The little Markdown that the document has: headings, paragraphs, lists and `code`."""
+"""The Markdown that the document uses: headings, paragraphs, lists and `code`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ProseSection:
 
 
 def sections(markdown: str) -> tuple[ProseSection, ...]:
-    """What stands below each heading `## …`."""
+    """The sections of a text, each with a heading `## …`."""
     parts = (part.partition("\n") for part in markdown.split("## ")[1:])
     return tuple(ProseSection(title.strip(), tuple(_blocks(text))) for title, _, text in parts)
 
@@ -34,6 +34,6 @@ def _blocks(text: str) -> Iterator[ProseBlock]:
 
 
 def with_code(text: str) -> Markup:
-    """What stands between backticks as code."""
+    """Text as HTML, in which parts between backticks are code."""
     parts = str(escape(text)).split("`")
     return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704 - escaped

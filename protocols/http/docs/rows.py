@@ -1,4 +1,4 @@
-"""Schemas as the rows of a table: one for each member, those of inner objects below it."""
+"""Schemas as the rows of a table: one row for each member, with the members of inner objects below."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class MemberRow:
 
 
 class MemberRows:
-    """Knows the shapes that others refer to."""
+    """Makes rows of schemas, which may refer to the components of the document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._shapes: Mapping[str, Any] = document["components"]["schemas"]
@@ -39,7 +39,7 @@ class MemberRows:
         return MemberRow(name, depth, self._type(schema), required, tuple(_bounds(shape)), shape.get("description", ""))
 
     def alternatives(self, schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """The shapes that something may have: mostly one."""
+        """The schemas of which a value has one; usually there is only one."""
         shape = self._resolved(schema)
         found: Sequence[Mapping[str, Any]] = shape.get("anyOf") or shape.get("oneOf") or (shape,)
         return found

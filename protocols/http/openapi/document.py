@@ -90,7 +90,7 @@ class _Document:
         }
 
     def _paths(self, chapters: Iterable[Chapter]) -> dict[str, Any]:
-        """Chapter by chapter: pages show calls in the order of the document."""
+        """The paths, chapter by chapter: pages show calls in the order of the document."""
         paths: dict[str, Any] = {}
         for chapter in chapters:
             for noun in self._nouns:
@@ -127,7 +127,7 @@ class _Document:
             yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
 
     def _in_query(self, call: RestCall) -> Iterator[dict[str, Any]]:
-        """The parameters of all queries that a call may be asked with; those of each of them are required."""
+        """The parameters of all structs as which the query may be read. Required are those that all structs require."""
         queries = [self._schemas.properties(query) for query in call.queries]
         for name in dict.fromkeys(name for query in queries for name in query):
             schema = next(query[name][0] for query in queries if name in query)
@@ -143,7 +143,7 @@ class _Document:
         content: dict[str, Any] = {}
         for content_type, kind in accepts.types.items():
             content[content_type] = {"schema": self._schemas.of(kind)}
-            if content_type != "multipart/form-data":  # the example is of what is not in parts
+            if content_type != "multipart/form-data":  # the example is not in parts
                 content[content_type]["example"] = accepts.example
         return {"required": accepts.is_required, "content": content}
 
@@ -170,7 +170,7 @@ class _Document:
         return self._refused(status, reason, call.counted)
 
     def _usual_refusals(self) -> dict[str, Any]:
-        """Those that calls have in common; answers to counted calls have more headers."""
+        """The refusals that many calls have, by the names of their components."""
         return {
             _usual_name(status, counted): self._refused(status, reason, counted)
             for counted in _REFUSAL_KINDS
@@ -193,7 +193,7 @@ class _Document:
 
 
 def _operation_id(call: RestCall) -> str:
-    """Such as `getDevicesByDidStatus`."""
+    """The name of a call, such as `getDevicesByDidStatus`."""
     words = call.path.replace(".", "/").strip("/").split("/")
     named = (f"By{word[1].upper()}{word[2:-1]}" if word[0] == "{" else word[0].upper() + word[1:] for word in words)
     return call.method.lower() + "".join(named)

@@ -85,7 +85,7 @@ def _expected(call: RestCall) -> Iterator[int]:
 
 
 def error_shape(call: RestCall, status: str) -> type[Shape]:
-    """Calls of the accounts server have texts for codes."""
+    """The shape of an error. In errors of /accounts/token the code is a text."""
     return TextErrorBody if call.path == "/accounts/token" and status in {"400", "401"} else ErrorBody
 
 

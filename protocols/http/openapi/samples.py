@@ -1,4 +1,4 @@
-"""The ids and times of all examples: one user with one application and one device."""
+"""Ids and other values that all examples use."""
 
 from typing import Any, Final
 
@@ -38,8 +38,3 @@ DEVICE: Final[dict[str, Any]] = {
     "certificateInfo": None,
     "sharedWithOthers": False,
 }
-
-
-def page(**content: object) -> dict[str, object]:
-    """A page with one item."""
-    return {"data": content, "total": 1, "offset": 0, "count": 1}

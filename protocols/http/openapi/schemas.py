@@ -16,7 +16,7 @@ _WITHIN: Final = "{name}"
 
 
 class Schemas:
-    """Collects the components that the schemas it has made refer to."""
+    """Makes schemas of types, and collects the components to which the schemas refer."""
 
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
@@ -32,7 +32,7 @@ class Schemas:
         return self._tidy(schema, parts, names)
 
     def add(self, name: str, schema: Schema) -> None:
-        """A component that is stated by hand."""
+        """Add a component that is written by hand."""
         self.components[name] = schema
 
     def properties(self, kind: Any) -> Mapping[str, tuple[Schema, bool]]:
@@ -83,7 +83,7 @@ class Schemas:
 
 
 def _without_null(schema: Schema) -> Schema:
-    """`None` as a default stands for absence, anywhere else for null."""
+    """A default of None means that the member may be absent. Without a default, null is a value of the member."""
     options = schema.get("anyOf", [])
     if {"type": "null"} in options:
         (plain,) = [one for one in options if one != {"type": "null"}]
@@ -101,7 +101,7 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _with_type(schema: Schema) -> Schema:
-    """The type that the document shows."""
+    """Replace the type by the one that the document states, and add a type that msgspec leaves out."""
     if OTHER_TYPE in schema:
         schema["type"] = schema.pop(OTHER_TYPE)
         schema.pop("items", None)

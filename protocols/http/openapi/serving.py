@@ -1,4 +1,4 @@
-"""GET /v1.1/openapi.json: the document as bytes that are made once for each address the server is known by."""
+"""GET /v1.1/openapi.json. The document is made once for each address by which the server is known."""
 
 import hashlib
 from functools import cached_property

@@ -49,7 +49,7 @@ class _OfFieldByInterval(Shape, kw_only=True):
 
 class _ByInterval(Shape, kw_only=True):
     sdid: Annotated[Id, about("The device; an application token must name one", example=samples.DID)] | None = None
-    # Not refused where it is no path, unlike the parameter of this name of searches.
+    # A value that is no path is not refused here, in contrast to searches.
     field_presence: (
         Annotated[str, text("Only messages with this field, groups separated by dots", pattern=FIELD_PATTERN)] | None
     ) = None
@@ -158,7 +158,7 @@ class AnalyticsCalls(RestCalls):
         return device
 
     async def _sources(self, caller: Caller, query: Query) -> list[Device]:
-        """The device that is named, or all devices of the user."""
+        """The device `sdid`, by default all devices of the user."""
         device = await self._readable.source(caller, query)
         if device is None and caller.user is not None:
             return await self._devices.owned_by(caller.user)

@@ -28,7 +28,7 @@ from protocols.http.schema import (
     NumberedPage,
     Paging,
     Shape,
-    TimeMs,
+    Timestamp,
     TypeId,
     about,
     integer,
@@ -54,7 +54,7 @@ class ApprovedEntry(Shape):
 
     vdid: Annotated[str, text(longest=VENDOR_ID_MAX_CHARACTERS)]
     did: Annotated[Id, about("The device that uses it")] | None
-    uploaded_on: TimeMs
+    uploaded_on: Timestamp
 
 
 class _Validity(Shape):
@@ -318,7 +318,7 @@ class ApprovedListCalls(RestCalls):
 
 
 def _csv(body: bytes, content_type: str) -> bytes:
-    """The body itself, or the part `file` of a form. Raises BadRequest, ValidationFailed."""
+    """The CSV: the body itself, or the part `file` of a form. Raises BadRequest, ValidationFailed."""
     kind, options = parse_options_header(content_type)
     if kind.lower() != "multipart/form-data":
         return body
@@ -335,7 +335,7 @@ def _csv(body: bytes, content_type: str) -> bytes:
 
 
 def _parts(decoder: MultipartDecoder) -> Iterator[tuple[str, bytes]]:
-    """The parts of a form that has arrived, with their names. Raises ValueError, also for one that does not end."""
+    """The names and contents of the parts of a form. Raises ValueError, also for a form that does not end."""
     name, content = "", b""
     while not isinstance(event := decoder.next_event(), Epilogue):
         if isinstance(event, NeedData):

@@ -1,7 +1,7 @@
 """/devices/{did}/providerauth and /cloudconnectors: devices that live in a third party's cloud (reference 2.12 and 23).
 
-Under /cloudconnectors browsers come back from third parties, and third parties call. Nobody has a token there: the
-one-time state, and the plug-in's own check, say who calls.
+Under /cloudconnectors, browsers come back from third parties, and third parties call. These calls have no token: the
+one-time state, or a check of the plug-in, says who calls.
 """
 
 from typing import Annotated, Any, Final
@@ -76,7 +76,7 @@ class ConnectorCalls(RestCalls):
         self._connectors = connectors
 
     async def _holder(self, caller: Caller, did: str) -> Device:
-        """The device that is linked for the one in the path. For its owner, and for callers who manage it."""
+        """The device that holds the link of the device in the path, for callers who may manage the holder."""
         device = await self._connectors.holder(await self._devices.find(did))
         await self._permissions.require(caller, device, Permission.MANAGE)
         return device

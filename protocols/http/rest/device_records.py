@@ -8,7 +8,7 @@ from broker.devices.registry import Device
 from broker.registration.certificates import certificate_info, certificate_signature
 from config.limits import NAME_MAX_CHARACTERS
 from protocols.http.openapi import samples
-from protocols.http.schema import Amount, Id, Shape, TimeMs, TypeId, about, absent_if_none, one_of, text
+from protocols.http.schema import Amount, Id, Shape, Timestamp, TypeId, about, absent_if_none, one_of, text
 from storage.records import DeviceRecord
 
 _NOT_IN_LISTS: Final = frozenset({"uid", "eid", "certificateSignature", "certificateInfo"})
@@ -19,14 +19,14 @@ Properties = Annotated[dict[str, Any], about("Only when asked for")]
 
 
 class _Inventory(Shape, kw_only=True):
-    # What records and list entries have in common: it stands behind the ids, in front of what each adds.
+    # The members that records and list entries share: behind the ids, and before the members that each of them adds.
     dtid: TypeId
     name: Annotated[str, text(longest=NAME_MAX_CHARACTERS)]
     manifest_version: Annotated[Amount, about("Version of the Manifest in use; 0 while the type has none")]
     manifest_version_policy: Annotated[str, one_of(("LATEST", "DEVICE"))]
     need_provider_auth: Annotated[bool, about("True exactly while `cloudAuthorization` is UNAUTHORIZED")]
     cloud_authorization: Annotated[str, one_of(("NO_AUTHORIZATION", "AUTHORIZED", "UNAUTHORIZED"))]
-    created_on: TimeMs
+    created_on: Timestamp
     connected: Annotated[bool, about("Whether the device is enabled; it says nothing about being online")]
 
 
@@ -61,7 +61,7 @@ class _Entry(_Inventory):
     id: Id
 
 
-class UserDevice(_Entry, kw_only=True):
+class DeviceEntryObject(_Entry, kw_only=True):
     shape = "DeviceEntry"
     example = {member: value for member, value in samples.DEVICE.items() if member not in _NOT_IN_LISTS}
 
@@ -78,7 +78,7 @@ def device_record(device: Device, *, shared_with_me: str | None = None, with_pro
 def record_of(
     record: DeviceRecord, device: Device, *, shared_with_me: str | None = None, with_properties: bool = False
 ) -> DeviceObject:
-    """The same of a record that the device had a moment ago."""
+    """A record of a device, which may be older than the current one."""
     certificate = record.certificate
     return DeviceObject(
         record.id,
@@ -93,10 +93,12 @@ def record_of(
     )
 
 
-def device_entry(device: Device, *, share: str | None, with_share_info: bool, with_properties: bool) -> UserDevice:
+def device_entry(
+    device: Device, *, share: str | None, with_share_info: bool, with_properties: bool
+) -> DeviceEntryObject:
     """A device in a list. `share` is the id of the share by which it is there; None for the user's own devices."""
     is_told = share is None and with_share_info
-    return UserDevice(
+    return DeviceEntryObject(
         device.id,
         **_inventory_members(device.record, device),
         shared_with_others=device.record.shared if is_told else UNSET,

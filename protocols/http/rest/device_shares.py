@@ -23,7 +23,7 @@ from protocols.http.schema import (
     Offset,
     Paging,
     Shape,
-    TimeMs,
+    Timestamp,
     about,
     one_of,
 )
@@ -47,7 +47,7 @@ class ShareObject(Shape):
     id: Id
     email: Annotated[str, about("Whom it is offered to", format="email")]
     status: Annotated[str, one_of(("PENDING", "ACCEPTED", "REJECTED"))]
-    shared_on: TimeMs
+    shared_on: Timestamp
 
 
 class OfferedShare(ShareObject):
@@ -107,14 +107,14 @@ class DeviceShareCalls(RestCalls):
         self._shares = devices.shares
 
     async def _invited(self, caller: Caller, did: str, share_id: str) -> tuple[UserKey, ShareRecord]:
-        """The caller and the share, for the user to whom the device is offered."""
+        """The caller and the share. Only for the user to whom the device is offered. Raises PermissionDenied."""
         share = await self._shares.find(await self._devices.find(did), share_id)
         if caller.user is None or not await self._shares.is_for(caller.user, share):
             raise PermissionDenied(f"the invitation of share {share.id}")
         return caller.user, share
 
     async def _of_either(self, caller: Caller, did: str, share_id: str) -> ShareRecord:
-        """For the owner, and for the user to whom the device is offered."""
+        """The share. For the owner of the device, and for the user to whom it is offered. Raises PermissionDenied."""
         device = await self._devices.find(did)
         share = await self._shares.find(device, share_id)
         if not await self._shares.is_for(caller.user, share):

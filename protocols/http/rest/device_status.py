@@ -167,7 +167,7 @@ class DeviceStatusCalls(RestCalls):
         return _Presence(device.id, _PresenceData(last_seen_on=absent_if_none(seen_on), connected=is_online))
 
     async def _existing(self, device_ids: tuple[str, ...]) -> list[Device]:
-        """Each device once, without those that do not exist."""
+        """The devices that exist, each once."""
         found = []
         for device_id in dict.fromkeys(device_ids):
             try:

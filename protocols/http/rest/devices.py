@@ -20,7 +20,7 @@ from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule, Valid, boolean_of
-from protocols.http.rest.device_records import DeviceObject, UserDevice, device_entry, device_record, record_of
+from protocols.http.rest.device_records import DeviceEntryObject, DeviceObject, device_entry, device_record, record_of
 from protocols.http.rest.named import NAMED_USER, named_device
 from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Shape, TypeId, about, integer, text
 from protocols.http.schema import name as device_name
@@ -45,21 +45,21 @@ def _name_is_right(given: Given) -> Iterator[Finding]:
 
 
 def _owner_is_named(given: Given) -> Iterator[Finding]:
-    """An application says for whom it acts."""
+    """An application must name the owner."""
     is_application = given.caller is not None and given.caller.kind is TokenKind.APPLICATION
     if is_application and given.values["uid"] is None:
         yield Finding("uid", (REQUIRED,))
 
 
 def _is_boolean_if_it_matters(given: Given) -> Iterator[Finding]:
-    """`properties` is not looked at when `includeProperties` is true."""
+    """`properties` is ignored when `includeProperties` is true."""
     text = given.values["properties"]
     if text is not None and not given.values["include_properties"] and boolean_of(text) is None:
         yield Finding("properties", (BOOLEAN_ONLY,))
 
 
 class _Devices(Shape):
-    devices: list[UserDevice]
+    devices: list[DeviceEntryObject]
 
 
 class _OfUser(Shape):

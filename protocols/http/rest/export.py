@@ -24,7 +24,7 @@ from protocols.http.schema import (
     Id,
     Offset,
     Shape,
-    TimeMs,
+    Timestamp,
     about,
     absent_if_none,
     ids,
@@ -77,9 +77,9 @@ class ExportStatusObject(_Result, kw_only=True):
 
 
 class _EntryRequest(Shape):
-    request_date: TimeMs
-    start_date: TimeMs
-    end_date: TimeMs
+    request_date: Timestamp
+    start_date: Timestamp
+    end_date: Timestamp
     order: _Order
     format: _Format
 
@@ -121,7 +121,7 @@ def _something_is_chosen(given: Given) -> Iterator[Finding]:
     values = given.values
     trial_id = values["trial_id"] or values["trial_id_as_specified"]
     if values["trial_id_as_specified"] not in {None, trial_id}:
-        yield Finding("trialId", (INVALID,))  # two spellings, two trials
+        yield Finding("trialId", (INVALID,))  # the two spellings name different trials
     if not any(map(items, (values["uids"], values["sdids"], values["sdtids"], trial_id))):
         yield Finding("uids", (REQUIRED,))
 
@@ -136,8 +136,8 @@ class _Wanted(Shape, kw_only=True):
     trial_id_as_specified: Annotated[str, about("The same as `trialId`")] | None = msgspec.field(
         default=None, name="trialID"
     )
-    start_date: Annotated[TimeMs, Valid(_is_date)]
-    end_date: Annotated[TimeMs, Valid(_is_date)]
+    start_date: Annotated[Timestamp, Valid(_is_date)]
+    end_date: Annotated[Timestamp, Valid(_is_date)]
     # An empty text stands for the default.
     order: Annotated[_Order, Valid(lambda given: given.lower() in {"", *_ORDERS})] = "asc"
     format: Annotated[_Format, Valid(lambda given: given.lower() in {"", *_FORMATS})] = "json"
@@ -155,8 +155,8 @@ class _Created(Shape, kw_only=True):
     sdids: _Sdids | UnsetType = UNSET
     sdtids: _Sdtids | UnsetType = UNSET
     trial_id: _TrialId | UnsetType = UNSET
-    start_date: TimeMs
-    end_date: TimeMs
+    start_date: Timestamp
+    end_date: Timestamp
     order: _Order
     format: _Format
     csv_headers: _CsvHeaders | UnsetType = UNSET
@@ -234,14 +234,14 @@ class ExportCalls(RestCalls):
         export, path = await self._exports.result(caller, export_id)
         try:
             file = await trio.open_file(path, "rb")
-        except FileNotFoundError as error:  # it expired a moment ago
+        except FileNotFoundError as error:  # the archive has just expired
             raise Gone from error
         if request.method == "HEAD":
             await file.aclose()
             answer = Response(b"")
         else:
             answer = Response(_download(self._exports, export_id, file))
-            answer.timeout = None  # as long as the peer reads
+            answer.timeout = None  # the peer may read slowly
         answer.headers["Content-Type"] = "application/x-compressed"
         answer.headers["Content-Disposition"] = f'attachment; filename="{export_id}.tgz"'
         answer.headers["Content-Length"] = str(export.record.file_size)
@@ -275,7 +275,7 @@ def _request(wanted: _Wanted) -> ExportRequest:
 
 
 def _truth(given: Raw) -> bool | None:
-    """A boolean or its text; absent stands for true. None for anything else."""
+    """The value of a boolean or of its text, true if absent; None for anything else."""
     text = bytes(given).decode().strip('"')
     return True if text.lower() in {"", "null"} else boolean_of(text)
 
@@ -297,7 +297,7 @@ def _created(export_id: str, wanted: ExportRequest) -> _Created:
 
 
 def _result_members(export: Export) -> dict[str, Any]:
-    """What comes with success is absent until then; `progress` is not part of the original API."""
+    """The members of an export's state. Those of the archive are absent until the export has succeeded."""
     record = export.record
     members: dict[str, Any] = {
         "export_id": record.id,

@@ -86,7 +86,7 @@ class ManifestCalls(RestCalls):
         self._lists = device_types.lists
 
     async def _type(self, caller: Caller, dtid: str) -> DeviceType:
-        """For callers who may see the type."""
+        """The type, for callers who may see it. Raises PermissionDenied."""
         device_type = await self._types.find(dtid)
         await self._lists.see(caller, device_type.record)
         return device_type
@@ -118,7 +118,7 @@ class ManifestCalls(RestCalls):
 
 
 def _chosen(device_type: DeviceType, version: str) -> ManifestVersion:
-    """Raises NotFound, also for the latest version of a type that has none."""
+    """A version of a type. Raises NotFound, also for the latest version of a type without versions."""
     found = None
     if version == _LATEST:
         found = device_type.latest if device_type.versions else None

@@ -21,7 +21,7 @@ from protocols.http.schema import (
     DataAndFlat,
     Id,
     Shape,
-    TimeMs,
+    Timestamp,
     TypeId,
     about,
     integer,
@@ -65,8 +65,8 @@ class _Tier(Shape, kw_only=True):
     message_limit: Annotated[int, integer("Messages a day; -1 for any number", lowest=-1)]
     interval: _Interval
     billing_interval: _BillingInterval
-    created_on: TimeMs
-    modified_on: TimeMs
+    created_on: Timestamp
+    modified_on: Timestamp
 
 
 class TierObject(_Tier):
@@ -119,8 +119,8 @@ class PlanObject(Shape, kw_only=True):
     contact_info: _ContactInfo
     comments: _Description
     revenue_share_percent: Annotated[int, integer(lowest=0, highest=100)]
-    created_on: TimeMs
-    modified_on: TimeMs
+    created_on: Timestamp
+    modified_on: Timestamp
 
 
 class _PlanList(Shape):

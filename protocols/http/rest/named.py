@@ -1,4 +1,4 @@
-"""What paths of several nouns name: looked up for a caller, whose permission on it is checked."""
+"""Finders of the objects that paths of several nouns name. Each also checks the caller's permission."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ class Named:
         self._permissions = accounts.permissions
 
     async def device(self, caller: Caller, did: str, permission: Permission) -> Device:
-        """Raises DeviceNotFound, PermissionDenied."""
+        """A device on which the caller has the permission. Raises DeviceNotFound, PermissionDenied."""
         device = await self._devices.find(did)
         await self._permissions.require(caller, device, permission)
         return device
@@ -33,7 +33,7 @@ class Named:
         return user
 
     async def administered_type(self, caller: Caller, dtid: str) -> DeviceType:
-        """For administrators of the type's organization, and for its applications: O in reference 2.
+        """A type, for administrators of its organization and for the organization's applications: O in reference 2.
 
         Raises DeviceTypeNotFound, PermissionDenied.
         """

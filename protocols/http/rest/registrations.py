@@ -82,7 +82,7 @@ class _Registered(Shape):
 
 
 def _new_or_existing(given: Given) -> Iterator[Finding]:
-    """A new device needs a name, and an existing one has one."""
+    """A new device needs a name; an existing device keeps its name."""
     device_name, device_id = given.values["device_name"], given.values["device_id"]
     if device_name is not None:
         for finding in name_findings(device_name):
@@ -149,7 +149,7 @@ class RegistrationCalls(RestCalls):
         return Data(_Begun(begun.id, begun.pin, begun.nonce, begun.expires_on))
 
     async def _of_device(self, shown: ClientCertificate, rid: str) -> Progress:
-        """For the device that began the registration."""
+        """The progress, for the device that began the registration. Raises NotFound, PermissionDenied."""
         return await self._registrations.progress(shown, rid)
 
     @RestCall(
@@ -204,7 +204,7 @@ class RegistrationCalls(RestCalls):
         return Data(_Confirmed(rid))
 
     async def _of_user(self, caller: Caller, rid: str) -> Progress:
-        """For the caller who entered the PIN."""
+        """The progress, for the caller who entered the PIN. Raises NotFound, PermissionDenied."""
         return await self._registrations.progress_for(caller, rid)
 
     @RestCall(
@@ -231,7 +231,7 @@ class RegistrationCalls(RestCalls):
         return Data(device_record(device))
 
     async def _owner(self, caller: Caller, uid: str | None) -> UserKey:
-        """Whose the device will be; an application says for whom it acts. Raises ValidationFailed, PermissionDenied."""
+        """The owner of the new device. An application must name one. Raises ValidationFailed, PermissionDenied."""
         if uid is None:
             if caller.user is None:
                 raise ValidationFailed.of("uid", REQUIRED)

@@ -29,7 +29,7 @@ _ORDERS: Final = ("asc", "desc")
 SearchedUser = Annotated[str, text("Whose devices; a user id, or self. By default the caller's", longest=64)]
 SearchCount = Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="Messages at most")]
 _PRESENCE: Final = "Only messages with this field, groups separated by dots"
-#: Refused where it is no path, unlike the parameter of this name of `GET /messages/presence`.
+#: A value that is no path is refused, in contrast to `GET /messages/presence`.
 FieldPresence = Annotated[str, Meta(pattern=FIELD_PATTERN, description=_PRESENCE)]
 SearchedDevices = Annotated[tuple[str, ...], ids("Device ids", longest=IDS_MAX, example=samples.DID)]
 
@@ -57,7 +57,7 @@ class InRange(Shape, kw_only=True):
 
 
 class Found(Shape, Generic[T], kw_only=True):
-    # A page of a search. `count` is the size of page that was asked for, `size` what there is of it.
+    # A page of a search. `count` is the requested size of the page, `size` the number of entries in it.
     mid: Annotated[str, about("When it was asked for")] | UnsetType = UNSET
     start_date: Annotated[int, integer()] | UnsetType = UNSET
     end_date: Annotated[int, integer()] | UnsetType = UNSET
@@ -89,7 +89,7 @@ def found_example(device: str, entry: object) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class SearchScope:
-    """Whose devices a search is about. `device_id` is there when the search is about this device alone."""
+    """The devices that a search is about, and their owner. `device_id` is given if the search is about one device."""
 
     uid: str | None = None
     device_id: str | None = None
@@ -116,7 +116,7 @@ class Searches(Generic[_Entry]):
         self._entry: Callable[[_Entry], bytes] = entry
 
     async def chosen(self, caller: Caller, query: Query) -> SearchScope:
-        """What the query names; only whose message it is, when that is given by its id."""
+        """The devices that the query is about; of a search by id only the user."""
         if query.text("mid") is None:
             return await self._readable.chosen(caller, query, self._device_parameter)
         uid = query.text("uid")
@@ -157,7 +157,7 @@ class Searches(Generic[_Entry]):
 
 
 class Readable:
-    """The devices that a search is about, each with the caller's right to read it checked."""
+    """Finds devices that the caller may read."""
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom) -> None:
         self._users = accounts.users
@@ -165,7 +165,10 @@ class Readable:
         self._permissions = accounts.permissions
 
     async def user_for(self, caller: Caller, uid: str) -> str:
-        """The id of a user the caller acts for. A device acts for its owner as far as its own messages go."""
+        """The id of a user for whom the caller acts. A device acts for its owner.
+
+        Raises UserNotFound, PermissionDenied.
+        """
         user = await self._users.find(uid, caller)
         if caller.device is None:
             await self._permissions.require_user(caller, user.key)
@@ -197,7 +200,7 @@ class Readable:
         return None if sdid is None else await self.device(caller, sdid)
 
     async def device(self, caller: Caller, device_id: str) -> Device:
-        """Raises DeviceNotFound, PermissionDenied."""
+        """A device that the caller may read. Raises DeviceNotFound, PermissionDenied."""
         device = await self._devices.find(device_id)
         await self._permissions.require(caller, device, Permission.READ)
         return device

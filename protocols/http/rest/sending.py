@@ -86,7 +86,7 @@ class NewAction(Shape, kw_only=True):
 
 
 class Sending:
-    """Answers come after the commit: what was acknowledged is stored, and every later read sees it."""
+    """Stores messages and Actions. Its methods return after the commit: every later read sees the message."""
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
         self._ingest = messages.ingest
@@ -140,7 +140,7 @@ def _payload(raw: Raw, *, anything: bool = False) -> bytes:
 
 
 def _ts(given: Raw) -> object:
-    """The time as it came, a number in a text as the number; what is no time is refused where times are checked."""
+    """The time as it came, a text with a number as the number. `Ingest` refuses what is no time."""
     if not has_value(given):
         return None
     try:

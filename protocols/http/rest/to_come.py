@@ -1,4 +1,4 @@
-"""Calls of reference 2 that a later version serves: clients learn that, not that they mistyped a path."""
+"""Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final

@@ -13,7 +13,7 @@ from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Ch
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
-from protocols.http.schema import ID_PATTERN, Data, Id, Shape, TimeMs, about, text
+from protocols.http.schema import ID_PATTERN, Data, Id, Shape, Timestamp, about, text
 from storage.records import UserRecord
 
 _PROPERTIES: Final = "/users/{uid}/properties"
@@ -21,7 +21,10 @@ _ABOUT_PROPERTIES: Final = "Whatever the application wants to keep; empty after 
 
 
 def _own_application(given: Given) -> Iterator[Finding]:
-    """An application sees what it keeps itself, and nothing of others (reference 5.2). Raises PermissionDenied."""
+    """An application sees its own properties and none of other applications (reference 5.2).
+
+    Raises PermissionDenied.
+    """
     aid = given.values["aid"]
     if aid is not None and given.caller is not None and aid != given.caller.application_id:
         raise PermissionDenied(f"properties of application {aid[:64]}")
@@ -45,8 +48,8 @@ class UserObject(Shape):
     email: Annotated[str, about("", format="email")]
     full_name: Annotated[str, about("Display name")]
     account_type: Annotated[str, about("LOCAL, or the name of the identity provider")]
-    created_on: TimeMs
-    modified_on: TimeMs
+    created_on: Timestamp
+    modified_on: Timestamp
 
 
 class UserProperties(Shape):
@@ -72,7 +75,7 @@ class _OfApplication(Shape):
 class _Kept(Shape, kw_only=True):
     example = {"properties": '{"theme":"dark"}'}
 
-    # Only described: what it says is not looked at.
+    # Only described: the value is not read.
     uid: Annotated[Raw, about("As in the path", type="string", pattern=ID_PATTERN)] = field(default_factory=Raw)
     aid: Annotated[Id, about("The application of the token"), Rule(_own_application)] | None = None
     properties: Annotated[str, Meta(max_length=APPLICATION_PROPERTIES_MAX_CHARACTERS, description=_ABOUT_PROPERTIES)]

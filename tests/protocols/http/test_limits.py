@@ -7,6 +7,8 @@ import pytest
 
 from broker.services import Services
 from config.settings import Limits, Settings
+from protocols.http.allowances import paths_by_address
+from protocols.http.application import CALLS
 from storage.database import Transaction
 from tests.factories import (
     ACME,
@@ -285,3 +287,26 @@ class TestOff:
             answer = await send(api)
             assert answer.status_code == 200
             assert (rates(answer), quotas(answer)) == ((None, None, None), {})
+
+
+@pytest.mark.parametrize(
+    ("path", "is_counted"),
+    [
+        ("/v1.1/openapi.json", True),
+        ("/v1.1/openapi.json/", True),
+        ("/v1.1/accounts/token", True),
+        ("/v1.1/accounts/nothing/there", True),
+        ("/v1.1/cert/devices/registrations", True),
+        ("/v1.1/updates/urls/x", True),
+        ("/v1.1/subscriptions/x/validate", True),
+        ("/v1.1/cloudconnectors/x/auth", True),
+        ("/v1.1/cloudconnectors/x/thirdpartynotifications", False),
+        ("/v1.1/subscriptions/x", False),
+        ("/v1.1/subscriptions/x/y/validate", False),
+        ("/v1.1/messages", False),
+        ("/v1.1/nothing", False),
+        ("/v1.1/openapiXjson", False),
+    ],
+)
+def test_calls_without_a_counted_token_are_counted_by_address(path: str, is_counted: bool) -> None:
+    assert (paths_by_address(CALLS).fullmatch(path) is not None) is is_counted

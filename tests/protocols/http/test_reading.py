@@ -221,6 +221,32 @@ def test_everything_that_is_wrong_is_found_in_the_order_of_the_members(
     assert [(finding.field, *finding.messages) for finding in caught.value.findings] == expected
 
 
+class Lengths(msgspec.Struct):
+    text: Annotated[str, msgspec.Meta(min_length=2)] = "ab"
+    items: Annotated[list[int], msgspec.Meta(min_length=1, max_length=2)] = msgspec.field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"text":"","items":[]}', [("text", "Required parameter"), ("items", "Required parameter")]),
+        (b'{"text":"a","items":[1,2,3]}', [("text", "Minimum length 2"), ("items", "Maximum length 2")]),
+    ],
+)
+def test_lengths_are_checked_of_texts_and_lists(body: bytes, expected: list[tuple[str, str]]) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        members(body, Lengths)
+    assert [(finding.field, *finding.messages) for finding in caught.value.findings] == expected
+
+
+def test_a_bound_that_no_finding_has_a_text_for_is_refused() -> None:
+    class Odd(msgspec.Struct):
+        number: Annotated[int, msgspec.Meta(multiple_of=2)] = 2
+
+    with pytest.raises(TypeError, match="number"):
+        members(b'{"number":3}', Odd)
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
