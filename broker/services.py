@@ -77,12 +77,23 @@ async def open_services(
     await database.open()
     core = Core(settings, database, vault, clock or Clock(), Router(), Site(settings), Life())
     core.life.observe("store", database.statistics)
-    async with trio.open_nursery() as writer:
-        await writer.start(database.commit_forever)
-        services = await _open_rooms(core, mail_transport, providers, third_party, processor)
-        async with core.life.running():
-            yield services
-        writer.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        # Shielded: when this block is cancelled from outside, the writer still commits what the workers save.
+        writer = trio.CancelScope(shield=True)
+        await nursery.start(_write, database, writer)
+        try:
+            services = await _open_rooms(core, mail_transport, providers, third_party, processor)
+            async with core.life.running():
+                yield services
+        finally:
+            writer.cancel()
+
+
+async def _write(
+    database: Database, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with scope:
+        await database.commit_forever(task_status=task_status)
 
 
 async def _open_rooms(

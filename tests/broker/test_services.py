@@ -62,6 +62,19 @@ async def test_what_was_submitted_before_everything_is_cancelled_is_stored(opene
         assert last == {world.kitchen: 3}
 
 
+async def test_workers_save_their_state_before_the_store_is_closed_when_everything_is_cancelled(
+    opener: ServicesOpener,
+) -> None:
+    with trio.CancelScope() as scope:
+        async with opener() as services:
+            world = await build_world(services.core.database, services.core.vault)
+            services.devices.presence.touch(world.kitchen)
+            scope.cancel()
+            await trio.sleep_forever()
+    async with opener() as services:
+        assert (await services.devices.presence.of(world.kitchen)).last_seen_on == NOW_MS
+
+
 async def test_a_store_that_cannot_be_opened_is_the_callers_to_handle(opener: ServicesOpener, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         async with opener(engine=SqliteEngine(tmp_path / "none" / "store")):
