@@ -74,7 +74,7 @@ def test_who_may_call_and_on_what_is_said_of_each_call(left_out: str) -> None:
 @pytest.mark.parametrize(
     ("path", "said", "handler", "problem"),
     [
-        ("/devices/{did}", {"on": NOTHING}, answer, "nobody's permission"),
+        ("/devices/{did}", {"on": NOTHING}, answer, "no permission on the object"),
         ("/things", {"on": NOTHING, "tokens": NO_TOKEN}, answer, "address or nothing"),
         ("/things", {"on": NOTHING, "tokens": NO_TOKEN, "counted": Counted.MESSAGES}, answer, "address or nothing"),
         ("/things", {"on": NOTHING}, on_device, "nothing finds device"),
