@@ -12,7 +12,7 @@ from protocols.http.allowances import Allowances
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
-from protocols.http.rest.to_come import TO_COME
+from protocols.http.rest.nouns import TO_COME
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _BODY_SECONDS: Final = 30

@@ -14,7 +14,7 @@ from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.document import document
 from protocols.http.openapi.serving import ALL_NOUNS
-from protocols.http.rest.to_come import TO_COME
+from protocols.http.rest.nouns import TO_COME
 
 DOCS: Final = "/docs"
 _POLICY: Final = "default-src 'none'; style-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"

@@ -1,8 +1,9 @@
-"""All calls of the REST API, in the order of the document."""
+"""All calls of the REST API: those that are served, in the order of the document, and those of a later version."""
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from protocols.http.calls import RestCalls
+from protocols.http.calls import ANY_TOKEN, NO_TOKEN, NOTHING, Counted, HttpMethod, RestCall, RestCalls
 from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
@@ -20,6 +21,8 @@ from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.users import UserCalls
+
+_METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
 
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
@@ -39,4 +42,89 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MonetizationCalls,
     UserCalls,
     AccountsCalls,
+)
+
+
+def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> Iterator[RestCall]:
+    """The calls of a capability. A row has the methods of a path, and the path."""
+    for row in (*rows, *without_token):
+        *methods, path = row.split()
+        for method in _METHODS:
+            if method in methods:
+                yield RestCall(
+                    method,
+                    path,
+                    tokens=NO_TOKEN if row in without_token else ANY_TOKEN,
+                    on=NOTHING,
+                    summary="",
+                    counted=Counted.ADDRESS if row in without_token else Counted.REST,
+                    capability=capability,
+                )
+
+
+#: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths.
+TO_COME: Final[tuple[RestCall, ...]] = (
+    *_to_come(
+        "Subscriptions",
+        "GET POST /subscriptions",
+        "GET DELETE /subscriptions/{id_}",
+        "GET /subscriptions/{id_}/deliveries",
+        "GET /notifications/{id_}/messages",
+        without_token=("POST /subscriptions/{id_}/validate",),
+    ),
+    *_to_come(
+        "Rules",
+        "GET POST /rules",
+        "GET PUT DELETE /rules/{id_}",
+        "GET POST /rules/{id_}/actions",
+        "GET /rules/{id_}/executions",
+        "GET /users/{user_id}/rules",
+    ),
+    *_to_come(
+        "Scenes",
+        "GET POST /scenes",
+        "GET POST PUT DELETE /scenes/{id_}",
+        "GET /users/{user_id}/scenes",
+    ),
+    *_to_come(
+        "Models",
+        "GET POST /ml/models",
+        "GET DELETE /ml/models/{id_}",
+        "POST /ml/models/{id_}/predict",
+    ),
+    *_to_come(
+        "Device management",
+        "GET /devicemgmt/devices/properties",
+        "GET /devicemgmt/devices/{id_}/properties",
+        "POST DELETE /devicemgmt/devices/{id_}/serverproperties",
+        "GET PUT /devicemgmt/devicetypes/{id_}",
+        "GET /devicemgmt/devicetypes/{id_}/manifest/properties",
+        "GET POST /devicemgmt/tasks",
+        "GET PUT /devicemgmt/tasks/{id_}",
+        "GET /devicemgmt/tasks/{id_}/statuses",
+        "GET /devicemgmt/tasks/{id_}/statuses/history",
+        "PUT /devicemgmt/tasks/{id_}/devices/{device_id}",
+        "POST /devicemgmt/tasks/{id_}/devices/{device_id}/acceptance",
+        "GET /devicemgmt/devices/{id_}/tasks",
+        "GET /devicemgmt/devices/{id_}/pendingtasks",
+        without_token=("GET /updates/urls/{id_}",),
+    ),
+    *_to_come(
+        "Trials",
+        "POST /trials",
+        "GET PUT DELETE /trials/{id_}",
+        "PUT /trials/{id_}/application",
+        "GET POST /trials/{id_}/invitations",
+        "GET PUT DELETE /trials/{id_}/invitations/{invitation_id}",
+        "GET /trials/{id_}/administrators",
+        "GET /trials/{id_}/participants",
+        "DELETE /trials/{id_}/administrators/{user_id}",
+        "DELETE /trials/{id_}/participants/{user_id}",
+        "GET /trials/{id_}/devices",
+        "GET POST /trials/{id_}/participants/{user_id}/devices",
+        "DELETE /trials/{id_}/participants/{user_id}/devices/{device_id}",
+        "GET POST /trials/{id_}/devicetypes",
+        "DELETE /trials/{id_}/devicetypes/{type_id}",
+        "GET /users/{user_id}/trials",
+    ),
 )

@@ -21,7 +21,7 @@ from protocols.http.docs.chapters import slug_of
 from protocols.http.openapi.document import document
 from protocols.http.openapi.schemas import Schemas
 from protocols.http.openapi.serving import ALL_NOUNS
-from protocols.http.rest.to_come import TO_COME
+from protocols.http.rest.nouns import TO_COME
 from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
 from tests.protocols.http.conftest import bearer
