@@ -73,8 +73,10 @@ def time_ms(description: str = "A time", *, example: int | None = None) -> Meta:
     return about(said, format="int64", minimum=0, maximum=2**63 - 1, example=example)
 
 
-def one_of(values: Iterable[str], description: str = "", *, example: str | None = None) -> Meta:
-    return about(description, enum=list(values), example=example)
+def one_of(
+    values: Iterable[str], description: str = "", *, example: str | None = None, default: str | None = None
+) -> Meta:
+    return about(description, enum=list(values), example=example, default=default)
 
 
 def ids(description: str, *, longest: int | None = None, example: str | None = None) -> Meta:

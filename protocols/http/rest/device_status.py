@@ -19,7 +19,7 @@ from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapte
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, members
 from protocols.http.rest.named import named_device
-from protocols.http.schema import BodyForm, Id, NumberedPage, Shape, about, absent_if_none, ids, one_of, time_ms
+from protocols.http.schema import Amount, BodyForm, Id, Shape, about, absent_if_none, ids, one_of, time_ms
 from protocols.rendering import snapshot_object
 
 _AVAILABILITIES: Final = ("online", "offline", "unknown")
@@ -84,6 +84,14 @@ class _OfMany(Shape):
     include_snapshot_timestamp: _WithTimes = True
 
 
+# All entries are in one answer. A docstring would be a description in the document.
+class _Statuses(Shape):
+    data: list[DeviceStatusObject]
+    total: Annotated[Amount, about("Entries", example=1)]
+    offset: Annotated[Amount, about("Always 0", example=0)]
+    count: Annotated[Amount, about("Entries", example=1)]
+
+
 class _Flat(Shape):
     availability: Raw = msgspec.field(default_factory=Raw)
 
@@ -144,7 +152,7 @@ class DeviceStatusCalls(RestCalls):
         summary="Status of many devices",
         about="Devices that the caller may not read are left out and not counted.",
     )
-    async def show_many(self, caller: Caller, query: _OfMany) -> NumberedPage[list[DeviceStatusObject]]:
+    async def show_many(self, caller: Caller, query: _OfMany) -> _Statuses:
         reach = await self._permissions.reach(caller)
         found = [device for device in await self._existing(query.dids) if reach.allows(device, Permission.READ)]
         statuses = await self._statuses.of_all(found, with_snapshot=query.include_snapshot)
@@ -152,7 +160,7 @@ class DeviceStatusCalls(RestCalls):
             _status(device, status, with_ts=query.include_snapshot_timestamp)
             for device, status in zip(found, statuses, strict=True)
         ]
-        return NumberedPage(entries, len(entries), 0, len(entries))
+        return _Statuses(entries, len(entries), 0, len(entries))
 
     @RestCall(
         "GET",

@@ -93,7 +93,12 @@ class _NewDevice(Shape, kw_only=True):
 class _ShownWith(Shape):
     include_properties: _WithProperties = False
     properties: (
-        Annotated[str, about("The same as `includeProperties`", type="boolean"), Rule(_is_boolean_if_it_matters)] | None
+        Annotated[
+            str,
+            about("The same as `includeProperties`", type="boolean", default=False),
+            Rule(_is_boolean_if_it_matters),
+        ]
+        | None
     ) = None
 
 

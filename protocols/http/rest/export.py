@@ -54,9 +54,10 @@ _Uids = Annotated[str, ids("User ids", longest=EXPORT_IDS_MAX)]
 _Sdids = Annotated[str, ids("Device ids", longest=EXPORT_IDS_MAX)]
 _Sdtids = Annotated[str, ids("Device type ids", longest=EXPORT_IDS_MAX)]
 _TrialId = Annotated[str, about("A trial")]
-_Order = Annotated[str, one_of(_ORDERS, "By ts")]
-_Format = Annotated[str, one_of(_FORMATS)]
-_CsvHeaders = Annotated[bool, about("With csv1: whether the first line names the columns")]
+# Answers repeat these members of the request, with their defaults.
+_Order = Annotated[str, one_of(_ORDERS, "By ts", default="asc")]
+_Format = Annotated[str, one_of(_FORMATS, default="json")]
+_CsvHeaders = Annotated[bool, about("With csv1: whether the first line names the columns", default=True)]
 _Url = Annotated[str, text("An address that the mail names", longest=EXPORT_URL_CHARACTERS)]
 
 

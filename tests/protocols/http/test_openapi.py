@@ -49,7 +49,34 @@ def named(template: str) -> str:
     return re.sub(r"<[^>]*>|\{[^}]*\}", "{}", template)
 
 
+def _answer(path: str, method: str) -> dict[str, Any]:
+    content: dict[str, Any] = DOCUMENT["paths"][path][method]["responses"]["200"]["content"]["application/json"]
+    properties: dict[str, Any] = content["schema"]["properties"]
+    return properties
+
+
 class TestDocument:
+    def test_many_statuses_have_no_pages(self) -> None:
+        members = _answer("/devices/status", "get")
+        said = {name: members[name]["description"] for name in ("total", "offset", "count")}
+        assert said == {"total": "Entries", "offset": "Always 0", "count": "Entries"}
+
+    def test_both_spellings_of_a_parameter_have_the_default(self) -> None:
+        parameters = {one["name"]: one["schema"] for one in DOCUMENT["paths"]["/devices/{did}"]["get"]["parameters"]}
+        for name in ("includeProperties", "properties"):
+            assert parameters[name]["type"] == "boolean"
+            assert parameters[name]["default"] is False
+
+    def test_answers_about_exports_have_the_defaults_of_the_request(self) -> None:
+        made = _answer("/messages/export", "post")["data"]["properties"]
+        listed = DOCUMENT["components"]["schemas"]["ExportEntry"]["properties"]["request"]["properties"]
+        assert {name: made[name]["default"] for name in ("order", "format", "csvHeaders")} == {
+            "order": "asc",
+            "format": "json",
+            "csvHeaders": True,
+        }
+        assert {name: listed[name]["default"] for name in ("order", "format")} == {"order": "asc", "format": "json"}
+
     def test_it_is_valid(self) -> None:
         validate(DOCUMENT)
 
