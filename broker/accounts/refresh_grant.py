@@ -1,7 +1,7 @@
 """Refreshing a token, with the client authentication of the flow that issued it (RFC 6749, 6; reference 4.3)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from authlib.oauth2.rfc6749 import (
     InvalidClientError,
@@ -16,6 +16,8 @@ from broker.accounts.clients import BY_BASIC, BY_ID, BY_OLD_TOKEN, BY_POST, WITH
 from broker.accounts.grant_base import Client, OAuthGrant
 from broker.secrets import token_hash
 from storage.records import RefreshTokenRecord, UserRecord
+
+IMPLICIT_ONLY: Final = "This API works only with implicit apps."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class RefreshToken(OAuthGrant, RefreshTokenGrant):
 
     def authenticate_refresh_token(self, refresh_token: str) -> _Refreshable | None:
         if self.request.implicit_only and not self._application.allows(Method.IMPLICIT):
-            raise InvalidRequestError("This API works only with implicit apps.")
+            raise InvalidRequestError(IMPLICIT_ONLY)
         found = self._issuance.tx.authorizations.refresh_token(token_hash(refresh_token))
         if found is None or found.application != self._application.key:
             return None
@@ -48,7 +50,7 @@ class RefreshToken(OAuthGrant, RefreshTokenGrant):
         """Check what the flow that issued the token requires of a refresh (the rows of the grant table)."""
         method = Method(token.method)
         if self.request.implicit_only and method is not Method.IMPLICIT:
-            raise InvalidRequestError("This API works only with implicit apps.")
+            raise InvalidRequestError(IMPLICIT_ONLY)
         if not self._application.allows(method):
             raise UnauthorizedClientError
         if method is Method.IMPLICIT:

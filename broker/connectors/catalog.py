@@ -22,6 +22,8 @@ from storage.database import Database
 from storage.keys import DeviceTypeKey
 from storage.records import ConnectorRecord
 
+NO_CONNECTOR: Final = "Device type has no cloud connector."
+
 PLUGIN_GROUP: Final = "trunkline.connectors"
 GENERIC: Final = "generic"
 _log = structlog.get_logger(__name__)
@@ -119,7 +121,7 @@ class Catalog:
     def check(self, type_: DeviceType) -> None:
         """Raise Conflict when the type has no connector. A connector that cannot be used counts."""
         if not type_.record.has_cloud_connector:
-            raise Conflict("Device type has no cloud connector.")
+            raise Conflict(NO_CONNECTOR)
 
     def find(self, device_type: DeviceTypeKey) -> Connector | None:
         return self._by_key.get(device_type)

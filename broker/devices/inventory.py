@@ -28,6 +28,8 @@ from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTypeRecord
 
+VENDOR_ID_TAKEN: Final = "Vendor device id already registered for this device type"
+
 Policy = Literal["LATEST", "DEVICE"]
 CloudAuthorization = Literal["NO_AUTHORIZATION", "AUTHORIZED", "UNAUTHORIZED"]
 POLICIES: Final[tuple[Policy, ...]] = ("LATEST", "DEVICE")
@@ -196,7 +198,7 @@ def put_origin(tx: Transaction, record: DeviceRecord) -> None:
     if record.vdid is not None:
         namesake = tx.devices.by_vdid(record.device_type, record.vdid)
         if namesake is not None and namesake.key != record.key:
-            raise Conflict("Vendor device id already registered for this device type")
+            raise Conflict(VENDOR_ID_TAKEN)
     if record.eid is not None:
         namesake = tx.devices.by_eid(record.owner, record.device_type, record.eid)
         if namesake is not None and namesake.key != record.key:

@@ -31,6 +31,8 @@ from storage.keys import DeviceKey, UserKey
 from storage.records import DeviceRecord, ShareRecord, UserRecord
 from storage.shares import OfferRow
 
+ALREADY_SHARED: Final = "Device already shared with this address"
+
 
 class ShareStatus(StrEnum):
     PENDING = "PENDING"
@@ -106,7 +108,7 @@ class Shares:
             if tx.devices.device(device.key) is None:
                 raise DeviceNotFound(device.id)
             if tx.shares.standing(device.key, address, invitee_key) is not None:
-                raise Conflict("Device already shared with this address")
+                raise Conflict(ALREADY_SHARED)
             if tx.shares.count_standing(device.key) >= DEVICE_SHARES_MAX:
                 raise Conflict(f"Device already shared {DEVICE_SHARES_MAX} times")
             if not self._mails.add(tx, letter):

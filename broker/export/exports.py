@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -30,6 +31,8 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Position, UserKey
 from storage.records import ExportRecord
 from storage.sql import StoreError
+
+NOT_READY: Final = "Export is not ready"
 
 _LOOK_SECONDS = 60.0  # between two looks for expired exports
 _STORE_SECONDS = 5.0
@@ -142,7 +145,7 @@ class Exports:
         if export.status is ExportStatus.FAILURE:
             raise Conflict("Export failed")
         if export.status not in WITH_RESULT:
-            raise Conflict("Export is not ready")
+            raise Conflict(NOT_READY)
         return export, self._path(export.record)
 
     async def served(self, export_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
 
 from broker.accounts.applications import Application
 from broker.errors import Conflict, DomainError, Gone
@@ -11,6 +12,8 @@ from broker.secrets import token_hash
 from storage.database import Transaction
 from storage.keys import DeviceKey
 from storage.records import TierRecord, UpgradeTokenRecord
+
+NO_PAID_TIER: Final = "The device has no paid tier"
 
 
 @dataclass(eq=False)
@@ -46,7 +49,7 @@ def paid_tier(tx: Transaction, device: DeviceKey) -> TierRecord:
     tiers = tiers_of(tx, device)
     paid = next((one for one in tiers if one.record.type == "paid"), None)
     if paid is None:
-        raise Conflict("The device has no paid tier")
+        raise Conflict(NO_PAID_TIER)
     if paid.active:
         raise Conflict("The device is on its paid tier")
     if tx.monetization.has_paid(device, paid.record.key):  # and went back to the free one

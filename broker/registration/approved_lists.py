@@ -25,6 +25,12 @@ from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey
 from storage.records import ApprovedEntryRecord, ApprovedUploadRecord
 
+TOO_MANY_UPLOADS: Final = "Too many uploads are being processed"
+
+CERTIFICATE_UPLOADED: Final = "Certificate already uploaded"
+
+HAS_DEVICES: Final = "Device type has devices"
+
 _CHECKED_AT_ONCE: Final = 2
 
 #: Called in the transaction that creates the device. Raises PermissionDenied.
@@ -56,7 +62,7 @@ class ApprovedLists:
                 if type_.record.has_cloud_connector:
                     raise Conflict("Device type has a cloud connector")
                 if lists.has_devices(type_.key):
-                    raise Conflict("Device type has devices")
+                    raise Conflict(HAS_DEVICES)
             lists.set_enabled(type_.key, enabled)
 
         await self._database.write(work)
@@ -90,7 +96,7 @@ class ApprovedLists:
         def work(tx: Transaction) -> None:
             lists = tx.approved_lists
             if lists.waiting_uploads(type_.key) >= APPROVED_UPLOADS_WAITING:
-                raise Conflict("Too many uploads are being processed")
+                raise Conflict(TOO_MANY_UPLOADS)
             lists.forget_uploads(type_.key, keep=APPROVED_UPLOADS_KEPT - 1)
             lists.add_upload(type_.key, upload_id, content, now_ms=now_ms)
 
@@ -144,7 +150,7 @@ class ApprovedLists:
             if len(tx.approved_lists.certificates(type_.key)) >= APPROVED_CERTIFICATES_MAX:
                 raise Conflict("Too many certificates")
             if not tx.approved_lists.add_certificate(type_.key, id_, certificate):
-                raise Conflict("Certificate already uploaded")
+                raise Conflict(CERTIFICATE_UPLOADED)
 
         await self._database.write(work)
         return id_, certificate

@@ -20,7 +20,7 @@ from broker.accounts.user_codes import ALPHABET
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.device_tokens import DeviceTokens, TokenChange
-from broker.devices.inventory import Inventory, NewDevice, put_origin
+from broker.devices.inventory import VENDOR_ID_TAKEN, Inventory, NewDevice, put_origin
 from broker.devices.registry import Device
 from broker.errors import INVALID, Conflict, DeviceNotFound, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
@@ -38,6 +38,10 @@ from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
 from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, RegistrationRecord
+
+NOT_AWAITED: Final = "Registration does not await its completion"
+
+OTHER_TYPE_OF_DEVICE: Final = "Device is of another device type"
 
 _PIN_CHARACTERS: Final = 8
 _CHECKED_AT_ONCE: Final = 2
@@ -127,7 +131,7 @@ class Registrations:
         registration = tx.registrations.by_id(id_)
         device = None if registration is None or registration.device is None else tx.devices.device(registration.device)
         if registration is None or device is None or self._status(registration) is not Status.PENDING_DEVICE_COMPLETION:
-            raise Conflict("Registration does not await its completion")
+            raise Conflict(NOT_AWAITED)
         _require_free(tx, registration)
         _require_unregistered(device)
         put_origin(tx, replace(device, certificate=registration.certificate, vdid=registration.vendor_device_id))
@@ -196,7 +200,7 @@ class Registrations:
             if record is None:
                 raise DeviceNotFound(device.id)
             if record.device_type != registration.device_type:
-                raise Conflict("Device is of another device type")
+                raise Conflict(OTHER_TYPE_OF_DEVICE)
             self._confirm(registration.id, caller, tx, record)
 
         await self._database.write(work)
@@ -276,7 +280,7 @@ def _begin(registration: RegistrationRecord, tx: Transaction) -> str:
 def _require_free(tx: Transaction, registration: RegistrationRecord) -> None:
     """Raises Conflict."""
     if tx.devices.by_vdid(registration.device_type, registration.vendor_device_id) is not None:
-        raise Conflict("Vendor device id already registered for this device type")
+        raise Conflict(VENDOR_ID_TAKEN)
     if tx.registrations.is_certificate_used(registration.certificate_hash):
         raise Conflict("Certificate already registered")
 

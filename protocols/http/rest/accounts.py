@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, UnsetType
 from quart import Response
 
+from broker.accounts.refresh_grant import IMPLICIT_ONLY
 from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
 from broker.errors import Unauthorized
@@ -97,7 +98,7 @@ class AccountsCalls(RestCalls):
                 "scope": "read,write",
             },
         ),
-        refusals={400: "This API works only with implicit apps."},
+        refusals={400: IMPLICIT_ONLY},
     )
     async def refresh(self) -> Response:
         return _with_text_code(await self._grants.refresh_implicit(await token_request()))

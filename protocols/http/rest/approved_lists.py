@@ -15,6 +15,7 @@ from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.errors import REQUIRED, BadRequest, ValidationFailed
+from broker.registration.approved_lists import CERTIFICATE_UPLOADED, HAS_DEVICES, TOO_MANY_UPLOADS
 from broker.registration.certificates import certificate_fields
 from broker.registration.room import RegistrationRoom
 from config.limits import APPROVED_ROWS_MAX, CERTIFICATE_MAX_BYTES, VENDOR_ID_MAX_CHARACTERS
@@ -199,7 +200,7 @@ class ApprovedListCalls(RestCalls):
             {"text/csv": Annotated[str, about("The CSV")], "multipart/form-data": _Form},
             "vdid\nlight-0001\nlight-0002\n",
         ),
-        refusals={409: "Too many uploads are being processed"},
+        refusals={409: TOO_MANY_UPLOADS},
     )
     async def upload(self, type_: DeviceType, body: bytes) -> _Uploaded:
         content = _csv(body, request.headers.get("Content-Type", ""))
@@ -227,7 +228,7 @@ class ApprovedListCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=ADMINISTERED_TYPE,
         summary="Enable or disable a list",
-        refusals={409: "Device type has devices"},
+        refusals={409: HAS_DEVICES},
     )
     async def enable(self, type_: DeviceType, body: _Switch) -> Data[_Switch]:
         await self._lists.set_enabled(type_, body.enable_whitelist)
@@ -300,7 +301,7 @@ class ApprovedListCalls(RestCalls):
         summary="Add a certificate",
         about="Its key signs vendor ids: RSA with PKCS#1 v1.5 or ECDSA, with SHA-256.",
         body_limit=CERTIFICATE_MAX_BYTES,
-        refusals={409: "Certificate already uploaded"},
+        refusals={409: CERTIFICATE_UPLOADED},
     )
     async def add_certificate(self, type_: DeviceType, body: _Certificate) -> Data[ApprovedCertificate]:
         return Data(_certificate(*await self._lists.add_certificate(type_, body.certificate)))

@@ -12,6 +12,7 @@ from quart import Response, request
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.connectors.catalog import NO_CONNECTOR
 from broker.connectors.plugin import IncomingRequest
 from broker.connectors.service import Connectors
 from broker.devices.registry import Device
@@ -38,7 +39,7 @@ _PROVIDER_AUTH: Final = "/devices/{did}/providerauth"
 _NOTIFICATIONS: Final = "/cloudconnectors/{dtid}/thirdpartynotifications"
 _BODY_BYTES: Final = 16 * 1024
 _PARAMETERS: Final = 100
-_NO_CONNECTOR: Final = {409: "Device type has no cloud connector."}
+_NO_CONNECTOR: Final = {409: NO_CONNECTOR}
 _LOCATION: Final = {"Location": Annotated[str, about("Where the browser goes on", format="uri")]}
 _NOTIFIED: Final = Answers(
     type=Annotated[str, about("Whatever the connector answers")],

@@ -8,7 +8,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.devices.shares import ShareStatus
+from broker.devices.shares import ALREADY_SHARED, ShareStatus
 from broker.errors import PermissionDenied
 from config.limits import EMAIL_MAX_CHARACTERS
 from protocols.http.calls import USER, Chapter, RestCall, RestCalls
@@ -128,7 +128,7 @@ class DeviceShareCalls(RestCalls):
         on=named_device(Permission.MANAGE),
         summary="Offer a device to somebody",
         about="Only the owner shares. The address need not belong to a user yet; it gets a mail with a link.",
-        refusals={409: "Device already shared with this address", 429: "Too many mails to this address."},
+        refusals={409: ALREADY_SHARED, 429: "Too many mails to this address."},
     )
     async def offer(self, device: Device, body: _Offer) -> DataAndFlat[_Offered]:
         share = await self._shares.offer(device, email=body.email, uid=body.uid)

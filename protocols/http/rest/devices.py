@@ -10,7 +10,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
-from broker.devices.inventory import POLICIES, DeviceChanges, NewDevice, Policy, name_findings
+from broker.devices.inventory import POLICIES, VENDOR_ID_TAKEN, DeviceChanges, NewDevice, Policy, name_findings
 from broker.devices.listing import Chosen, Ownership
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
@@ -162,7 +162,7 @@ class DeviceCalls(RestCalls):
         "signature.",
         refusals={
             404: "The type or the user does not exist.",
-            409: "Vendor device id already registered for this device type",
+            409: VENDOR_ID_TAKEN,
         },
     )
     async def create(self, caller: Caller, body: _NewDevice) -> Data[DeviceObject]:

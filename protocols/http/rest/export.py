@@ -10,7 +10,7 @@ from quart import Response, request
 
 from broker.accounts.tokens import Caller
 from broker.errors import BOOLEAN_ONLY, INVALID, REQUIRED, Finding, Gone
-from broker.export.exports import Export, Exports
+from broker.export.exports import NOT_READY, Export, Exports
 from broker.export.requests import ExportRequest, items
 from broker.export.status import ExportStatus
 from config.limits import EXPORT_IDS_MAX, EXPORT_KEPT_HOURS, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
@@ -229,7 +229,7 @@ class ExportCalls(RestCalls):
             },
             about="The archive (.tgz)",
         ),
-        refusals={409: "Export is not ready", 410: "The archive is gone."},
+        refusals={409: NOT_READY, 410: "The archive is gone."},
     )
     async def result(self, caller: Caller, export_id: str) -> Response:
         export, path = await self._exports.result(caller, export_id)

@@ -11,6 +11,7 @@ from broker.devices.room import DevicesRoom
 from broker.errors import PermissionDenied
 from broker.monetization.plans import MonetizationPlan
 from broker.monetization.room import MonetizationRoom
+from broker.monetization.upgrades import NO_PAID_TIER
 from config.limits import DESCRIPTION_MAX_CHARACTERS, EMAIL_MAX_CHARACTERS, NAME_MAX_CHARACTERS
 from protocols.http.calls import USER, USER_OR_APPLICATION, Accepts, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -281,7 +282,7 @@ class MonetizationCalls(RestCalls):
         summary="Where a browser upgrades a device",
         about="The address is good for 15 minutes and one use. Append `redirect_uri` to it; the browser comes back "
         "there with `status` accepted, declined or failed.",
-        refusals={409: "The device has no paid tier"},
+        refusals={409: NO_PAID_TIER},
     )
     async def upgrade_path(self, caller: Caller, device: Device, query: _UpgradeQuery) -> Data[_Url]:
         return Data(_Url(await self._payments.upgrade_url(caller, device, query.action)))

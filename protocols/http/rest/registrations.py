@@ -8,12 +8,13 @@ from msgspec import UNSET, Meta, UnsetType
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.devices.inventory import name_findings
+from broker.devices.inventory import VENDOR_ID_TAKEN, name_findings
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
 from broker.registration.certificates import ClientCertificate
 from broker.registration.progress import Progress
+from broker.registration.registrations import NOT_AWAITED, OTHER_TYPE_OF_DEVICE
 from broker.registration.room import RegistrationRoom
 from config.limits import VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, Counted, RestCall, RestCalls
@@ -141,7 +142,7 @@ class RegistrationCalls(RestCalls):
         refusals={
             403: "The certificate is not one of the device type's authorities.",
             404: "The device type does not exist.",
-            409: "Vendor device id already registered for this device type",
+            409: VENDOR_ID_TAKEN,
         },
     )
     async def begin(self, shown: ClientCertificate, body: _Beginning) -> Data[_Begun]:
@@ -177,7 +178,7 @@ class RegistrationCalls(RestCalls):
         is_secret=True,
         refusals={
             403: "Another certificate began it, or the nonce is wrong.",
-            409: "Registration does not await its completion",
+            409: NOT_AWAITED,
         },
     )
     async def complete(self, shown: ClientCertificate, rid: str, body: _Completion) -> Data[_Registered]:
@@ -192,7 +193,7 @@ class RegistrationCalls(RestCalls):
         summary="Enter the PIN of a device",
         about="Creates the device under `deviceName`, or attaches the registration to an existing one of the same "
         "type. A PIN is good for one hour and one use; five wrong ones in ten minutes are enough.",
-        refusals={404: "No registration waits for this PIN.", 409: "Device is of another device type"},
+        refusals={404: "No registration waits for this PIN.", 409: OTHER_TYPE_OF_DEVICE},
     )
     async def confirm(self, caller: Caller, body: _Pin) -> Data[_Confirmed]:
         if body.device_id is not None:
