@@ -1,4 +1,4 @@
-"""Programs and libraries that are not Python packages. Where one is missing, what needs it is skipped by name."""
+"""Programs and libraries that are not Python packages. Tests that need a missing one are skipped, and name it."""
 
 import os
 import shutil
@@ -11,10 +11,10 @@ from protocols.coap.dtls.self_test import self_test
 
 
 def require_program(name: str) -> str:
-    """The path of an installed program. Skips the test that asks when it is missing; with CI=true that is a failure."""
+    """The path of an installed program. Where the program is missing, see `skip_without`."""
     path = shutil.which(name)
     if path is None:
-        _skip(name)
+        skip_without(name)
     return path
 
 
@@ -23,10 +23,11 @@ def require_dtls() -> None:
     try:
         self_test()
     except DtlsUnavailable as error:
-        _skip("GnuTLS", str(error))
+        skip_without("GnuTLS", str(error))
 
 
-def _skip(name: str, reason: str = "is not installed") -> Never:
+def skip_without(name: str, reason: str = "is not installed") -> Never:
+    """Skip the test. With CI=true the test fails instead: there everything is installed."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{name}: {reason}; .ci/run must install it")
     pytest.skip(f"{name}: {reason}")

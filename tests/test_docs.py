@@ -88,7 +88,11 @@ def readme_commands() -> list[str]:
     return [line for line in lines if re.match(r"\s*(\$ )?(\S+=\S+ )*(\S*/)?(trunkline|make) \w", line)]
 
 
-@pytest.mark.parametrize("line", readme_commands() or ["trunkline serve --config trunkline.toml"])
+def test_the_readme_has_the_commands_of_a_developer() -> None:
+    assert {"make run", "make check", "make test"} <= {line.partition("#")[0].strip() for line in readme_commands()}
+
+
+@pytest.mark.parametrize("line", readme_commands())
 def test_command_of_the_readme_exists(line: str) -> None:
     words = line.partition("#")[0].split()
     program = next(index for index, word in enumerate(words) if re.fullmatch(r"(.*/)?(trunkline|make)", word))
