@@ -49,7 +49,7 @@ class TestSessions:
         await client.send_again()
         with trio.fail_after(60):
             while not await client.begin():
-                # A client repeats its flight until the server answers (RFC 6347, 4.2.4); on a busy machine once is too few.
+                # A client repeats its flight until the server answers (RFC 6347, 4.2.4).
                 with trio.move_on_after(2) as silence:
                     client.session.bio_write(await client.socket.recv(4096))
                 if silence.cancelled_caught:
