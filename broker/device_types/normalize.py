@@ -19,6 +19,7 @@ import msgspec
 from broker.device_types.manifest import Field, Manifest, ValueClass
 from broker.errors import BadRequest
 from broker.nesting import check_nesting
+from config.limits import JSON_NESTING_MAX
 
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
@@ -41,7 +42,8 @@ class Normalizer:
         Raises BadRequest for anything that is not the JSON text of an object.
         """
         try:
-            check_nesting(payload)
+            if len(payload) > JSON_NESTING_MAX:  # a shorter text cannot nest too deeply
+                check_nesting(payload)
             if not payload.isascii():
                 payload.decode()  # msgspec does not look inside texts it skips
             normalized = _encode(self._decode(payload))
