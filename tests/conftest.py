@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from argon2.profiles import CHEAPEST
 
@@ -18,6 +19,13 @@ from tests.fakes import FakeClock
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
     from tests.browser import Chromium
+
+
+# A test that is slow because the machine is busy does not fail.
+hypothesis.settings.register_profile(
+    "tests", hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
