@@ -27,7 +27,7 @@ lint: $(VENV)/.installed-test
 check: lint unit
 
 unit: $(VENV)/.installed-test
-	$(PYTEST) --ignore tests/e2e -m "not processes"
+	$(PYTEST) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
 
 test: lint
 	$(PYTEST)

@@ -18,6 +18,7 @@ from broker.device_types.expressions import (
     InvalidExpressionError,
 )
 from config.limits import JSON_NESTING_MAX
+from tests.properties import examples
 
 PAYLOAD: dict[str, Any] = {"t": "215", "n": 7, "f": 2.5, "on": "1", "flags": 0b1010_0110, "xs": [3, 1, 2], "empty": ""}
 
@@ -194,7 +195,7 @@ def size(value: object) -> int:
     return 0
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(text=expressions | st.text(max_size=60), value=json_values)
 def test_any_expression_on_any_payload_ends_in_a_small_result_or_is_refused(text: str, value: object) -> None:
     with suppress(InvalidExpressionError, ExpressionFailedError):

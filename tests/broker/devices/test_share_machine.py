@@ -16,6 +16,7 @@ from broker.services import Services
 from storage.records import ShareRecord
 from tests.builders import opener_in
 from tests.factories import BOB_TOKEN, KITCHEN, build_world
+from tests.properties import examples
 
 STEPS = st.lists(st.sampled_from(["offer", "accept", "reject", "stranger", "owner removes", "delete"]), max_size=12)
 
@@ -99,7 +100,7 @@ def test_any_history_of_a_share_matches_the_model(
     often = DeviceShareInvitation.per_recipient._replace(minute=100)  # mails are not what is tested
     monkeypatch.setattr(DeviceShareInvitation, "per_recipient", often)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(STEPS)
     def check(steps: list[str]) -> None:
         trio.run(run, tmp_path_factory.mktemp("share"), steps)

@@ -24,6 +24,7 @@ from storage.sql import StoreError
 from tests.builders import new_engine
 from tests.factories import NOW_MS
 from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.properties import examples
 
 DAY_MS = 86_400_000
 MIDNIGHT = NOW_MS - NOW_MS % DAY_MS + DAY_MS
@@ -309,7 +310,7 @@ _TWO_RESTARTS_IN_ONE_MILLISECOND = [
 
 @given(st.lists(_STEP, max_size=40), st.integers(0, DAY_MS))
 @example(_TWO_RESTARTS_IN_ONE_MILLISECOND, 0)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_no_interleaving_allows_more_than_the_limit(steps: list[tuple[str, int]], start: int) -> None:
     """Calls, pauses and restarts in any order: never more than 5 in any 60 s, nor more than 12 on any UTC day."""
     clock, passed = FakeClock(NOW_MS + start), list[int]()

@@ -24,6 +24,7 @@ from storage.messages import SortKey
 from storage.records import MessageRow
 from tests.builders import opener_in
 from tests.factories import ACME, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world, new_device
+from tests.properties import examples
 
 Order = Literal["asc", "desc"]
 
@@ -226,7 +227,7 @@ def run_with_devices(test: object, *arguments: object) -> None:
     trio.run(main)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(sent, max_size=25),
     st.sets(st.integers(0, 2), min_size=1),
@@ -265,7 +266,7 @@ def test_walking_to_the_end_and_back_gives_every_message_once_and_in_order(
     run_with_devices(walk)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(sent, min_size=1, max_size=12),
     st.lists(st.lists(sent, max_size=4), max_size=6),

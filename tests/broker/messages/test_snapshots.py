@@ -23,6 +23,7 @@ from storage.keys import DeviceKey, Milliseconds, Position
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
 from tests.fakes import HeldRunner
+from tests.properties import examples
 
 
 async def send(services: Services, device: Device, data: Mapping[str, object], ts: int | None = None) -> Position:
@@ -154,7 +155,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps)
 def test_snapshots_equal_a_plain_recomputation(steps: list[Send | str]) -> None:
     trio.run(_compare_with_recomputation, steps)

@@ -29,6 +29,7 @@ from broker.services import Services
 from storage.keys import DeviceKey, Milliseconds, Position
 from tests.factories import APPLICATION_TOKEN, NOW_MS, World, make_device
 from tests.fakes import FakeClock
+from tests.properties import examples
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
 
@@ -437,4 +438,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

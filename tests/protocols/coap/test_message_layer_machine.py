@@ -22,6 +22,7 @@ from protocols.coap.message_layer import (
     TimedOut,
 )
 from protocols.coap.messages import NON, Code, decode_message, frame
+from tests.properties import examples
 
 #: An older datagram is not delivered any more (RFC 7252, 4.8.2).
 MAX_LATENCY = 100.0
@@ -166,5 +167,5 @@ class BadNetwork(RuleBasedStateMachine):
 
 TestBadNetwork = BadNetwork.TestCase
 TestBadNetwork.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
