@@ -11,7 +11,9 @@ from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
+from protocols.http.guard import Guard
 from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
@@ -22,7 +24,8 @@ _ANSWER_SECONDS: Final = 60
 def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services)
-    dispatcher = Dispatcher(services)
+    guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
+    dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     dispatcher.install_refusals(app, TO_COME)
     install_accounts(app, services, services.core.site.accounts)

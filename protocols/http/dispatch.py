@@ -16,7 +16,6 @@ from broker.errors import BadRequest, NotInThisVersion, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
-from broker.services import Services
 from protocols.http.answers import REST_ROOT, json_answer, search_answer, secret_answer
 from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder, snake_case
 from protocols.http.guard import Guard, token_in_header
@@ -28,9 +27,9 @@ _CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAG
 
 
 class Dispatcher:
-    def __init__(self, services: Services) -> None:
-        self._guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
-        self._named = Named(services.accounts, services.device_types, services.devices)
+    def __init__(self, guard: Guard, named: Named) -> None:
+        self._guard = guard
+        self._named = named
 
     def install(self, app: Quart, nouns: Iterable[RestCalls], *, is_secure: bool) -> None:
         """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""
