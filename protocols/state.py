@@ -7,10 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from broker.secrets import Vault
 from config.settings import Settings
 
 _CREDENTIAL = "trunkline.key"
+_LOCK = "lock"
+
+_log = structlog.get_logger(__name__)
 
 
 class StateError(Exception):
@@ -36,13 +41,14 @@ def open_state(settings: Settings) -> Iterator[StateDirectory]:
 
     Raises:
         StateInUseError: another daemon, or `trunkline provision`, holds it.
-        StateError: it cannot be created or read, or its key is missing or no key.
+        StateError: it cannot be created or read, is open to others, or its key is missing or no key.
     """
     directory = settings.state_dir
     database = directory / "store.sqlite"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _close_to_others(directory)
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError(f"state_dir {directory}: {error.strerror}") from error
     try:
@@ -50,6 +56,17 @@ def open_state(settings: Settings) -> Iterator[StateDirectory]:
         yield StateDirectory(directory, database, _vault(directory, database))
     finally:
         os.close(lock)
+
+
+def _close_to_others(directory: Path) -> None:
+    """Nobody else may read messages and secrets. A directory that holds other things too is not ours to change."""
+    if not directory.stat().st_mode & 0o077:
+        return
+    names = {path.name for path in directory.iterdir()}
+    if names and _LOCK not in names:
+        raise StateError(f"state_dir {directory}: others may read it, and it holds other files: chmod 700 it")
+    directory.chmod(0o700)
+    _log.warning("state_dir_closed_to_others", state_dir=str(directory))
 
 
 def _take(lock: int, directory: Path) -> None:

@@ -8,14 +8,30 @@ address, but the certificate is checked for the name.
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import httpx
 import trio
 
 _ADDRESSES_TRIED: Final = 4
-_NAT64: Final = IPv6Network("64:ff9b::/96")
+#: IPv6 networks whose last 32 bits are an IPv4 address: NAT64 (RFC 6052), and what RFC 4291 2.5.5.1 calls compatible.
+_WITH_IPV4: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
+#: Special networks (RFC 6890 and its registries) that `is_global` of some Python versions takes for public ones.
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments
+            "192.88.99.0/24",  # 6to4 relays, withdrawn
+            "fec0::/10",  # site-local, withdrawn
+            "64:ff9b:1::/48",  # NAT64 of a local network (RFC 8215)
+            "2001::/23",  # protocol assignments, Teredo among them
+            "3fff::/20",  # documentation
+            "5f00::/16",  # segment routing
+        ),
+    )
+)
 _AGENT: Final = "trunkline"
 
 IpAddress = IPv4Address | IPv6Address
@@ -147,11 +163,12 @@ def is_public(address: IpAddress) -> bool:
     """Whether the address is in the public Internet; IPv4 addresses within IPv6 ones are checked, too."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if address in _NAT64:
+        if any(address in network for network in _WITH_IPV4):
             inner = IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not address.is_multicast
+    special = address.is_multicast or any(address in network for network in _NOT_PUBLIC)
+    return address.is_global and not special
 
 
 def _is_address(host: str) -> bool:

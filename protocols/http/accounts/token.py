@@ -1,7 +1,10 @@
 """POST /token and POST /device/code. Their errors are flat JSON objects, unlike those of REST (reference 3.1)."""
 
+from http import HTTPStatus
+
 import structlog
 from quart import Blueprint, Response, request
+from werkzeug.exceptions import HTTPException
 
 from broker.accounts.token_endpoints import TokenEndpoints, TokenRequest
 from broker.accounts.token_server import TokenResponse
@@ -26,10 +29,16 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
 
     @routes.errorhandler(DomainError)
     async def refused(error: DomainError) -> Response:
-        answer = json_answer({"error": "invalid_request", "error_description": str(error)}, error.status)
+        name = "temporarily_unavailable" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request"
+        answer = json_answer({"error": name, "error_description": str(error)}, error.status)
         if isinstance(error, TryLater):
             answer.headers["Retry-After"] = str(error.retry_seconds)
         return answer
+
+    @routes.errorhandler(HTTPException)
+    async def refused_by_http(error: HTTPException) -> Response:
+        """A body that Quart refuses: it is too long, slow or cut off."""
+        return json_answer({"error": "invalid_request", "error_description": error.name}, error.code or 400)
 
     @routes.errorhandler(Exception)
     async def failed(error: Exception) -> Response:

@@ -194,10 +194,13 @@ def _availability(said: _Said) -> str:
         path, given = "data.availability", members(bytes(said.data), _Flat).availability
     if not has_value(given):
         raise ValidationFailed.of(path, REQUIRED)
-    value = msgspec.json.decode(given)
+    try:
+        value = msgspec.json.decode(given, type=str)
+    except msgspec.DecodeError:
+        raise ValidationFailed.of(path, INVALID) from None
     if value not in _AVAILABILITIES:
         raise ValidationFailed.of(path, INVALID)
-    return str(value)
+    return value
 
 
 def _status(device: Device, status: DeviceStatus, *, with_ts: bool) -> DeviceStatusObject:

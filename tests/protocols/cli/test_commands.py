@@ -265,3 +265,22 @@ def introduction(process: subprocess.Popen[str]) -> list[str]:
             break
     assert lines[0].startswith("trunkline ready http=127.0.0.1:")
     return lines
+
+
+def test_a_state_directory_that_others_can_read_is_closed_to_them(stopped: Daemon) -> None:
+    stopped.state.chmod(0o755)
+    stopped.start()
+    assert stopped.stop() == 0
+    assert stopped.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_other_files_that_others_can_read_is_refused_and_not_changed(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    (shared / "letter.txt").write_text("not ours", encoding="ascii")
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{shared}"\n', encoding="utf-8")
+    run = trunkline("serve", "--config", config)
+    assert run.returncode == 4
+    assert "others may read it" in one_line(run)
+    assert shared.stat().st_mode & 0o777 == 0o755

@@ -101,6 +101,16 @@ async def test_an_answer(serve: Serve, heads: list[bytes]) -> None:
         ("64:ff9b::7f00:1", False),
         ("64:ff9b::5db8:d70e", True),
         ("2002:7f00:1::", False),
+        ("fec0::1", False),
+        ("64:ff9b:1::1", False),
+        ("::127.0.0.1", False),
+        ("::10.0.0.1", False),
+        ("192.0.0.9", False),
+        ("192.0.0.200", False),
+        ("192.88.99.1", False),
+        ("2001:0:5db8:d70e::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:

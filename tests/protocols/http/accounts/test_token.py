@@ -1,9 +1,12 @@
 """/token and /device/code on the wire: bodies, headers and where parameters come from."""
 
+from collections.abc import AsyncIterator
+
 import httpx
 import pytest
 import structlog
 
+from broker.errors import StorageUnavailable
 from broker.services import Services
 from tests.broker.accounts.oauth_world import CALLBACK, PAGE, SECRETS, SERVER, TV, WEB, OAuthWorld, basic
 from tests.protocols.http.conftest import bearer
@@ -113,3 +116,33 @@ async def test_other_tokens_are_not_refreshed_on_the_rest_root(api: httpx.AsyncC
     assert answer.status_code == 400
     assert answer.json() == {"error": {"code": "invalid_request", "message": "This API works only with implicit apps."}}
     check_headers(answer, cors=False)
+
+
+@pytest.mark.parametrize("path", ["/token", "/device/code"])
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_body_that_is_too_long_is_a_flat_refusal_without_a_traceback(
+    accounts: httpx.AsyncClient, path: str, is_known: bool
+) -> None:
+    """Whether its length is said before or not."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(33):
+            yield b"a" * 32_768
+
+    with structlog.testing.capture_logs() as logs:
+        answer = await accounts.post(path, content=b"a" * (33 * 32_768) if is_known else pieces(), headers=FORM)
+    assert (answer.status_code, answer.json()["error"]) == (413, "invalid_request")
+    assert "exc_info" not in repr(logs)
+
+
+async def test_a_store_that_takes_nothing_is_temporarily_unavailable(
+    accounts: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_arguments: object, **_options: object) -> None:
+        raise StorageUnavailable("the disk is full")
+
+    form = {"grant_type": "client_credentials"}
+    with monkeypatch.context() as patch:
+        patch.setattr(services.core.database, "write", fail)
+        answer = await accounts.post("/token", data=form, headers={"Authorization": basic(SERVER)})
+    assert (answer.status_code, answer.json()["error"]) == (503, "temporarily_unavailable")

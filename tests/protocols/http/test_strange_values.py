@@ -1,0 +1,82 @@
+"""A value out of range or of a strange type is an error of the request, never one of the server (reference 3.2)."""
+
+import json
+from typing import Any, Final
+
+import httpx
+import msgspec
+import pytest
+
+from broker.accounts.tokens import TokenKind
+from broker.services import Services
+from config.settings import Limits, Settings
+from protocols.http.application import CALLS
+from protocols.http.calls import RestCall
+from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, World
+from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_order_of_checks import Named, named
+
+__all__ = ["named"]
+
+#: Infinite as a double; more digits than Python reads; more than the store takes; and what is no number at all.
+VALUES: Final = ("1e999", "-" + "9" * 5_000, "9" * 30, "[]", "{}", r'"\ud800"')
+TOKENS: Final = {
+    TokenKind.USER: ADA_TOKEN,
+    TokenKind.APPLICATION: APPLICATION_TOKEN,
+    TokenKind.DEVICE: KITCHEN_TOKEN,
+}
+NAMES: Final = {
+    "did": "device", "uid": "user", "dtid": "type", "shareId": "share", "uploadId": "upload", "vdid": "vdid",
+    "exportId": "export", "version": "version", "aid": "application", "rid": "registration", "id": "certificate",
+}  # fmt: skip
+BODIES: Final = [call for call in CALLS if not call.capability and call.takes_body and not call.needs_certificate]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """With room for exports, and no limit that a hundred requests reach."""
+    return Settings(state_dir=settings.state_dir, limits=Limits(rate_limits="off", quotas="off"))
+
+
+def members(example: Any) -> list[list[str | int]]:
+    """The paths of all members of a JSON value."""
+    found: list[list[str | int]] = []
+    items = enumerate(example) if isinstance(example, list) else example.items() if isinstance(example, dict) else ()
+    for name, value in items:
+        found += [[name], *([name, *rest] for rest in members(value))]
+    return found
+
+
+def bodies(call: RestCall) -> list[bytes]:
+    """The example of the call, once with each value in the place of each member, and each value alone."""
+    example = getattr(call.body, "example", None) or (call.accepts.example if call.accepts else None)
+    names = (
+        [field.encode_name for field in msgspec.structs.fields(call.body)]
+        if hasattr(call.body, "__struct_fields__")
+        else []
+    )
+    example = example if isinstance(example, dict) else {}
+    found = [value.encode() for value in VALUES]
+    for path in [*members(example), *([name] for name in names if name not in example)]:
+        document = json.loads(json.dumps(example))
+        holder = document
+        for name in path[:-1]:
+            holder = holder[name]
+        holder[path[-1]] = "VALUE"
+        found += [json.dumps(document).replace('"VALUE"', value).encode() for value in VALUES]
+    return found
+
+
+@pytest.mark.parametrize("call", BODIES, ids=str)
+async def test_no_value_in_a_body_is_an_error_of_the_server(
+    api: httpx.AsyncClient, services: Services, world: World, named: dict[str, Named], call: RestCall
+) -> None:
+    path = call.path
+    for name in call.names:
+        path = path.replace(f"{{{name}}}", named[NAMES[name]].own)
+    headers = {"Content-Type": "application/json", **(bearer(TOKENS[call.tokens[0]]) if call.tokens else {})}
+    for body in bodies(call):
+        answer = await api.request(call.method, path, content=body, headers=headers)
+        assert answer.status_code < 500, (body[:200], answer.text)
+        if answer.status_code == 400:
+            assert "error" in answer.json(), body[:200]
