@@ -49,17 +49,18 @@ def members(example: Any) -> list[list[str | int]]:
 
 def bodies(call: RestCall) -> list[bytes]:
     """The example of the call, once with each value in the place of each member, and each value alone."""
-    example = getattr(call.body, "example", None) or (call.accepts.example if call.accepts else None)
+    given = getattr(call.body, "example", None) or (call.accepts.example if call.accepts else None)
+    example: dict[str, Any] = given if isinstance(given, dict) else {}
     names = (
         [field.encode_name for field in msgspec.structs.fields(call.body)]
         if hasattr(call.body, "__struct_fields__")
         else []
     )
-    example = example if isinstance(example, dict) else {}
     found = [value.encode() for value in VALUES]
-    for path in [*members(example), *([name] for name in names if name not in example)]:
+    paths: list[list[Any]] = [*members(example), *([name] for name in names if name not in example)]
+    for path in paths:
         document = json.loads(json.dumps(example))
-        holder = document
+        holder: Any = document
         for name in path[:-1]:
             holder = holder[name]
         holder[path[-1]] = "VALUE"
