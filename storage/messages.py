@@ -57,8 +57,8 @@ class Range:
     with `descending` the last ones, the last one first.
     """
 
-    start_ms: int | None
-    end_ms: int | None
+    start_ms: Milliseconds | None
+    end_ms: Milliseconds | None
     match: Match = EVERYTHING
     limit: int | None = None
     after: SortKey | None = None
@@ -204,7 +204,7 @@ class MessageStore:
         """The Actions whose destination is one of `devices`."""
         return [ActionRow(*row) for row in self._found("action", devices, search)]
 
-    def count(self, device: DeviceKey, *, start_ms: int, end_ms: int) -> int:
+    def count(self, device: DeviceKey, *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
         row = self._db.execute(
             "SELECT (SELECT count(*) FROM message WHERE indexed = 1 AND device = :device"
             " AND ts BETWEEN :start AND :end) + (SELECT count(*) FROM message WHERE position > :indexed"

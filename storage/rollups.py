@@ -6,7 +6,7 @@ The field `""` counts all messages.
 from collections.abc import Iterable
 from operator import attrgetter
 
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from storage.records import RollupRow
 from storage.sql import StoreConnection
 
@@ -53,7 +53,9 @@ class RollupStore:
     def put_all(self, rollups: Iterable[RollupRow]) -> None:
         self._db.put_many("rollup", _NAMES, _KEY, list(map(_values_of, rollups)))
 
-    def first(self, device: DeviceKey, field: int, level: str, *, start_ms: int, end_ms: int) -> int | None:
+    def first(
+        self, device: DeviceKey, field: int, level: str, *, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> Milliseconds | None:
         """The start of the first bucket with `start_ms <= bucket < end_ms`; None when there is none."""
         row = self._db.execute(
             "SELECT min(bucket) AS bucket FROM rollup WHERE device = :device AND field = :field AND level = :level"
@@ -62,7 +64,9 @@ class RollupStore:
         ).one()
         return row["bucket"] if row else None
 
-    def range(self, device: DeviceKey, field: int, level: str, *, start_ms: int, end_ms: int) -> list[RollupRow]:
+    def range(
+        self, device: DeviceKey, field: int, level: str, *, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> list[RollupRow]:
         """Buckets with `start_ms <= bucket < end_ms`, in order."""
         rows = self._db.execute(
             f"{_SELECT} AND bucket >= :start AND bucket < :end ORDER BY bucket",

@@ -13,7 +13,7 @@ from broker.devices.registry import Device, Devices
 from broker.errors import INVALID, REQUIRED, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.messages.intervals import DAY_MS, MINUTE_MS
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
-from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 from storage.records import UserRecord
 
 #: A caller computes "30 days ago" a moment before the check.
@@ -23,8 +23,8 @@ _PAST_GRACE_MS = MINUTE_MS
 class ExportRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request as it was made. Lists are comma-separated texts; None: not given."""
 
-    start_ms: int
-    end_ms: int
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     uids: str | None = None
     sdids: str | None = None
     sdtids: str | None = None

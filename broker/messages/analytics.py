@@ -27,7 +27,7 @@ from broker.messages.intervals import (
 from broker.messages.projections import Decoded, decoded, unprojected
 from broker.messages.rollups import EVERY_MESSAGE, aggregate_of, collect
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from storage.messages import Match, Range
 
 SETTLED_MS = MINUTE_MS
@@ -38,22 +38,22 @@ _NUMERIC = {ValueClass.INTEGER, ValueClass.LONG, ValueClass.FLOAT, ValueClass.DO
 class AggregatesAnswer:
     """`aggregate` is None when no message of the range has the field."""
 
-    start_ms: int
-    end_ms: int
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     aggregate: Aggregate | None
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramAnswer:
-    start_ms: int
-    end_ms: int
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     buckets: tuple[tuple[int, Aggregate], ...]  # start (ms) and summary of each bucket that is not empty
 
 
 @dataclass(frozen=True, slots=True)
 class PresenceAnswer:
-    start_ms: int
-    end_ms: int
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     buckets: tuple[int, ...]  # the start (ms) of each interval with a message
 
 
@@ -64,7 +64,9 @@ class Analytics:
         self._database = database
         self._clock = clock
 
-    async def aggregates(self, device: Device, field: str, *, start_ms: int, end_ms: int) -> AggregatesAnswer:
+    async def aggregates(
+        self, device: Device, field: str, *, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> AggregatesAnswer:
         """One summary of a numeric field. Raises ValidationFailed naming `field`, `startDate` or `endDate`."""
         _check_numeric(device, field)
         _check_range(start_ms, end_ms, AGGREGATES_RANGE_MS)
@@ -73,7 +75,7 @@ class Analytics:
         return AggregatesAnswer(start_ms, end_ms, merge_all(aggregate for _, aggregate in buckets))
 
     async def histogram(
-        self, device: Device, field: str, interval: Interval, *, start_ms: int, end_ms: int
+        self, device: Device, field: str, interval: Interval, *, start_ms: Milliseconds, end_ms: Milliseconds
     ) -> HistogramAnswer:
         """A summary of a numeric field for each interval. Raises ValidationFailed as `aggregates` does."""
         _check_numeric(device, field)
@@ -86,7 +88,13 @@ class Analytics:
         return HistogramAnswer(start_ms, end_ms, tuple(sorted(found.items())))
 
     async def presence(
-        self, devices: Sequence[Device], interval: Interval, *, field: str | None, start_ms: int, end_ms: int
+        self,
+        devices: Sequence[Device],
+        interval: Interval,
+        *,
+        field: str | None,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
     ) -> PresenceAnswer:
         """The intervals with a message of any of the devices, or with a message that has the field.
 
@@ -96,15 +104,19 @@ class Analytics:
             raise ValidationFailed.of("fieldPresence", INVALID)
         _check_range(start_ms, end_ms, PRESENCE_RANGE_MS[interval])
         start_ms, end_ms = interval.start_of(start_ms), interval.start_of(end_ms)
-        looked_at = _LookedAt.of(self._clock.now_ms() - SETTLED_MS, interval, start_ms, end_ms)
+        looked_at = _LookedAt.of(self._settled_ms(), interval, start_ms, end_ms)
         keys = [device.key for device in devices]
         found = await self._database.read(lambda tx: _Presence(tx, keys, field, interval).of(looked_at))
         return PresenceAnswer(start_ms, end_ms, tuple(sorted(found)))
 
+    def _settled_ms(self) -> Milliseconds:
+        """Messages up to this moment count."""
+        return Milliseconds(self._clock.now_ms() - SETTLED_MS)
+
     async def _buckets(
-        self, device: Device, field: str, coarsest: Interval, start_ms: int, end_ms: int
+        self, device: Device, field: str, coarsest: Interval, start_ms: Milliseconds, end_ms: Milliseconds
     ) -> list["_Bucket"]:
-        looked_at = _LookedAt.of(self._clock.now_ms() - SETTLED_MS, coarsest, start_ms, end_ms)
+        looked_at = _LookedAt.of(self._settled_ms(), coarsest, start_ms, end_ms)
         return await self._database.read(lambda tx: list(_buckets(tx, device.key, field, looked_at)))
 
 
@@ -119,7 +131,9 @@ class _LookedAt:
     minute: Range | None
 
     @classmethod
-    def of(cls, settled_ms: int, coarsest: Interval, start_ms: int, end_ms: int) -> "_LookedAt":
+    def of(
+        cls, settled_ms: Milliseconds, coarsest: Interval, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> "_LookedAt":
         cut = max(start_ms, min(end_ms, Interval.MINUTE.start_of(settled_ms)))
         minute = Range(cut, settled_ms) if cut <= settled_ms and cut < end_ms else None
         return cls(tuple(spans(start_ms, cut, coarsest)), minute)
@@ -184,13 +198,13 @@ class _Presence:
             self._found.add(self._interval.start_of(found))
             start = self._unknown_from(found)
 
-    def _unknown_from(self, ts: int) -> int:
+    def _unknown_from(self, ts: Milliseconds) -> Milliseconds:
         """The start of the first interval, from `ts` on, that is not known to have a message."""
         while self._interval.start_of(ts) in self._found:
             ts = self._interval.end_of(ts)
         return ts
 
-    def _look_at_unprojected(self, start_ms: int, end_ms: int) -> None:
+    def _look_at_unprojected(self, start_ms: Milliseconds, end_ms: Milliseconds) -> None:
         start_ms = self._unknown_from(start_ms)
         if start_ms < end_ms:
             for row, fields in unprojected(self._tx, self._devices, start_ms=start_ms, end_ms=end_ms):
@@ -222,7 +236,7 @@ def _check_numeric(device: Device, path: str) -> None:
         raise ValidationFailed.of("field", NUMERIC_ONLY)
 
 
-def _check_range(start_ms: int, end_ms: int, longest_ms: int) -> None:
+def _check_range(start_ms: Milliseconds, end_ms: Milliseconds, longest_ms: int) -> None:
     for name, value in (("startDate", start_ms), ("endDate", end_ms)):
         if value < 0:
             raise ValidationFailed.of(name, too_low(0))

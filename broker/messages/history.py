@@ -16,7 +16,7 @@ from broker.errors import INVALID, DeviceNotFound, ValidationFailed
 from broker.messages.mids import Mids
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from storage.messages import EVERYTHING, Match, MessageStore, Range, SortKey, sort_key
 from storage.records import ActionRow, MessageRow
 
@@ -98,8 +98,8 @@ class History:
         self,
         devices: Sequence[Device],
         *,
-        start_ms: int,
-        end_ms: int,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
         order: SortOrder = "asc",
         count: int = 100,
         cursor: str = "",
@@ -110,7 +110,14 @@ class History:
         Raises ValidationFailed naming `offset` for a cursor that is not valid.
         """
         by_key = {device.key: device for device in devices}  # a device that is given twice counts once
-        search = _Search(MessageStore.page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match)
+        search = _Search(
+            MessageStore.page,
+            tuple(by_key),
+            _stored(start_ms),
+            _stored(end_ms),
+            order == "desc",
+            match,
+        )
         rows, after, before = await self._page(search, count, cursor)
         return Page(tuple(self.view(row, by_key[row.device]) for row in rows), after, before)
 
@@ -118,8 +125,8 @@ class History:
         self,
         destinations: Sequence[Device],
         *,
-        start_ms: int,
-        end_ms: int,
+        start_ms: Milliseconds,
+        end_ms: Milliseconds,
         order: SortOrder = "asc",
         count: int = 100,
         cursor: str = "",
@@ -128,7 +135,12 @@ class History:
         """As `search`, for the Actions sent to these devices."""
         by_key = {device.key: device for device in destinations}
         search = _Search(
-            MessageStore.action_page, tuple(by_key), _stored(start_ms), _stored(end_ms), order == "desc", match
+            MessageStore.action_page,
+            tuple(by_key),
+            _stored(start_ms),
+            _stored(end_ms),
+            order == "desc",
+            match,
         )
         rows, after, before = await self._page(search, count, cursor)
         return Page(tuple([await self._action(row, by_key[row.device]) for row in rows]), after, before)
@@ -189,8 +201,8 @@ class History:
 class _Search(Generic[_Row]):
     find: Callable[[MessageStore, Sequence[DeviceKey], Range], list[_Row]]
     devices: tuple[DeviceKey, ...]
-    start_ms: int
-    end_ms: int
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     descending: bool
     match: Match
 
@@ -231,6 +243,6 @@ def _page(
     return (rows, more, behind) if backwards else (rows, behind, more)
 
 
-def _stored(ms: int) -> int:
+def _stored(ms: int) -> Milliseconds:
     """The time, limited to what 64 bits can hold; no message has a `ts` outside of these bounds."""
-    return min(max(ms, -1), 2**62)
+    return Milliseconds(min(max(ms, -1), 2**62))

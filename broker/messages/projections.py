@@ -18,9 +18,9 @@ import trio
 
 from broker.facts import FactPhase, MessagesStored, Router
 from broker.loops import Wakeup, repeat
-from broker.messages.intervals import LAST_MS
+from broker.messages.intervals import FIRST_MS, LAST_MS
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Position
+from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 
 # Rows that are not projected yet are read from the log. A step writes each changed bucket and snapshot once, however
@@ -177,7 +177,11 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def unprojected(
-    tx: Transaction, devices: Collection[DeviceKey], *, start_ms: int = 0, end_ms: int = LAST_MS
+    tx: Transaction,
+    devices: Collection[DeviceKey],
+    *,
+    start_ms: Milliseconds = FIRST_MS,
+    end_ms: Milliseconds = LAST_MS,
 ) -> Decoded:
     """The devices' rows of this time that are not projected yet, as this transaction sees them."""
     rows = tx.messages.after_of(devices, tx.messages.consumer_position(_CONSUMER))

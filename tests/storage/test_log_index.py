@@ -107,8 +107,8 @@ def searches(draw: st.DrawFn) -> Range:
         return Range(None, None, limit=draw(st.integers(1, 5)), by_arrival=True, descending=draw(st.booleans()))
     place = st.none() | st.tuples(_times.map(Milliseconds), st.integers(0, 20).map(Position))
     return Range(
-        draw(_times),
-        draw(_times),
+        Milliseconds(draw(_times)),
+        Milliseconds(draw(_times)),
         limit=draw(st.none() | st.integers(1, 5)),
         after=draw(place),
         before=draw(place),
@@ -140,7 +140,9 @@ def test_a_search_finds_rows_with_and_without_an_entry_in_one_order(
             assert log.store.last_ts(table, chosen) == {key: ts for key, ts in highest.items() if key in devices}
         for device in chosen:
             times = [ts for _, of, ts in log.rows["message"] if of == device]
-            assert log.store.count(device, start_ms=2, end_ms=4) == sum(2 <= ts <= 4 for ts in times)
+            assert log.store.count(device, start_ms=Milliseconds(2), end_ms=Milliseconds(4)) == sum(
+                2 <= ts <= 4 for ts in times
+            )
         for behind in range(log.head + 1):
             found = log.store.after_of(chosen, Position(behind))
             wanted = [
@@ -163,7 +165,10 @@ def test_rows_get_index_entries_after_some_thousand_rows(connection: SqliteConne
         assert log.without_entries("message") == 1
 
 
-@pytest.mark.parametrize("search", [Range(0, 9, limit=5), Range(None, None, limit=5, by_arrival=True, descending=True)])
+@pytest.mark.parametrize(
+    "search",
+    [Range(Milliseconds(0), Milliseconds(9), limit=5), Range(None, None, limit=5, by_arrival=True, descending=True)],
+)
 def test_a_search_reads_the_index_and_not_the_log(connection: SqliteConnection, search: Range) -> None:
     with Log(connection) as log:
         log.append("message", [(1, 5)])
@@ -201,6 +206,11 @@ def test_rows_of_an_older_store_have_index_entries(tmp_path: Path) -> None:
         assert (log.without_entries("message"), log.without_entries("action")) == (0, 0)
         log.head = 8
         log.append("message", [(1, 4)])
-        assert [row.position for row in log.store.page([DeviceKey(1)], Range(0, 9, limit=9))] == [9, 7]
-        assert [row.position for row in log.store.action_page([DeviceKey(1)], Range(0, 9, limit=9))] == [8]
+        assert [
+            row.position for row in log.store.page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
+        ] == [9, 7]
+        assert [
+            row.position
+            for row in log.store.action_page([DeviceKey(1)], Range(Milliseconds(0), Milliseconds(9), limit=9))
+        ] == [8]
     connection.close()

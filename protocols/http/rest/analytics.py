@@ -18,6 +18,7 @@ from protocols.http.reading import Query
 from protocols.http.rest.searching import FIELD_PATTERN, Readable, SearchedDevices
 from protocols.http.schema import Amount, Id, Shape, about, absent_if_none, integer, one_of, text, time_ms
 from protocols.rendering import snapshot_object
+from storage.keys import Milliseconds
 
 _NAMES: Final = tuple(one.value for one in Interval)
 _RANGE: Final = {"startDate": samples.TS, "endDate": samples.TS + 3_600_000, "size": 1}
@@ -191,7 +192,9 @@ class AnalyticsCalls(RestCalls):
         about="Over at most 31 days.",
     )
     async def aggregates(self, device: Device, query: _OfField) -> _Aggregates:
-        found = await self._analytics.aggregates(device, query.field, start_ms=query.start_date, end_ms=query.end_date)
+        found = await self._analytics.aggregates(
+            device, query.field, start_ms=Milliseconds(query.start_date), end_ms=Milliseconds(query.end_date)
+        )
         data = [] if found.aggregate is None else [_Summary(**_summary(found.aggregate))]
         return _Aggregates(device.id, found.start_ms, found.end_ms, query.field, len(data), data)
 
@@ -206,7 +209,11 @@ class AnalyticsCalls(RestCalls):
     )
     async def histogram(self, device: Device, query: _OfFieldByInterval) -> _Histogram:
         found = await self._analytics.histogram(
-            device, query.field, query.interval, start_ms=query.start_date, end_ms=query.end_date
+            device,
+            query.field,
+            query.interval,
+            start_ms=Milliseconds(query.start_date),
+            end_ms=Milliseconds(query.end_date),
         )
         data = [_Bucket(**_summary(aggregate), ts=start) for start, aggregate in found.buckets]
         return _Histogram(device.id, found.start_ms, found.end_ms, query.field, query.interval.value, len(data), data)
@@ -222,7 +229,11 @@ class AnalyticsCalls(RestCalls):
     )
     async def presence(self, devices: list[Device], query: _ByInterval) -> _Presence:
         found = await self._analytics.presence(
-            devices, query.interval, field=query.field_presence, start_ms=query.start_date, end_ms=query.end_date
+            devices,
+            query.interval,
+            field=query.field_presence,
+            start_ms=Milliseconds(query.start_date),
+            end_ms=Milliseconds(query.end_date),
         )
         data = [_Present(start) for start in found.buckets]
         return _Presence(

@@ -33,6 +33,7 @@ from protocols.http.schema import (
     text,
     time_ms,
 )
+from storage.keys import Milliseconds
 
 _CHUNK_BYTES: Final = 256 * 1024
 _ORDERS: Final = ("asc", "desc")
@@ -262,8 +263,8 @@ def _request(wanted: _Wanted) -> ExportRequest:
     order: Literal["asc", "desc"] = "desc" if wanted.order.lower() == "desc" else "asc"
     format_: Literal["json", "csv1"] = "csv1" if wanted.format.lower() == "csv1" else "json"
     return ExportRequest(
-        start_ms=wanted.start_date,
-        end_ms=wanted.end_date,
+        start_ms=Milliseconds(wanted.start_date),
+        end_ms=Milliseconds(wanted.end_date),
         uids=wanted.uids,
         sdids=wanted.sdids,
         sdtids=wanted.sdtids,

@@ -24,7 +24,7 @@ from broker.messages.aggregates import Aggregate
 from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, YEAR_MS, Interval
 from broker.services import Services
 from config.settings import Settings, Storage
-from storage.keys import DeviceKey
+from storage.keys import DeviceKey, Milliseconds
 from tests.builders import ServicesOpener, new_engine
 from tests.factories import NOW_MS, build_world
 from tests.fakes import FakeClock
@@ -57,7 +57,7 @@ async def test_only_messages_that_are_a_minute_old_count(services: Services, kit
         await send(services, kitchen, {"intensity": age}, NOW_MS - age)
     for _ in range(2):
         found = await services.messages.analytics.aggregates(
-            kitchen, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
+            kitchen, "intensity", start_ms=Milliseconds(NOW_MS - HOUR_MS), end_ms=Milliseconds(NOW_MS + HOUR_MS)
         )
         assert found.aggregate is not None
         assert (found.aggregate.count, found.aggregate.min, found.aggregate.max) == (2, 60_000, 60_001)
@@ -69,7 +69,7 @@ async def test_dates_are_rounded_down_and_the_end_is_exclusive(services: Service
     for number, ts in enumerate((start - 1, start, start + MINUTE_MS - 1, start + MINUTE_MS)):
         await send(services, kitchen, {"intensity": number}, ts)
     found = await services.messages.analytics.aggregates(
-        kitchen, "intensity", start_ms=start + 59_999, end_ms=start + MINUTE_MS + 1
+        kitchen, "intensity", start_ms=Milliseconds(start + 59_999), end_ms=Milliseconds(start + MINUTE_MS + 1)
     )
     assert (found.start_ms, found.end_ms) == (start, start + MINUTE_MS)
     assert found.aggregate is not None
@@ -83,7 +83,11 @@ async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
     for ts in (at(2024, 1, 31), at(2024, 2, 1), at(2024, 2, 29, 23, 59), at(2024, 3, 1)):
         await send(services, kitchen, {"intensity": 1}, ts)
     found = await services.messages.analytics.histogram(
-        kitchen, "intensity", Interval.MONTH, start_ms=at(2024, 1, 15), end_ms=at(2024, 12, 31)
+        kitchen,
+        "intensity",
+        Interval.MONTH,
+        start_ms=Milliseconds(at(2024, 1, 15)),
+        end_ms=Milliseconds(at(2024, 12, 31)),
     )
     assert found.start_ms == at(2024, 1, 1)
     assert found.end_ms == at(2024, 12, 1)
@@ -95,7 +99,9 @@ async def test_months_begin_in_utc(services: Services, kitchen: Device) -> None:
 
 
 async def test_without_messages_there_is_no_aggregate(services: Services, kitchen: Device) -> None:
-    found = await services.messages.analytics.aggregates(kitchen, "intensity", start_ms=0, end_ms=0)
+    found = await services.messages.analytics.aggregates(
+        kitchen, "intensity", start_ms=Milliseconds(0), end_ms=Milliseconds(0)
+    )
     assert found.aggregate is None
 
 
@@ -105,7 +111,7 @@ async def test_presence_of_a_group_is_that_of_any_field_in_it(services: Services
     start = NOW_MS - DAY_MS
     for _ in range(2):
         found = await services.messages.analytics.presence(
-            [kitchen], Interval.HOUR, field="colorRGB", start_ms=start, end_ms=NOW_MS
+            [kitchen], Interval.HOUR, field="colorRGB", start_ms=Milliseconds(start), end_ms=NOW_MS
         )
         assert found.buckets == (Interval.HOUR.start_of(NOW_MS - HOUR_MS),)
         await services.messages.projector.flush()
@@ -122,7 +128,11 @@ async def test_presence_of_devices_is_that_of_any_of_them(
         await services.messages.projector.flush()
     for devices, seen in (([kitchen, hall], [9, 8, 7, 5, 1]), ([hall], [9, 8, 5]), ([kitchen], [9, 7, 1]), ([], [])):
         found = await services.messages.analytics.presence(
-            devices, Interval.MINUTE, field=None, start_ms=now - 20 * MINUTE_MS, end_ms=now + 20 * MINUTE_MS
+            devices,
+            Interval.MINUTE,
+            field=None,
+            start_ms=Milliseconds(now - 20 * MINUTE_MS),
+            end_ms=Milliseconds(now + 20 * MINUTE_MS),
         )
         assert found.buckets == tuple(now - age * MINUTE_MS for age in seen)
 
@@ -137,7 +147,7 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
     await send(services, kitchen, {"temperature": 1}, NOW_MS - HOUR_MS)
     await services.messages.projector.flush()
     found = await services.messages.analytics.aggregates(
-        kitchen, "temperature", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS
+        kitchen, "temperature", start_ms=Milliseconds(NOW_MS - DAY_MS), end_ms=NOW_MS
     )
     assert found.aggregate is not None
     assert found.aggregate.count == 4
@@ -150,27 +160,33 @@ async def test_numbers_at_the_limits_of_a_double_do_not_stop_the_projections(
 async def test_ranges_have_limits(services: Services, kitchen: Device, interval: Interval) -> None:
     start = NOW_MS - 20 * YEAR_MS
     longest = LONGEST[interval]
-    await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=start + longest)
+    await services.messages.analytics.histogram(
+        kitchen, "intensity", interval, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest)
+    )
     with pytest.raises(ValidationFailed) as error:
         await services.messages.analytics.histogram(
-            kitchen, "intensity", interval, start_ms=start, end_ms=start + longest + 1
+            kitchen, "intensity", interval, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest + 1)
         )
     assert findings(error) == [("endDate", "Invalid value")]
     longest = 10 * YEAR_MS if interval is Interval.YEAR else longest
-    await services.messages.analytics.presence([kitchen], interval, field=None, start_ms=start, end_ms=start + longest)
+    await services.messages.analytics.presence(
+        [kitchen], interval, field=None, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest)
+    )
     with pytest.raises(ValidationFailed) as error:
         await services.messages.analytics.presence(
-            [kitchen], interval, field=None, start_ms=start, end_ms=start + longest + 1
+            [kitchen], interval, field=None, start_ms=Milliseconds(start), end_ms=Milliseconds(start + longest + 1)
         )
     assert findings(error) == [("endDate", "Invalid value")]
 
 
 async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services, kitchen: Device) -> None:
     start = NOW_MS - 40 * DAY_MS
-    await services.messages.analytics.aggregates(kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS)
+    await services.messages.analytics.aggregates(
+        kitchen, "intensity", start_ms=Milliseconds(start), end_ms=Milliseconds(start + 31 * DAY_MS)
+    )
     with pytest.raises(ValidationFailed) as error:
         await services.messages.analytics.aggregates(
-            kitchen, "intensity", start_ms=start, end_ms=start + 31 * DAY_MS + MINUTE_MS
+            kitchen, "intensity", start_ms=Milliseconds(start), end_ms=Milliseconds(start + 31 * DAY_MS + MINUTE_MS)
         )
     assert findings(error) == [("endDate", "Invalid value")]
 
@@ -189,13 +205,15 @@ async def test_aggregates_of_31_days_and_a_minute_are_refused(services: Services
 )
 async def test_fields_must_be_numeric_and_declared(services: Services, kitchen: Device, name: str, text: str) -> None:
     with pytest.raises(ValidationFailed) as error:
-        await services.messages.analytics.aggregates(kitchen, name, start_ms=0, end_ms=0)
+        await services.messages.analytics.aggregates(kitchen, name, start_ms=Milliseconds(0), end_ms=Milliseconds(0))
     assert findings(error) == [("field", text)]
 
 
 async def test_presence_of_a_field_that_no_manifest_declares_is_refused(services: Services, kitchen: Device) -> None:
     with pytest.raises(ValidationFailed) as error:
-        await services.messages.analytics.presence([kitchen], Interval.DAY, field="unknown", start_ms=0, end_ms=0)
+        await services.messages.analytics.presence(
+            [kitchen], Interval.DAY, field="unknown", start_ms=Milliseconds(0), end_ms=Milliseconds(0)
+        )
     assert findings(error) == [("fieldPresence", "Invalid value")]
 
 
@@ -214,13 +232,17 @@ async def test_dates_outside_of_the_calendar_are_refused(
 ) -> None:
     for interval in Interval:
         with pytest.raises(ValidationFailed) as error:
-            await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=start, end_ms=end)
+            await services.messages.analytics.histogram(
+                kitchen, "intensity", interval, start_ms=Milliseconds(start), end_ms=Milliseconds(end)
+            )
         assert findings(error) == [finding]
 
 
 async def test_the_last_dates_of_the_calendar_are_served(services: Services, kitchen: Device) -> None:
     for interval in Interval:
-        await services.messages.analytics.histogram(kitchen, "intensity", interval, start_ms=LAST_MS, end_ms=LAST_MS)
+        await services.messages.analytics.histogram(
+            kitchen, "intensity", interval, start_ms=Milliseconds(LAST_MS), end_ms=Milliseconds(LAST_MS)
+        )
 
 
 # Any sequence of messages, in any order, with flushes and restarts between
@@ -344,7 +366,7 @@ async def _compare(
 ) -> None:
     first, expected = devices[0], plain[0]
     histogram = await services.messages.analytics.histogram(
-        first, "temperature", interval, start_ms=start_ms, end_ms=end_ms
+        first, "temperature", interval, start_ms=Milliseconds(start_ms), end_ms=Milliseconds(end_ms)
     )
     start, end = _start(interval, start_ms), _start(interval, end_ms)
     assert (histogram.start_ms, histogram.end_ms) == (start, end)
@@ -356,7 +378,9 @@ async def _compare(
         _assert_agrees(aggregate, buckets[bucket])
 
     begin = max(start_ms, end_ms - 31 * DAY_MS)
-    aggregates = await services.messages.analytics.aggregates(first, "temperature", start_ms=begin, end_ms=end_ms)
+    aggregates = await services.messages.analytics.aggregates(
+        first, "temperature", start_ms=Milliseconds(begin), end_ms=Milliseconds(end_ms)
+    )
     aged = expected.aged("temperature", begin - begin % MINUTE_MS, end_ms - end_ms % MINUTE_MS, now_ms)
     values = [value for values in aged.values() for value in values]
     assert (aggregates.aggregate is None) is (not values)
@@ -367,7 +391,7 @@ async def _compare(
         leaf = {None: "", "colorRGB": "colorRGB.r"}.get(path, path) or ""
         for some, of_some in ((devices, plain), (devices[1:], plain[1:])):
             presence = await services.messages.analytics.presence(
-                some, interval, field=path, start_ms=start_ms, end_ms=end_ms
+                some, interval, field=path, start_ms=Milliseconds(start_ms), end_ms=Milliseconds(end_ms)
             )
             seen = {_start(interval, ts) for one in of_some for ts in one.aged(leaf, start, end, now_ms)}
             assert presence.buckets == tuple(sorted(seen))

@@ -51,7 +51,7 @@ async def page(
     cursor: str = "",
 ) -> Page[Message]:
     return await services.messages.history.search(
-        devices, start_ms=start, end_ms=end, order=order, count=count, cursor=cursor
+        devices, start_ms=Milliseconds(start), end_ms=Milliseconds(end), order=order, count=count, cursor=cursor
     )
 
 

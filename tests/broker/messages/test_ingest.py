@@ -461,7 +461,9 @@ async def test_what_is_acknowledged_can_be_read_at_once(services: Services, kitc
     await services.messages.ingest.wait_committed()
     assert await services.messages.history.by_mid(services.messages.ingest.mid(position)) is not None
     assert len(await services.messages.history.latest([kitchen], count=1)) == 1
-    assert len((await services.messages.history.search([kitchen], start_ms=0, end_ms=NOW_MS)).messages) == 1
+    assert (
+        len((await services.messages.history.search([kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS)).messages) == 1
+    )
     assert (await services.messages.snapshots.of(kitchen.key))["intensity"] == (NOW_MS, position, 5)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.messages.intervals import DAY_MS, HOUR_MS, LAST_MS, MINUTE_MS, Interval, spans
+from storage.keys import Milliseconds
 
 WIDTHS = {Interval.MINUTE: MINUTE_MS, Interval.HOUR: HOUR_MS, Interval.DAY: DAY_MS}
 
@@ -45,7 +46,7 @@ minutes = st.integers(0, 100 * 1440).map(lambda number: number * MINUTE_MS)
 
 @given(minutes, minutes, st.sampled_from(list(Interval)))
 def test_spans_cover_the_range_once_and_nothing_else(start: int, end: int, coarsest: Interval) -> None:
-    found = list(spans(start, end, coarsest))
+    found = list(spans(Milliseconds(start), Milliseconds(end), coarsest))
     place = start
     for span in found:
         width = WIDTHS[span.level]

@@ -12,6 +12,7 @@ from broker.messages.intervals import DAY_MS, HOUR_MS
 from broker.services import Services
 from storage.database import Transaction
 from storage.engines.sqlite import SqliteEngine
+from storage.keys import Milliseconds
 from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import NOW_MS, build_world
@@ -38,7 +39,9 @@ async def send(services: Services, device: Device, *values: int) -> None:
 
 
 async def count_and_sum(services: Services, device: Device) -> tuple[int, float]:
-    found = await services.messages.analytics.aggregates(device, "intensity", start_ms=NOW_MS - DAY_MS, end_ms=NOW_MS)
+    found = await services.messages.analytics.aggregates(
+        device, "intensity", start_ms=Milliseconds(NOW_MS - DAY_MS), end_ms=NOW_MS
+    )
     assert found.aggregate is not None
     return found.aggregate.count, found.aggregate.sum
 

@@ -188,7 +188,7 @@ async def test_analytics_and_snapshots_outlive_messages(fleet: Fleet) -> None:
     assert await fleet.left() == []
     assert await fleet.services.messages.snapshots.of(fleet.light.key) == before
     found = await fleet.services.messages.analytics.aggregates(
-        fleet.light, "intensity", start_ms=NOW_MS - HOUR_MS, end_ms=NOW_MS + HOUR_MS
+        fleet.light, "intensity", start_ms=Milliseconds(NOW_MS - HOUR_MS), end_ms=Milliseconds(NOW_MS + HOUR_MS)
     )
     assert found.aggregate is not None
     assert found.aggregate.count == 1

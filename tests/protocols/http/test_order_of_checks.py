@@ -20,7 +20,7 @@ from config.settings import Limits, Settings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from storage.database import Transaction
-from storage.keys import OrganizationKey, UserKey
+from storage.keys import Milliseconds, OrganizationKey, UserKey
 from tests.certificates import Authority
 from tests.factories import (
     ADA,
@@ -182,7 +182,7 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
 
 async def exported(services: Services, caller: Caller, device: str) -> str:
     """One that is ready."""
-    wanted = ExportRequest(start_ms=NOW_MS - 1, end_ms=NOW_MS, sdids=device)
+    wanted = ExportRequest(start_ms=Milliseconds(NOW_MS - 1), end_ms=NOW_MS, sdids=device)
     export = await services.export.create(caller, wanted)
     with trio.fail_after(10):
         while (await services.export.find(caller, export)).status is not ExportStatus.SUCCESS:
