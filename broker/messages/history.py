@@ -35,6 +35,22 @@ class Page(Generic[_Entry]):
     prev: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What to find: entries with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
+
+    `cursor` is that of a page, or empty for the first one.
+    """
+
+    devices: Sequence[Device]
+    start_ms: Milliseconds
+    end_ms: Milliseconds
+    order: SortOrder = "asc"
+    count: int = 100
+    cursor: str = ""
+    match: Match = EVERYTHING
+
+
 class Cursors:
     """Opaque texts for a place between two messages. A keyed tag prevents forged cursors."""
 
@@ -94,66 +110,28 @@ class History:
         except DeviceNotFound:
             return None
 
-    async def search(
-        self,
-        devices: Sequence[Device],
-        *,
-        start_ms: Milliseconds,
-        end_ms: Milliseconds,
-        order: SortOrder = "asc",
-        count: int = 100,
-        cursor: str = "",
-        match: Match = EVERYTHING,
-    ) -> Page[Message]:
-        """Messages with `start_ms <= ts <= end_ms`, by ts and, where that is equal, by arrival.
+    async def messages(self, search: Search) -> Page[Message]:
+        """Messages of the devices. Raises ValidationFailed naming `offset` for a cursor that is not valid."""
+        devices, rows, after, before = await self._page(MessageStore.page, search)
+        return Page(tuple(self.view(row, devices[row.device]) for row in rows), after, before)
 
-        Raises ValidationFailed naming `offset` for a cursor that is not valid.
-        """
-        by_key = {device.key: device for device in devices}  # a device that is given twice counts once
-        search = _Search(
-            MessageStore.page,
-            tuple(by_key),
-            _stored(start_ms),
-            _stored(end_ms),
-            order == "desc",
-            match,
-        )
-        rows, after, before = await self._page(search, count, cursor)
-        return Page(tuple(self.view(row, by_key[row.device]) for row in rows), after, before)
-
-    async def search_actions(
-        self,
-        destinations: Sequence[Device],
-        *,
-        start_ms: Milliseconds,
-        end_ms: Milliseconds,
-        order: SortOrder = "asc",
-        count: int = 100,
-        cursor: str = "",
-        match: Match = EVERYTHING,
-    ) -> Page[Action]:
-        """As `search`, for the Actions sent to these devices."""
-        by_key = {device.key: device for device in destinations}
-        search = _Search(
-            MessageStore.action_page,
-            tuple(by_key),
-            _stored(start_ms),
-            _stored(end_ms),
-            order == "desc",
-            match,
-        )
-        rows, after, before = await self._page(search, count, cursor)
-        return Page(tuple([await self._action(row, by_key[row.device]) for row in rows]), after, before)
+    async def actions(self, search: Search) -> Page[Action]:
+        """Actions sent to the devices. Raises as `messages` does."""
+        devices, rows, after, before = await self._page(MessageStore.action_page, search)
+        return Page(tuple([await self._action(row, devices[row.device]) for row in rows]), after, before)
 
     async def _page(
-        self, search: "_Search[_Row]", count: int, cursor: str
-    ) -> tuple[list[_Row], str | None, str | None]:
-        """The rows of a page, the cursor after it and the cursor before it."""
-        backwards, bound = self._cursors.read(cursor) if cursor not in {"", "0"} else (False, None)
+        self, find: "_Find[_Row]", search: Search
+    ) -> tuple[dict[DeviceKey, Device], list[_Row], str | None, str | None]:
+        """The devices, the rows of a page, the cursor after it and the cursor before it."""
+        devices = {device.key: device for device in search.devices}  # a device that is given twice counts once
+        backwards, bound = self._cursors.read(search.cursor) if search.cursor not in {"", "0"} else (False, None)
+        statements = _Statements(find, tuple(devices), search)
         rows, has_before, has_after = await self._database.read(
-            partial(_page, search, count=count, bound=bound, backwards=backwards)
+            partial(_page, statements, count=search.count, bound=bound, backwards=backwards)
         )
         return (
+            devices,
             rows,
             self._cursors.text(backwards=False, bound=sort_key(rows[-1])) if has_after else None,
             self._cursors.text(backwards=True, bound=sort_key(rows[0])) if has_before else None,
@@ -197,22 +175,24 @@ class History:
         )
 
 
+_Find = Callable[[MessageStore, Sequence[DeviceKey], Range], list[_Row]]
+
+
 @dataclass(frozen=True, slots=True)
-class _Search(Generic[_Row]):
-    find: Callable[[MessageStore, Sequence[DeviceKey], Range], list[_Row]]
+class _Statements(Generic[_Row]):
+    """A search as statements over at most `_DEVICES_PER_STATEMENT` devices each."""
+
+    find: _Find[_Row]
     devices: tuple[DeviceKey, ...]
-    start_ms: Milliseconds
-    end_ms: Milliseconds
-    descending: bool
-    match: Match
+    search: Search
 
     def rows(self, tx: Transaction, *, limit: int, beyond: SortKey | None, backwards: bool = False) -> list[_Row]:
         """At most `limit` rows beyond a place, nearest first; with `backwards`, against the order of the search."""
-        descending = self.descending is not backwards
-        search = Range(
-            self.start_ms,
-            self.end_ms,
-            match=self.match,
+        descending = (self.search.order == "desc") is not backwards
+        range_ = Range(
+            _stored(self.search.start_ms),
+            _stored(self.search.end_ms),
+            match=self.search.match,
             limit=limit,
             after=None if descending else beyond,
             before=beyond if descending else None,
@@ -220,17 +200,17 @@ class _Search(Generic[_Row]):
         )
         found: list[_Row] = []
         for index in range(0, len(self.devices), _DEVICES_PER_STATEMENT):
-            found += self.find(tx.messages, self.devices[index : index + _DEVICES_PER_STATEMENT], search)
+            found += self.find(tx.messages, self.devices[index : index + _DEVICES_PER_STATEMENT], range_)
         if len(self.devices) > _DEVICES_PER_STATEMENT:
             found.sort(key=sort_key, reverse=descending)
         return found[:limit]
 
 
 def _page(
-    search: _Search[_Row], tx: Transaction, *, count: int, bound: SortKey | None, backwards: bool
+    statements: _Statements[_Row], tx: Transaction, *, count: int, bound: SortKey | None, backwards: bool
 ) -> tuple[list[_Row], bool, bool]:
     """The rows of a page in the order of the search, and whether there are more before and after it."""
-    rows = search.rows(tx, limit=count + 1, beyond=bound, backwards=backwards)
+    rows = statements.rows(tx, limit=count + 1, beyond=bound, backwards=backwards)
     more, rows = len(rows) > count, rows[:count]
     if backwards:
         rows.reverse()
@@ -238,7 +218,7 @@ def _page(
         return rows, False, False
     # Messages may have been deleted since the cursor was made, so the side it came from is searched again.
     behind = bound is not None and bool(
-        search.rows(tx, limit=1, beyond=sort_key(rows[-1] if backwards else rows[0]), backwards=not backwards)
+        statements.rows(tx, limit=1, beyond=sort_key(rows[-1] if backwards else rows[0]), backwards=not backwards)
     )
     return (rows, more, behind) if backwards else (rows, behind, more)
 

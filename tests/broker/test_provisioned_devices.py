@@ -16,6 +16,7 @@ from broker.facts import (
     Fact,
     SharesChanged,
 )
+from broker.messages.history import Search
 from broker.services import Services
 from storage.keys import Milliseconds
 from tests.factories import BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
@@ -102,7 +103,9 @@ async def test_a_deleted_device_comes_back_when_it_is_provisioned_by_its_id(
     assert (restored.key, restored.enabled) == (world.kitchen, enabled)
     assert [type(fact) for fact in facts] == [DeviceCreated, DeviceEnabled if enabled else DeviceDisabled]
     assert {fact.application_id for fact in facts if isinstance(fact, DeviceFact)} == {None}
-    page = await services.messages.history.search([restored], start_ms=Milliseconds(0), end_ms=Milliseconds(10))
+    page = await services.messages.history.messages(
+        Search(devices=[restored], start_ms=Milliseconds(0), end_ms=Milliseconds(10))
+    )
     assert [message.ts for message in page.messages] == [5]
     assert (await services.devices.registry.by_token(KITCHEN_TOKEN))[0] is restored
     assert await counts(services, "devices", LIGHT) == (0, 0, 1)

@@ -93,7 +93,7 @@ class ActionCalls(RestCalls):
         history = messages.history
         self._sending = Sending(accounts, devices, messages)
         self._searches: Searches[Action] = Searches(
-            accounts, devices, "ddid", history.action_by_mid, history.search_actions, action_entry
+            accounts, devices, "ddid", history.action_by_mid, history.actions, action_entry
         )
 
     @RestCall(

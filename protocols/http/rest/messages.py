@@ -123,7 +123,7 @@ class MessageCalls(RestCalls):
         self._readable = Readable(accounts, devices)
         self._sending = Sending(accounts, devices, messages)
         self._searches: Searches[Message] = Searches(
-            accounts, devices, "sdid", history.by_mid, history.search, message_entry
+            accounts, devices, "sdid", history.by_mid, history.messages, message_entry
         )
 
     @RestCall(

@@ -13,11 +13,12 @@ from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.envelope import Action, Message
 from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied
-from broker.messages.history import Page
+from broker.messages.history import Page, Search
 from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.schema import Shape, about, absent_if_none, ids, integer, one_of, spliced, text, time_ms
+from storage.keys import Milliseconds
 from storage.messages import Match
 
 _Entry = TypeVar("_Entry", Message, Action)
@@ -105,14 +106,14 @@ class Searches(Generic[_Entry]):
         devices: DevicesRoom,
         device_parameter: str,
         by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]],
-        in_range: Callable[..., Awaitable[Page[_Entry]]],
+        in_range: Callable[[Search], Awaitable[Page[_Entry]]],
         entry: Callable[[_Entry], bytes],
     ) -> None:
         self._permissions = accounts.permissions
         self._readable = Readable(accounts, devices)
         self._device_parameter = device_parameter
         self._by_mid: Callable[[str], Awaitable[tuple[_Entry, Device] | None]] = by_mid
-        self._in_range: Callable[..., Awaitable[Page[_Entry]]] = in_range
+        self._in_range: Callable[[Search], Awaitable[Page[_Entry]]] = in_range
         self._entry: Callable[[_Entry], bytes] = entry
 
     async def chosen(self, caller: Caller, query: Query) -> SearchScope:
@@ -135,13 +136,15 @@ class Searches(Generic[_Entry]):
     async def in_range(self, chosen: SearchScope, query: InRange, match: Match) -> dict[str, Any]:
         """The members of a `Found`, without the device."""
         page = await self._in_range(
-            chosen.devices,
-            start_ms=query.start_date,
-            end_ms=query.end_date,
-            order=query.order,
-            count=query.count,
-            cursor=query.offset,
-            match=match,
+            Search(
+                devices=chosen.devices,
+                start_ms=Milliseconds(query.start_date),
+                end_ms=Milliseconds(query.end_date),
+                order=query.order,
+                count=query.count,
+                cursor=query.offset,
+                match=match,
+            )
         )
         return {
             "uid": absent_if_none(chosen.uid),

@@ -6,6 +6,7 @@ from trio.testing import MockClock
 
 from broker.devices.inventory import NewDevice
 from broker.devices.removal import REMOVAL_SWEEP_SECONDS
+from broker.messages.history import Search
 from broker.messages.intervals import DAY_MS
 from broker.services import Services
 from config.limits import DELETED_DEVICE_DAYS
@@ -68,7 +69,9 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     assert await services.core.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
     # Actions that the device sent belong to their destinations; they stay, without their source.
     hall = await services.devices.registry.find(HALL)
-    page = await services.messages.history.search_actions([hall], start_ms=Milliseconds(0), end_ms=Milliseconds(100))
+    page = await services.messages.history.actions(
+        Search(devices=[hall], start_ms=Milliseconds(0), end_ms=Milliseconds(100))
+    )
     assert {action.sdid for action in page.messages} == {HALL}
     assert len(page.messages) == 25
 
@@ -87,7 +90,9 @@ async def test_a_new_device_is_never_taken_for_one_that_was_removed(
 
     new = await services.devices.inventory.create(NewDevice(owner=world.bob, type=light))
     assert new.key > last.key
-    page = await services.messages.history.search_actions([hall], start_ms=Milliseconds(0), end_ms=Milliseconds(100))
+    page = await services.messages.history.actions(
+        Search(devices=[hall], start_ms=Milliseconds(0), end_ms=Milliseconds(100))
+    )
     assert [action.sdid for action in page.messages] == [HALL]
 
 

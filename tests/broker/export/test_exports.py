@@ -20,6 +20,7 @@ from broker.errors import Conflict, Gone, NotFound, PermissionDenied, Validation
 from broker.export.exports import Export
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus, may_follow
+from broker.messages.history import Search
 from broker.messages.intervals import DAY_MS, HOUR_MS, MINUTE_MS
 from broker.services import Services
 from protocols.rendering import message_entry
@@ -127,7 +128,7 @@ async def test_an_entry_holds_what_a_search_answers(services: Services, ada: Cal
         services, (kitchen, NOW_MS - 2, {"text": 'a "quoted", ü\n'}), (kitchen, NOW_MS - 1, {"temperature": 1.5})
     )
     found = await exported(services, ada, asking(sdids=KITCHEN))
-    page = await services.messages.history.search([kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS)
+    page = await services.messages.history.messages(Search(devices=[kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS))
     expected = b",".join(map(message_entry, page.messages))
     assert found == {f"{KITCHEN}-{NOW_MS - 2}.json": b'{"size":2,"data":[' + expected + b"]}"}
 
@@ -140,7 +141,7 @@ async def test_csv_entries(services: Services, ada: Caller, kitchen: Device) -> 
     assert b"\r" not in content
     lines = list(csv.reader(io.StringIO(content.decode(), newline="")))
     assert lines[0] == ["mid", "sdid", "sdtid", "uid", "ts", "cts", "mv", "data"]
-    page = await services.messages.history.search([kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS)
+    page = await services.messages.history.messages(Search(devices=[kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS))
     assert lines[1:] == [
         [one.mid, one.sdid, one.sdtid, one.uid, str(one.ts), str(one.cts), str(one.mv), one.data]
         for one in page.messages

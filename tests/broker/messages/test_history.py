@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.devices.registry import Device
 from broker.envelope import Message
 from broker.errors import ValidationFailed
-from broker.messages.history import Cursors, Page
+from broker.messages.history import Cursors, Page, Search
 from broker.services import Services
 from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Transaction
@@ -50,8 +50,15 @@ async def page(
     count: int = 100,
     cursor: str = "",
 ) -> Page[Message]:
-    return await services.messages.history.search(
-        devices, start_ms=Milliseconds(start), end_ms=Milliseconds(end), order=order, count=count, cursor=cursor
+    return await services.messages.history.messages(
+        Search(
+            devices=devices,
+            start_ms=Milliseconds(start),
+            end_ms=Milliseconds(end),
+            order=order,
+            count=count,
+            cursor=cursor,
+        )
     )
 
 

@@ -21,6 +21,7 @@ from broker.errors import (
     ValidationFailed,
 )
 from broker.facts import ActionStored, MessagesStored
+from broker.messages.history import Search
 from broker.messages.ingest import IngestStatistics
 from broker.services import Services
 from config.limits import JSON_NESTING_MAX, MAX_DATA_BYTES
@@ -462,7 +463,14 @@ async def test_what_is_acknowledged_can_be_read_at_once(services: Services, kitc
     assert await services.messages.history.by_mid(services.messages.ingest.mid(position)) is not None
     assert len(await services.messages.history.latest([kitchen], count=1)) == 1
     assert (
-        len((await services.messages.history.search([kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS)).messages) == 1
+        len(
+            (
+                await services.messages.history.messages(
+                    Search(devices=[kitchen], start_ms=Milliseconds(0), end_ms=NOW_MS)
+                )
+            ).messages
+        )
+        == 1
     )
     assert (await services.messages.snapshots.of(kitchen.key))["intensity"] == (NOW_MS, position, 5)
 
