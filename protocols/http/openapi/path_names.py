@@ -1,4 +1,4 @@
-"""What the names in paths stand for (reference 1.1 and 2), each with an example."""
+"""What the names in the paths of several nouns stand for (reference 1.1 and 2), each with an example."""
 
 from typing import Annotated, Any, Final
 
@@ -14,10 +14,4 @@ PATH_NAMES: Final[dict[str, tuple[Any, str]]] = {
         Annotated[str, text("Of the Manifest: a number, or latest", pattern="^(latest|[1-9][0-9]{0,8})$")],
         "latest",
     ),
-    "shareId": (Annotated[Id, about("A share")], samples.SHARE_ID),
-    "rid": (Annotated[Id, about("A registration")], samples.RID),
-    "uploadId": (Annotated[Id, about("An upload")], samples.UPLOAD),
-    "vdid": (Annotated[str, text("A vendor id", pattern="^[A-Za-z0-9_-]{1,64}$")], samples.VDID),
-    "certificateId": (Annotated[Id, about("A certificate")], samples.CERTIFICATE),
-    "exportId": (Annotated[Id, about("An export")], samples.EXPORT),
 }

@@ -166,6 +166,12 @@ class ApprovedListCalls(RestCalls):
         "and for its applications.",
     )
 
+    path_names = {
+        "uploadId": (Annotated[Id, about("An upload")], samples.UPLOAD),
+        "vdid": (Annotated[str, text("A vendor id", pattern="^[A-Za-z0-9_-]{1,64}$")], samples.VDID),
+        "certificateId": (Annotated[Id, about("A certificate")], samples.CERTIFICATE),
+    }
+
     def __init__(
         self,
         accounts: AccountsRoom,

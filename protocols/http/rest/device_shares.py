@@ -101,6 +101,8 @@ class DeviceShareCalls(RestCalls):
         "Actions, status, snapshots and events; the device stays its owner's.",
     )
 
+    path_names = {"shareId": (Annotated[Id, about("A share")], samples.SHARE_ID)}
+
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom) -> None:
         self._devices = devices.registry
         self._permissions = accounts.permissions

@@ -172,6 +172,8 @@ class ExportCalls(RestCalls):
         "when it is done.",
     )
 
+    path_names = {"exportId": (Annotated[Id, about("An export")], samples.EXPORT)}
+
     def __init__(self, export: Exports) -> None:
         self._exports = export
 

@@ -123,6 +123,8 @@ class RegistrationCalls(RestCalls):
         "token.",
     )
 
+    path_names = {"rid": (Annotated[Id, about("A registration")], samples.RID)}
+
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, registration: RegistrationRoom) -> None:
         self._users = accounts.users
         self._permissions = accounts.permissions
