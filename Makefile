@@ -1,13 +1,15 @@
 # make run    the demo: everything in .venv, nothing else to install
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
+# make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
+# make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test clean
+.PHONY: run lint unit check test sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -31,6 +33,19 @@ unit: $(VENV)/.installed-test
 
 test: lint
 	$(PYTEST)
+
+# Of a clean environment with what is installed on a gateway, and nothing that only tests need.
+sbom: $(VENV)/.installed-test
+	rm -rf build/sbom
+	$(BIN)/python -m venv --without-pip build/sbom
+	$(BIN)/python -m pip --python build/sbom/bin/python install --quiet --disable-pip-version-check -c constraints.txt .
+	$(BIN)/cyclonedx-py environment build/sbom/bin/python --pyproject pyproject.toml --mc-type application \
+	  --output-reproducible --of JSON -o build/trunkline.cdx.json
+	rm -rf build/sbom
+
+# Strict: a package that could not be looked up is a failure, too.
+audit-dependencies: $(VENV)/.installed-test
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

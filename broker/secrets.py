@@ -6,25 +6,35 @@ from typing import Final
 from argon2 import Parameters, PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.profiles import RFC_9106_LOW_MEMORY
-from cryptography.fernet import Fernet
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 
 class Vault:
-    """Encrypts device tokens and client secrets at rest with the daemon's key (32 bytes, URL-safe Base64)."""
+    """Encrypts at rest the secrets that must be readable again. A key is 32 bytes in URL-safe Base64."""
 
-    def __init__(self, key: bytes) -> None:
-        self._fernet = Fernet(key)
+    def __init__(self, key: bytes, *older: bytes) -> None:
+        """`key` seals and opens; the `older` ones only open (`trunkline key rotate`). Raises ValueError: not a key."""
+        self._newest = Fernet(key)
+        self._every = MultiFernet([self._newest, *map(Fernet, older)])
 
     @staticmethod
     def new_key() -> bytes:
         return Fernet.generate_key()
 
     def seal(self, secret: str) -> bytes:
-        return self._fernet.encrypt(secret.encode())
+        return self._newest.encrypt(secret.encode())
 
     def open(self, sealed: bytes) -> str:
         """Decrypt. Raises cryptography's InvalidToken when another key sealed the secret."""
-        return self._fernet.decrypt(sealed).decode()
+        return self._every.decrypt(sealed).decode()
+
+    def resealed(self, sealed: bytes) -> bytes:
+        """The secret under the newest key; `sealed` itself if that key sealed it. Raises InvalidToken as `open`."""
+        try:
+            self._newest.decrypt(sealed)
+        except InvalidToken:
+            return self._every.rotate(sealed)
+        return sealed
 
 
 def token_hash(token: str) -> bytes:

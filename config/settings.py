@@ -100,6 +100,7 @@ class Accounts(_Table, frozen=True):
     device_code_seconds: int = DEVICE_CODE_SECONDS
     device_poll_seconds: int = DEVICE_POLL_SECONDS
     signup: Literal["closed", "open"] = "closed"
+    second_factor: Literal["optional", "administrators"] = "optional"
     providers: tuple[IdentityProvider, ...] = ()
 
 

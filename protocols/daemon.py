@@ -79,6 +79,8 @@ def _only_leaf(error: BaseException) -> BaseException:
 async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None) -> None:
     async with AsyncExitStack() as stack:
         state = stack.enter_context(open_state(settings))
+        if len(state.keys) > 1:
+            _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
         services = await stack.enter_async_context(
             open_services(

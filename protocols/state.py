@@ -11,6 +11,7 @@ import structlog
 
 from broker.secrets import Vault
 from config.settings import Settings
+from protocols.key_file import KeyFile, KeyFileError
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
@@ -32,12 +33,21 @@ class StateDirectory:
 
     directory: Path
     database: Path
-    vault: Vault
+    key_file: KeyFile
+    keys: tuple[bytes, ...]  # more than one: a rotation was interrupted
+
+    @property
+    def vault(self) -> Vault:
+        return Vault(*self.keys)
 
 
 @contextmanager
-def open_state(settings: Settings) -> Iterator[StateDirectory]:
+def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[StateDirectory]:
     """Create the state directory if need be, lock it against other daemons and read its key.
+
+    Args:
+        settings: with the state directory.
+        key_path: the key is in this file, and in no other place.
 
     Raises:
         StateInUseError: another daemon, or `trunkline provision`, holds it.
@@ -53,7 +63,7 @@ def open_state(settings: Settings) -> Iterator[StateDirectory]:
         raise StateError(f"state_dir {directory}: {error.strerror}") from error
     try:
         _take(lock, directory)
-        yield StateDirectory(directory, database, _vault(directory, database))
+        yield StateDirectory(directory, database, *_key_file(directory, database, key_path))
     finally:
         os.close(lock)
 
@@ -79,38 +89,25 @@ def _take(lock: int, directory: Path) -> None:
     os.pwrite(lock, str(os.getpid()).encode(), 0)
 
 
-def _vault(directory: Path, database: Path) -> Vault:
-    """The key from systemd's credential if there is one, else from the state directory, where it is made at first."""
+def _key_file(directory: Path, database: Path, given: Path | None) -> tuple[KeyFile, tuple[bytes, ...]]:
+    """`given`, else systemd's credential if there is one, else the file in the state directory, made at first."""
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     credential = Path(credentials) / _CREDENTIAL if credentials else None
-    path = credential if credential is not None and credential.exists() else directory / "key"
     try:
-        if path is not credential:
-            if not path.exists():
-                _make_key(path, database)
-            if path.stat().st_mode & 0o077:
-                raise StateError(f"{path}: others may read this key: chmod 600 it")
-        return Vault(path.read_bytes().strip())
+        if given is None and credential is not None and credential.exists():
+            return KeyFile(credential), KeyFile(credential).keys(is_private=False)  # systemd decides who reads it
+        file = KeyFile(given or directory / "key")
+        if given is None and not file.path.exists():
+            _make_key(file, database)
+        return file, file.keys()
+    except KeyFileError as error:
+        raise StateError(str(error)) from error
     except OSError as error:
-        raise StateError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise StateError(f"{path}: not a key: expected 32 bytes in URL-safe Base64") from error
+        raise StateError(f"{error.filename}: {error.strerror}") from error
 
 
-def _make_key(path: Path, database: Path) -> None:
+def _make_key(file: KeyFile, database: Path) -> None:
     if database.exists():
         # With a new key, no stored secret could be read any more.
-        raise StateError(f"{path}: missing, but {database.name} has secrets that only this key opens: restore it")
-    draft = path.with_name("key.new")
-    draft.unlink(missing_ok=True)
-    # Written to another name and renamed, so that a key file is never incomplete.
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
-        file.write(Vault.new_key())
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        raise StateError(f"{file.path}: missing, but {database.name} has secrets that only this key opens: restore it")
+    file.write(Vault.new_key())

@@ -54,6 +54,13 @@ class AccountStore:
         ).one()
         return str(row["role"]) if row else None
 
+    def has_role(self, user: UserKey, role: str) -> bool:
+        """The user has this role in some organization."""
+        row = self._db.execute(
+            "SELECT user FROM membership WHERE user = :user AND role = :role LIMIT 1", {"user": user, "role": role}
+        ).one()
+        return row is not None
+
     def addresses_of(self, organization: OrganizationKey, roles: Collection[str]) -> list[str]:
         """The e-mail addresses of the members in these roles."""
         rows = self._db.execute(

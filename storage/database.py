@@ -32,6 +32,7 @@ from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError
@@ -81,6 +82,7 @@ class Transaction:
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
+        self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
         self.monetization = MonetizationStore(connection)
         self.registrations = RegistrationStore(connection)

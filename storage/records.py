@@ -108,6 +108,33 @@ class DeviceCodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A browser session.
+
+    `password` is a mark of the password in force: when the password changes, the session ends. `proof` is how the
+    person proved who they are: `password`, `code` (password and second factor) or `provider`.
+    """
+
+    hash: bytes
+    user: UserKey
+    password: bytes
+    proof: str
+    address: str
+    user_agent: str
+    created_on: int
+    used_on: int
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecondFactorRecord:
+    user: UserKey
+    secret: bytes  # sealed
+    last_step: int  # the latest time step (RFC 6238) of which a code was used
+    created_on: int
+
+
+@dataclass(frozen=True, slots=True)
 class PasswordResetRecord:
     """A code for setting a new password. `user` None: no user has the address that was entered, and no mail was sent.
 

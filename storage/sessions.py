@@ -1,6 +1,7 @@
 """Browser sessions of users who signed in. The caller holds the transaction."""
 
 from storage.keys import UserKey
+from storage.records import SessionRecord
 from storage.sql import StoreConnection
 
 
@@ -8,27 +9,48 @@ class SessionStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
 
-    def add(self, hash_: bytes, user: UserKey, *, password: bytes, now_ms: int, expires_on: int) -> None:
-        """`password` is a mark of the password in force: when the password changes, the session ends."""
+    def add(self, session: SessionRecord) -> None:
         self._db.execute(
-            "INSERT INTO session (hash, user, password, created_on, expires_on)"
-            " VALUES (:hash, :user, :password, :now, :expires_on)",
-            {"hash": hash_, "user": user, "password": password, "now": now_ms, "expires_on": expires_on},
+            "INSERT INTO session (hash, user, password, proof, address, user_agent, created_on, used_on, expires_on)"
+            " VALUES (:hash, :user, :password, :proof, :address, :user_agent, :created_on, :used_on, :expires_on)",
+            {
+                "hash": session.hash,
+                "user": session.user,
+                "password": session.password,
+                "proof": session.proof,
+                "address": session.address,
+                "user_agent": session.user_agent,
+                "created_on": session.created_on,
+                "used_on": session.used_on,
+                "expires_on": session.expires_on,
+            },
         )
 
-    def user_of(self, hash_: bytes, *, now_ms: int) -> tuple[UserKey, bytes] | None:
-        """The key of the session's user and the mark of the password, while the session lasts."""
+    def find(self, hash_: bytes, *, now_ms: int) -> SessionRecord | None:
+        """The session, while it lasts."""
         row = self._db.execute(
-            "SELECT user, password FROM session WHERE hash = :hash AND expires_on > :now",
-            {"hash": hash_, "now": now_ms},
+            "SELECT * FROM session WHERE hash = :hash AND expires_on > :now", {"hash": hash_, "now": now_ms}
         ).one()
-        return (row["user"], row["password"]) if row else None
+        return SessionRecord(**dict(row)) if row else None
+
+    def of(self, user: UserKey, *, now_ms: int) -> list[SessionRecord]:
+        """The sessions of a user that last, the newest first."""
+        rows = self._db.execute(
+            "SELECT * FROM session WHERE user = :user AND expires_on > :now ORDER BY created_on DESC, hash",
+            {"user": user, "now": now_ms},
+        )
+        return [SessionRecord(**dict(row)) for row in rows]
+
+    def touch(self, hash_: bytes, *, now_ms: int) -> None:
+        """Note that the session was used."""
+        self._db.execute("UPDATE session SET used_on = :now WHERE hash = :hash", {"hash": hash_, "now": now_ms})
 
     def remove(self, hash_: bytes) -> None:
         self._db.execute("DELETE FROM session WHERE hash = :hash", {"hash": hash_})
 
-    def remove_of(self, user: UserKey) -> None:
-        self._db.execute("DELETE FROM session WHERE user = :user", {"user": user})
+    def remove_of(self, user: UserKey, *, but: bytes = b"") -> None:
+        """Remove the sessions of a user, except the one with the hash `but`."""
+        self._db.execute("DELETE FROM session WHERE user = :user AND hash <> :but", {"user": user, "but": but})
 
     def purge(self, *, now_ms: int) -> None:
         self._db.execute("DELETE FROM session WHERE expires_on <= :now", {"now": now_ms})

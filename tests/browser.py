@@ -147,6 +147,10 @@ class Chromium:
     def text(self) -> str:
         return self.driver.find_element(By.TAG_NAME, "body").text
 
+    def texts(self, selector: str) -> list[str]:
+        """The texts of the elements that a CSS selector finds."""
+        return [element.text for element in self.driver.find_elements(By.CSS_SELECTOR, selector)]
+
     @property
     def alert(self) -> str:
         """What a screen reader says at once."""

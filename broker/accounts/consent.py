@@ -97,6 +97,11 @@ def save_consent(tx: Transaction, application: Application, user: UserKey) -> Gr
     return GrantsChanged(user, application.key, tuple(tx.accounts.grants(application.key, user)))
 
 
+def may_change_profile(tx: Transaction, application: Application) -> bool:
+    """The application asks for WRITE on its users' profiles, which every user agrees to on the screen."""
+    return any(request.target == PROFILE and request.write for request in _requests(tx, application))
+
+
 def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:
     """The entries, except for deleted types and for protected types of other organizations."""
     for entry in application.record.permissions:

@@ -7,8 +7,8 @@ the browser that began.
 Which account the person gets. A provider identifies a person by (issuer, subject); once that pair is attached to an
 account, only the pair counts. The first time, the person gets the account with the same e-mail address, if the provider
 has verified the address. A verified address proves as much as a password reset by mail, and has the same effect: the
-account has no password from then on, and all its sessions and tokens end, because that account
-may have been opened by another person, with an address that was not theirs. An account of another provider is never
+account has no password from then on, and all its sessions and tokens end, because that account may have been opened by
+another person, with an address that was not theirs. An account of another provider, or with a second factor, is never
 changed. If there is no account, one is opened where sign-up is open or the address is invited.
 """
 
@@ -246,6 +246,8 @@ class ExternalSignIn:
         # A provider may give an address that one person gave up to another person.
         elif tx.codes.is_known_to(person.issuer, user.key) or user.account_type not in {LOCAL, provider.name}:
             raise Conflict("The account with your e-mail address is signed in to in another way.")
+        elif tx.second_factors.of(user.key) is not None:  # an address alone must not get around it
+            raise Conflict("The account with your e-mail address has a second factor. Sign in with its password.")
         else:
             tx.accounts.verify_email(user.key, now_ms=issuance.now_ms)
             tx.accounts.set_sign_in(user.key, account_type=provider.name, password_hash=None, now_ms=issuance.now_ms)

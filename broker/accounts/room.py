@@ -7,13 +7,16 @@ from broker.accounts.authorize import Authorize
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.external import ExternalSignIn
+from broker.accounts.factor_check import FactorCheck
 from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
+from broker.accounts.open_sessions import OpenSessions
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
 from broker.accounts.provider_port import Providers
 from broker.accounts.resets import PasswordResets
+from broker.accounts.second_factors import SecondFactors
 from broker.accounts.sessions import Sessions
 from broker.accounts.sign_up import SignUp
 from broker.accounts.token_endpoints import TokenEndpoints
@@ -36,6 +39,8 @@ class AccountsRoom:
     grants: TokenEndpoints
     device_codes: DeviceCodes
     sessions: Sessions
+    open_sessions: OpenSessions
+    second_factors: SecondFactors
     sign_up: SignUp
     invitations: Invitations
     resets: PasswordResets
@@ -47,6 +52,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     database, clock, vault, settings = core.database, core.clock, core.vault, core.settings.accounts
     passwords = Passwords()
     hashing = Hashing(passwords)
+    factor_check = FactorCheck(vault, settings)
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings))
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(
@@ -59,7 +65,9 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         authorize=Authorize(database, tokens),
         grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock, core.router),
-        sessions=Sessions(database, clock, hashing),
+        sessions=Sessions(database, clock, hashing, vault, factor_check),
+        open_sessions=OpenSessions(database, clock),
+        second_factors=SecondFactors(database, clock, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=Invitations(database, clock, hashing),
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),

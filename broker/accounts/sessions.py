@@ -1,23 +1,55 @@
-"""Signing in with a password, and browser sessions (reference 4.2).
+"""Signing in with a password and a second factor, and browser sessions (reference 4.2 and 4.9).
 
 Only the browser has the session id; the store has its hash. The token that protects a form against cross-site request
 forgery is derived from the session id, so it is not stored.
+
+`Sessions.begin` is the one place that makes a session. It makes none for a user with a second factor, unless the code
+was right: whichever way a person comes, the code is asked for.
 """
 
 import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
+import msgspec
+from cryptography.fernet import InvalidToken
+
+from broker.accounts.factor_check import FactorCheck, WrongCode
 from broker.accounts.hashing import Hashing
 from broker.accounts.throttle import Throttle, address_key
 from broker.clock import Clock
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
-from broker.secrets import token_hash
-from config.limits import PASSWORD_ADDRESS_MISSES, PASSWORD_MISSES, PASSWORD_WINDOW_SECONDS, SESSION_SECONDS
+from broker.secrets import Vault, token_hash
+from config.limits import (
+    PASSWORD_ADDRESS_MISSES,
+    PASSWORD_MISSES,
+    PASSWORD_WINDOW_SECONDS,
+    SECOND_FACTOR_DAY_MISSES,
+    SECOND_FACTOR_MISSES,
+    SECOND_FACTOR_SECONDS,
+    SECOND_FACTOR_WINDOW_SECONDS,
+    SESSION_SECONDS,
+    SESSION_USE_SECONDS,
+    SESSIONS_OF_ONE_USER,
+)
 from storage.database import Database, Transaction
-from storage.records import UserRecord
+from storage.keys import UserKey
+from storage.records import SessionRecord, UserRecord
+
+_USER_AGENT_CHARACTERS: Final = 200
+_DAY_SECONDS: Final = 86_400
+
+
+class Proof(StrEnum):
+    """How a person proved who they are."""
+
+    PASSWORD = "password"  # noqa: S105 - a name
+    CODE = "code"  # password or provider, and the second factor
+    PROVIDER = "provider"
 
 
 @dataclass(eq=False)
@@ -28,12 +60,56 @@ class WrongPassword(DomainError):
     template = "The e-mail address or the password is wrong."
 
 
+@dataclass(eq=False)
+class CodeWanted(DomainError):
+    """The password is right, and the person has a second factor. There is no session yet."""
+
+    status = 403
+    template = "Please enter the code of your second factor."
+    waiting: str = field(repr=False)  # for `Sessions.finish`; only this browser may have it
+
+
+@dataclass(eq=False)
+class SignInAgain(DomainError):
+    """The password was entered too long ago, or was changed meanwhile."""
+
+    status = 403
+    template = "This took too long. Please sign in again."
+
+
+class _Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sign-in"):
+    """What the browser keeps, sealed, between password and code."""
+
+    user: int
+    mark: bytes
+    expires_on: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Where a person comes from, as the person's list of sessions shows it."""
+
+    address: str = ""
+    user_agent: str = ""
+
+    @property
+    def shortened(self) -> str:
+        """The beginning of the browser's name for itself, without control characters."""
+        return "".join(one for one in self.user_agent if one.isprintable())[:_USER_AGENT_CHARACTERS]
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The session of a person who is signed in."""
+    """The session of a person who is signed in.
+
+    With `must_enrol`, the operator wants the person to have a second factor, and the session is good for nothing else
+    than to set it up.
+    """
 
     id: str = field(repr=False)
     user: UserRecord
+    created_on: int
+    must_enrol: bool = False
 
     def proof(self, *about: bytes) -> str:
         """The CSRF token of a form that was shown in this session and concerns `about`."""
@@ -57,29 +133,42 @@ class FormKeys:
 
 
 class Sessions:
-    def __init__(self, database: Database, clock: Clock, hashing: Hashing) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, hashing: Hashing, vault: Vault, factor_check: FactorCheck
+    ) -> None:
         self._database = database
         self._clock = clock
         self._hashing = hashing
+        self._vault = vault
+        self._factor_check = factor_check
         self._throttle = Throttle(clock, misses=PASSWORD_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
         # Against one address that tries one password on many accounts. Higher than the other throttle, because the
         # people of a household or behind a proxy share one address.
         self._by_address = Throttle(clock, misses=PASSWORD_ADDRESS_MISSES, window_seconds=PASSWORD_WINDOW_SECONDS)
+        # A code has six digits: who knows the password must not try many, in a day either.
+        self._codes = Throttle(clock, misses=SECOND_FACTOR_MISSES, window_seconds=SECOND_FACTOR_WINDOW_SECONDS)
+        self._codes_of_day = Throttle(clock, misses=SECOND_FACTOR_DAY_MISSES, window_seconds=_DAY_SECONDS)
 
-    async def sign_in(self, name: str, password: str, *, address: str, instead_of: str | None = None) -> Session:
+    async def sign_in(
+        self, name: str, password: str, *, address: str, instead_of: str | None = None, user_agent: str = ""
+    ) -> Session:
         """A new session.
 
         Args:
             name: the e-mail address or the user name.
+            password: of the account.
             address: the person's IP address.
             instead_of: the id of the browser's former session; it ends.
+            user_agent: what the browser calls itself.
 
         Raises:
             WrongPassword: there is no such account, or it has another password.
             TooManyAttempts: too many wrong passwords for this account or from this address. This password was not
                 looked at.
             TooBusy: too many passwords are being checked. This password was not looked at.
+            CodeWanted: the password is right, and the second factor is missing.
         """
+        visitor = Visitor(address, user_agent)
         name, address = name.strip(), address_key(address)
         self._by_address.check(address)
         user = await self._database.read(lambda tx: user_called(tx, name))
@@ -93,42 +182,121 @@ class Sessions:
             self._by_address.missed(address)
             raise WrongPassword
         self._throttle.forgive(key)
-        return await self.begin(user, instead_of=instead_of)
+        return await self.begin(user, instead_of=instead_of, visitor=visitor)
 
-    async def find(self, session_id: str) -> Session | None:
-        """None if there is no such session, also when the text does not have the form of an id."""
+    async def finish(
+        self, waiting: str, code: str, *, address: str, instead_of: str | None = None, user_agent: str = ""
+    ) -> Session:
+        """A new session for a person whose password was right: `waiting` of CodeWanted, and the code.
+
+        Raises:
+            SignInAgain: the password is asked for once more.
+            WrongCode: the code is wrong, or was used before.
+            TooManyAttempts: too many wrong codes for this account. This code was not looked at.
+        """
+        visitor = Visitor(address, user_agent)
+        self._by_address.check(address_key(address))
+        user = await self._waiting_user(waiting)
+        key, now_ms = f"user {user.key}", self._clock.now_ms()
+        self._codes_of_day.check(key)
+        self._codes.count(key)  # before the code is checked, as with passwords
+        self._codes_of_day.missed(key)
+        if not await self._database.write(lambda tx: self._factor_check.proves(tx, user.key, code, now_ms)):
+            self._by_address.missed(address_key(address))
+            raise WrongCode
+        self._codes.forgive(key)
+        self._codes_of_day.forgive(key)
+        return await self.begin(user, proof=Proof.CODE, instead_of=instead_of, visitor=visitor)
+
+    async def is_waiting(self, waiting: str) -> bool:
+        """The password of this sign-in was right, and the code may be entered."""
+        try:
+            await self._waiting_user(waiting)
+        except SignInAgain:
+            return False
+        return True
+
+    async def _waiting_user(self, waiting: str) -> UserRecord:
+        try:
+            begun = msgspec.json.decode(self._vault.open(waiting.encode()), type=_Waiting)
+        except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
+            raise SignInAgain from None
+        key = UserKey(begun.user)
+
+        def work(tx: Transaction) -> UserRecord | None:
+            return tx.accounts.user(key) if tx.second_factors.of(key) is not None else None
+
+        user = await self._database.read(work)
+        if user is None or password_mark(user) != begun.mark or begun.expires_on <= self._clock.now_ms():
+            raise SignInAgain
+        return user
+
+    async def find(self, session_id: str, *, to_enrol: bool = False) -> Session | None:
+        """None if there is no such session, also when the text does not have the form of an id.
+
+        Args:
+            session_id: from the browser.
+            to_enrol: find also a session that is good only for setting up the second factor.
+        """
         if not is_id(session_id):
             return None
         hash_, now_ms = token_hash(session_id), self._clock.now_ms()
 
-        def work(tx: Transaction) -> UserRecord | None:
-            found = tx.sessions.user_of(hash_, now_ms=now_ms)
-            if found is None:
+        def work(tx: Transaction) -> tuple[SessionRecord, Session] | None:
+            found = tx.sessions.find(hash_, now_ms=now_ms)
+            user = tx.accounts.user(found.user) if found is not None else None
+            if found is None or user is None or password_mark(user) != found.password:
                 return None
-            user = tx.accounts.user(found[0])
-            return user if user is not None and password_mark(user) == found[1] else None
+            return found, Session(session_id, user, found.created_on, self._must_enrol(tx, user.key, found.proof))
 
-        user = await self._database.read(work)
-        return Session(session_id, user) if user is not None else None
+        record_and_session = await self._database.read(work)
+        if record_and_session is None or (record_and_session[1].must_enrol and not to_enrol):
+            return None
+        record, session = record_and_session
+        if now_ms - record.used_on >= SESSION_USE_SECONDS * 1000:
+            await self._database.write(lambda tx: tx.sessions.touch(hash_, now_ms=now_ms))
+        return session
 
     async def end(self, session_id: str) -> None:
         """End a session, if there is one with this id."""
         await self._database.write(lambda tx: tx.sessions.remove(token_hash(session_id)))
 
-    async def begin(self, user: UserRecord, *, instead_of: str | None = None) -> Session:
-        """A new session for a person whose identity is proven: `sign_in` without a password."""
-        session, now_ms = Session(new_id(), user), self._clock.now_ms()
+    async def begin(
+        self,
+        user: UserRecord,
+        *,
+        proof: Proof = Proof.PASSWORD,
+        instead_of: str | None = None,
+        visitor: Visitor = Visitor(),
+    ) -> Session:
+        """A new session for a person who has given this proof. Raises CodeWanted: the second factor is missing."""
+        id_, now_ms = new_id(), self._clock.now_ms()
+        mark = password_mark(user)
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> Session | None:
+            if proof is not Proof.CODE and tx.second_factors.of(user.key) is not None:
+                return None
             tx.sessions.purge(now_ms=now_ms)
             if instead_of is not None:
                 tx.sessions.remove(token_hash(instead_of))
+            for oldest in tx.sessions.of(user.key, now_ms=now_ms)[SESSIONS_OF_ONE_USER - 1 :]:
+                tx.sessions.remove(oldest.hash)
             expires_on = now_ms + SESSION_SECONDS * 1000
-            hash_, mark = token_hash(session.id), password_mark(user)
-            tx.sessions.add(hash_, user.key, password=mark, now_ms=now_ms, expires_on=expires_on)
+            where = (visitor.address, visitor.shortened)
+            tx.sessions.add(SessionRecord(token_hash(id_), user.key, mark, proof, *where, now_ms, now_ms, expires_on))
+            return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof))
 
-        await self._database.write(work)
+        session = await self._database.write(work)
+        if session is None:
+            waiting = _Waiting(user.key, mark, now_ms + SECOND_FACTOR_SECONDS * 1000)
+            raise CodeWanted(self._vault.seal(msgspec.json.encode(waiting).decode()).decode())
         return session
+
+    def _must_enrol(self, tx: Transaction, user: UserKey, proof: str) -> bool:
+        """The operator wants a second factor, and there is none. Setting one up ends sessions that lack its code."""
+        if proof == Proof.PROVIDER or not self._factor_check.is_wanted(tx, user):
+            return False
+        return tx.second_factors.of(user) is None
 
 
 def user_called(tx: Transaction, name: str) -> UserRecord | None:

@@ -13,6 +13,7 @@ _COMMANDS = {
     "demo": "demo",
     "provision": "provision",
     "user": "user",
+    "key": "key",
     "simulate": "simulate",
     "tail": "tail",
     "history": "history",

@@ -11,19 +11,12 @@ import trio
 
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
-from broker.services import open_services
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
+from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
-from protocols.control.client import ControlUnavailableError, send_command
-from protocols.state import StateInUseError, open_state
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
-
-_WAIT_SECONDS = 10  # for a daemon that starts or stops
-_RETRY_SECONDS = 0.1
 
 
 @click.command()
@@ -86,31 +79,12 @@ def _read_text(path: Path, place: str) -> str:
 async def apply_document(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
     """Apply a provision document to the store, or send it to the daemon that holds the store.
 
-    A daemon that starts or stops holds the store without answering, so this is repeated for some seconds.
-
     Raises:
         StateInUseError: another process holds the store and does not answer.
         ValidationFailed: the document is refused, with findings.
     """
-    deadline = trio.current_time() + _WAIT_SECONDS
-    while True:
-        try:
-            return await _apply_to_store(settings, document, dry_run=dry_run)
-        except StateInUseError as in_use:
-            try:
-                answer = await send_command(settings.state_dir, "provision", {"document": document, "dry_run": dry_run})
-                return msgspec.convert(answer, ProvisionReport)
-            except ControlUnavailableError:
-                if trio.current_time() > deadline:
-                    raise in_use from None
-        await trio.sleep(_RETRY_SECONDS)
-
-
-async def _apply_to_store(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
-    with open_state(settings) as state:
-        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        async with open_services(settings, Database(engine), state.vault) as services:
-            return await services.provisioning.apply(document, dry_run=dry_run)
+    answer = await run_anywhere(settings, "provision", {"document": document, "dry_run": dry_run})
+    return msgspec.convert(answer, ProvisionReport)
 
 
 def describe(report: ProvisionReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""`trunkline user invite`: sends a mail with a link that opens an account, also where sign-up is closed."""
+"""`trunkline user`: invites people to open an account, and helps those who cannot sign in any more."""
 
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,9 @@ import trio
 
 from config.logging import configure_logging
 from config.settings import load_settings
+from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.cli.provision import apply_document, describe
 
@@ -38,3 +40,21 @@ def invite(email: str, organization: str | None, role: str | None, again: bool, 
         report = trio.run(partial(apply_document, settings, {"invitations": [entry]}, dry_run=False))
     for line in describe(report):
         click.echo(line)
+
+
+@user.command()
+@click.argument("name")
+@click.option("--second-factor", is_flag=True, help="Ask for no code any more, until they set up a new one.")
+@config_option
+def reset(name: str, second_factor: bool, config: Path | None) -> None:
+    """Reset how the user NAME (e-mail address or user name) signs in, and end their browser sessions.
+
+    Make sure first that it is really this person who asks. Works with a running and with a stopped daemon.
+    """
+    if not second_factor:
+        raise CommandError("say what to reset: --second-factor", 2)
+    with failures_reported():
+        settings = load_settings(config)
+        configure_logging("warning", settings.log.format)
+        had_one = trio.run(run_anywhere, settings, "user reset second-factor", {"name": name})
+    click.echo(f"{name}: the second factor is removed" if had_one else f"{name} has no second factor")

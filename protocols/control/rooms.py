@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.monetization.room import MonetizationRoom
@@ -10,6 +11,9 @@ from broker.provisioning import Provisioning
 
 class ControlRooms(Protocol):
     """`broker/services.py: Services` has them all; a capability that is not named here is not used here."""
+
+    @property
+    def accounts(self) -> AccountsRoom: ...
 
     @property
     def core(self) -> Core: ...

@@ -15,6 +15,7 @@ from broker.nesting import check_nesting
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.rooms import ControlRooms
+from protocols.control.users import USER_COMMANDS
 from protocols.control.wire import (
     MAX_CONTROL_BYTES,
     ControlAnswer,
@@ -55,6 +56,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "statistics": partial(_statistics, {}),
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
+    **USER_COMMANDS,
 }
 
 

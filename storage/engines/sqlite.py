@@ -26,6 +26,7 @@ _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
 _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
 _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY")
+_ERASING = ("secure_delete=ON",)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -167,10 +168,10 @@ class SqliteEngine:
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
 
-    def open(self, *, read_only: bool) -> SqliteConnection:
-        """Open a connection; the caller closes it. Raises StoreError."""
+    def open(self, *, read_only: bool, erase: bool = False) -> SqliteConnection:
+        """Open a connection; the caller closes it. With `erase`, what it replaces is overwritten. Raises StoreError."""
         try:
-            connection = self._connect(*(_READER if read_only else _WRITER))
+            connection = self._connect(*(_READER if read_only else _WRITER), *(_ERASING if erase else ()))
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
         connection.row_factory = sqlite3.Row

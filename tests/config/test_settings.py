@@ -69,6 +69,7 @@ _VARIABLES = [
     ("ACCOUNTS_DEVICE_CODE_SECONDS", "62", "accounts.device_code_seconds", 62),
     ("ACCOUNTS_DEVICE_POLL_SECONDS", "1", "accounts.device_poll_seconds", 1),
     ("ACCOUNTS_SIGNUP", "open", "accounts.signup", "open"),
+    ("ACCOUNTS_SECOND_FACTOR", "administrators", "accounts.second_factor", "administrators"),
     ("ACCOUNTS_PUBLIC_URL", "https://a", "accounts.public_url", "https://a"),
     (
         "ACCOUNTS_PROVIDERS",

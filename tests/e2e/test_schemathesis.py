@@ -57,6 +57,9 @@ OUT_OF_REACH: Final = {
     "GET /pricing/devices/{did}/revenueshare/upgradepath": "a plan that the operator approved",
     "PUT /pricing/devices/{did}/pricingtiers": "a plan that the operator approved",
     "POST /accounts/token": "an implicit token",
+    "GET /users/{uid}/sessions": "an application that may change profiles",
+    "DELETE /users/{uid}/sessions": "an application that may change profiles",
+    "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
 }
 
 Statuses = Mapping[str, Counter[int]]

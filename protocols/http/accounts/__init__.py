@@ -8,6 +8,7 @@ from quart import Quart
 from broker.site import AccountsRoot
 from protocols.http.accounts.accept_share import accept_share_blueprint
 from protocols.http.accounts.accept_trial import accept_trial_blueprint
+from protocols.http.accounts.account import account_blueprint
 from protocols.http.accounts.browsers import Browsers
 from protocols.http.accounts.caching import ROOT_SETTING, forbid_storing
 from protocols.http.accounts.discovery import discovery_blueprint
@@ -18,6 +19,7 @@ from protocols.http.accounts.pages import style_blueprint
 from protocols.http.accounts.provider_redirects import ProviderRedirects
 from protocols.http.accounts.reset import reset_blueprint
 from protocols.http.accounts.rooms import AccountsServerRooms
+from protocols.http.accounts.second_factor import second_factor_blueprint, sign_in_code_blueprint
 from protocols.http.accounts.sign_in import AuthorizationFlow, sign_in_blueprint
 from protocols.http.accounts.sign_out import check_session_blueprint, sign_out_blueprint
 from protocols.http.accounts.sign_up import sign_up_blueprint
@@ -42,6 +44,9 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
         token_blueprint(accounts.grants.at(root)),
         information_blueprint(accounts.tokens, Guard(accounts.tokens, rooms.registration.admission)),
         sign_in_blueprint(flow, accounts.sessions, browsers),
+        sign_in_code_blueprint(flow, accounts.sessions, browsers),
+        account_blueprint(accounts.open_sessions, accounts.second_factors, browsers),
+        second_factor_blueprint(accounts.second_factors, browsers, root),
         go_blueprint(accounts.device_codes, browsers),
         sign_up_blueprint(flow, accounts.sign_up, accounts.invitations, accounts.sessions, browsers),
         reset_blueprint(accounts.resets, browsers),

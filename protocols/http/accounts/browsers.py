@@ -7,20 +7,23 @@ from urllib.parse import urlencode
 from quart import Response, request
 
 from broker.accounts.authorize import AuthorizationRequest
-from broker.accounts.sessions import FormKeys, Session, Sessions
+from broker.accounts.sessions import CodeWanted, FormKeys, Session, Sessions
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
 from broker.site import AccountsRoot
-from config.limits import SESSION_SECONDS
+from config.limits import SECOND_FACTOR_SECONDS, SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import is_head, render_page
 from protocols.http.reading import Query
 
 _SESSION: Final = "trunkline_session"
 _FORM_KEY: Final = "trunkline_form"
+_WAITING: Final = "trunkline_waiting"  # between the right password and the code of the second factor
 
 #: The parameter of /go with the code of a device share: after the sign-in, the browser goes on to /accept/share.
 SHARE_PARAMETER: Final = "share"
+#: The parameter of /go with which the browser goes on to the person's account after the sign-in.
+ACCOUNT_PARAMETER: Final = "account"
 
 
 class Browsers:
@@ -41,9 +44,23 @@ class Browsers:
     async def session(self) -> Session | None:
         return await self._sessions.find(self.session_id)
 
+    async def session_to_enrol(self) -> Session | None:
+        """The session, also one that is good only for setting up the second factor."""
+        return await self._sessions.find(self.session_id, to_enrol=True)
+
     def remember(self, answer: Response, session: Session) -> None:
         self._set(answer, _SESSION, session.id, max_age=SESSION_SECONDS)
         self._set(answer, _FORM_KEY, "", max_age=0)
+        if self.waiting:
+            self._set(answer, _WAITING, "", max_age=0)
+
+    @property
+    def waiting(self) -> str:
+        """What waits for the code of the second factor; it need not be valid."""
+        return request.cookies.get(_WAITING, "")
+
+    def wait_for_code(self, answer: Response, wanted: CodeWanted) -> None:
+        self._set(answer, _WAITING, wanted.waiting, max_age=SECOND_FACTOR_SECONDS)
 
     def forget(self, answer: Response) -> None:
         self._set(answer, _SESSION, "", max_age=0)
@@ -78,7 +95,7 @@ class Browsers:
             query: the query string of /authorize or /go.
             login_wanted: an identity provider shall ask for the password, also if the person is signed in there.
         """
-        common = {"page": _page_of(asked), "continue": as_field(query), **({"login": "1"} if login_wanted else {})}
+        common = way_on(asked, query) | ({"login": "1"} if login_wanted else {})
         return self.form_page(
             "sign_in.html",
             query,
@@ -104,12 +121,14 @@ class Browsers:
         # Keep an existing key: another form may be open in the same browser.
         key = self.key or new_id()
         place = _page_of(asked)
+        given = Query(query)
         answer = render_page(
             template,
             status,
             asked=asked,
             place=place,
-            shares=place == "go" and Query(query).text(SHARE_PARAMETER) is not None,
+            shares=place == "go" and given.text(SHARE_PARAMETER) is not None,
+            own_account=place == "go" and given.text(ACCOUNT_PARAMETER) is not None,
             query=as_field(query),
             application=asked.application.name if asked is not None else "",
             csrf=self._form_keys.proof(key),
@@ -135,6 +154,16 @@ class Browsers:
 def _page_of(asked: AuthorizationRequest | None) -> str:
     """The form field `page`: which page the person goes on with."""
     return "go" if asked is None else "authorize"
+
+
+def way_on(asked: AuthorizationRequest | None, query: bytes) -> dict[str, str]:
+    """The parameters of an address that leads to a page of the sign-in; its forms carry the same as fields."""
+    return {"page": _page_of(asked), "continue": as_field(query)}
+
+
+def user_agent() -> str:
+    """What the browser calls itself; empty if it does not say."""
+    return request.headers.get("User-Agent", "")
 
 
 def remote_address() -> str:

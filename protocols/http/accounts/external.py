@@ -5,9 +5,9 @@ from quart import Blueprint, Response, request
 from broker.accounts.external import AuthenticationResponse, ExternalSignIn
 from broker.accounts.external_refusals import EmailNotVerified, NoAccountHere, ProviderRefused, ProviderUnavailable
 from broker.accounts.hashing import TooBusy
-from broker.accounts.sessions import Sessions
+from broker.accounts.sessions import CodeWanted, Proof, Sessions, Visitor
 from broker.errors import Conflict
-from protocols.http.accounts.browsers import Browsers
+from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import error_page, is_head, pages_blueprint
 from protocols.http.accounts.provider_redirects import CALLBACK, ProviderRedirects
@@ -54,7 +54,15 @@ def external_blueprint(
             user = await external.finish(begun, response)
         except (ProviderRefused, ProviderUnavailable, EmailNotVerified, NoAccountHere, Conflict, TooBusy) as refused:
             return browsers.sign_in_page(query, asked=asked, refused=refused)
-        session = await sessions.begin(user, instead_of=browsers.session_id)
+        try:
+            session = await sessions.begin(
+                user,
+                proof=Proof.PROVIDER,
+                instead_of=browsers.session_id,
+                visitor=Visitor(remote_address(), user_agent()),
+            )
+        except CodeWanted as wanted:
+            return flow.ask_for_code(asked, query, wanted)
         return await flow.signed_in(asked, query, session)
 
     return routes

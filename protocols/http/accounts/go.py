@@ -8,7 +8,7 @@ from quart import Blueprint, Response, request
 from broker.accounts.device_codes import DeviceCodes, UserCodeNotFound, WaitingDevice
 from broker.accounts.sessions import Session
 from broker.errors import DomainError, TooManyAttempts
-from protocols.http.accounts.browsers import SHARE_PARAMETER, Browsers, remote_address
+from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, SHARE_PARAMETER, Browsers, remote_address
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
@@ -52,11 +52,19 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
 
 def redirect_to_go(query: bytes) -> Response:
-    """The redirect after the sign-in. Only the code is taken from the query."""
-    if (share := Query(query).text(SHARE_PARAMETER)) is not None:
-        return redirect(f"{accounts_path()}/accept/share?{urlencode({'code': share})}")
-    code = Query(query).text("user_code")
-    return redirect(f"{accounts_path()}/go" + (f"?{urlencode({'user_code': code})}" if code else ""))
+    """The redirect after the sign-in."""
+    return redirect(f"{accounts_path()}{after_sign_in(query)}")
+
+
+def after_sign_in(query: bytes) -> str:
+    """The accounts path on which a person goes on who came with the query string of /go. Only known parts are taken."""
+    given = Query(query)
+    if (share := given.text(SHARE_PARAMETER)) is not None:
+        return f"/accept/share?{urlencode({'code': share})}"
+    if (place := given.text(ACCOUNT_PARAMETER)) is not None:
+        return "/account/second-factor" if place == "second-factor" else "/account"
+    code = given.text("user_code")
+    return f"/go?{urlencode({'user_code': code})}" if code else "/go"
 
 
 async def _decide(

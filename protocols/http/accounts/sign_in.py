@@ -1,13 +1,15 @@
 """/authorize and its forms: sign-in and consent (reference 4.2)."""
 
+from urllib.parse import urlencode
+
 from quart import Blueprint, Response, g, request
 
 from broker.accounts.authorize import AuthorizationRequest, Authorize
 from broker.accounts.consent import ConsentScreen
 from broker.accounts.hashing import TooBusy
-from broker.accounts.sessions import Session, Sessions, WrongPassword
+from broker.accounts.sessions import CodeWanted, Session, Sessions, WrongPassword
 from broker.errors import TooManyAttempts
-from protocols.http.accounts.browsers import Browsers, remote_address
+from protocols.http.accounts.browsers import Browsers, remote_address, user_agent, way_on
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, as_field, in_address, shown
 from protocols.http.accounts.go import CHANGED, redirect_to_go
@@ -34,7 +36,10 @@ def sign_in_blueprint(flow: "AuthorizationFlow", sessions: Sessions, browsers: B
         asked = await flow.read_continued(form)
         if isinstance(asked, Response):
             return asked
-        session = await _sign_in(form, sessions, browsers, asked)
+        try:
+            session = await _sign_in(form, sessions, browsers, asked)
+        except CodeWanted as wanted:
+            return flow.ask_for_code(asked, form.query("continue"), wanted)
         if isinstance(session, Response):
             return session
         return await flow.signed_in(asked, form.query("continue"), session)
@@ -81,8 +86,13 @@ class AuthorizationFlow:
         return None if form.text("page") == "go" else await self.read(form.query("continue"))
 
     async def signed_in(self, asked: AuthorizationRequest | None, query: bytes, session: Session) -> Response:
-        """The answer to a sign-in, with the session cookie. `asked` is None when the person goes on at /go."""
-        if asked is None:
+        """The answer to a sign-in, with the session cookie. `asked` is None when the person goes on at /go.
+
+        Who must set up a second factor first is led there.
+        """
+        if session.must_enrol:
+            answer = redirect(_address("/account/second-factor", asked, query), 303)
+        elif asked is None:
             answer = redirect_to_go(query)
         elif await self._authorize.consent_needed(asked) is None:
             answer = await self._allow(asked, session, agreed=None)
@@ -90,6 +100,12 @@ class AuthorizationFlow:
             # Redirect to the consent page: if it were the answer to the form, reloading it would post the password.
             answer = redirect(f"{accounts_path()}/authorize?{in_address(query, but='prompt')}", 303)
         self._browsers.remember(answer, session)
+        return answer
+
+    def ask_for_code(self, asked: AuthorizationRequest | None, query: bytes, wanted: CodeWanted) -> Response:
+        """The answer to a sign-in that lacks the second factor."""
+        answer = redirect(_address("/login/code", asked, query), 303)
+        self._browsers.wait_for_code(answer, wanted)
         return answer
 
     async def go_on(self, asked: AuthorizationRequest, session: Session) -> Response:
@@ -138,16 +154,25 @@ def _consent_page(
     )
 
 
+def _address(path: str, asked: AuthorizationRequest | None, query: bytes) -> str:
+    """A page of the sign-in, from which the person goes on with the request `asked`, or at /go."""
+    return f"{accounts_path()}{path}?{urlencode(way_on(asked, query), encoding='latin-1')}"
+
+
 async def _sign_in(
     form: FormData, sessions: Sessions, browsers: Browsers, asked: AuthorizationRequest | None = None
 ) -> Session | Response:
-    """The session, or the form once more."""
+    """The session, or the form once more. Raises CodeWanted."""
     name, query = form.text("email"), form.query("continue")
     if not browsers.showed_form(form.text("csrf")):
         return browsers.sign_in_page(query, status=403, asked=asked, name=name, problem=OLD_FORM)
     try:
         return await sessions.sign_in(
-            name, form.text("password"), address=remote_address(), instead_of=browsers.session_id
+            name,
+            form.text("password"),
+            address=remote_address(),
+            instead_of=browsers.session_id,
+            user_agent=user_agent(),
         )
     except (WrongPassword, TooManyAttempts, TooBusy) as refused:
         return browsers.sign_in_page(query, asked=asked, name=name, refused=refused)

@@ -6,10 +6,10 @@ from broker.accounts.authorize import AuthorizationRequest
 from broker.accounts.hashing import TooBusy
 from broker.accounts.invitations import Invitations
 from broker.accounts.links import LinkOver
-from broker.accounts.sessions import Sessions
+from broker.accounts.sessions import Sessions, Visitor
 from broker.accounts.sign_up import SignUp
 from broker.errors import DomainError, EmailTaken, NotFound, TooManyAttempts, ValidationFailed
-from protocols.http.accounts.browsers import Browsers, remote_address
+from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import notice, pages_blueprint
 from protocols.http.accounts.sign_in import OLD_FORM, AuthorizationFlow
@@ -20,7 +20,7 @@ def sign_up_blueprint(
     flow: AuthorizationFlow, sign_up: SignUp, invitations: Invitations, sessions: Sessions, browsers: Browsers
 ) -> Blueprint:
     routes = pages_blueprint("sign_up")
-    invited = _Invited(invitations, sessions, browsers)
+    invited = _Invited(flow, invitations, sessions, browsers)
 
     def form_page(
         asked: AuthorizationRequest | None,
@@ -78,7 +78,9 @@ def sign_up_blueprint(
             )
         except (ValidationFailed, EmailTaken, TooManyAttempts, TooBusy) as refused:
             return form_page(asked, form, query, refused=refused)
-        session = await sessions.begin(user, instead_of=browsers.session_id)
+        session = await sessions.begin(
+            user, instead_of=browsers.session_id, visitor=Visitor(remote_address(), user_agent())
+        )
         return await flow.signed_in(asked, query, session)
 
     return routes
@@ -87,7 +89,10 @@ def sign_up_blueprint(
 class _Invited:
     """Opening an account with the code of an invitation mail, which fixes the e-mail address."""
 
-    def __init__(self, invitations: Invitations, sessions: Sessions, browsers: Browsers) -> None:
+    def __init__(
+        self, flow: AuthorizationFlow, invitations: Invitations, sessions: Sessions, browsers: Browsers
+    ) -> None:
+        self._flow = flow
         self._invitations = invitations
         self._sessions = sessions
         self._browsers = browsers
@@ -114,7 +119,11 @@ class _Invited:
             user = await self._invitations.accept(code, password=form.text("password"), full_name=form.text("fullName"))
         except (ValidationFailed, EmailTaken, TooBusy) as refused:
             return await self.show(code, form, refused=refused)
-        session = await self._sessions.begin(user, instead_of=self._browsers.session_id)
+        session = await self._sessions.begin(
+            user, instead_of=self._browsers.session_id, visitor=Visitor(remote_address(), user_agent())
+        )
+        if session.must_enrol:
+            return await self._flow.signed_in(None, b"", session)
         answer = notice(
             "Welcome",
             f"Your account is open. You are signed in as {user.email}.",

@@ -14,6 +14,7 @@ RID: Final = "c1d2e3f405162738495a6b7c8d9eafb0"
 UPLOAD: Final = "e0d1c2b3a495867768594a3b2c1d0e0f"
 CERTIFICATE: Final = "1a2b3c4d5e6f708192a3b4c5d6e7f809"
 EXPORT: Final = "b7a6958473625140f1e2d3c4b5a69788"
+SESSION: Final = "c4d5e6f708192a3b4c5d6e7f8091a2b3"
 TIER: Final = "6e5d4c3b2a190817f6e5d4c3b2a19081"
 ERROR: Final = "9d0c5f1e4b7a4a2c8e6d3f2b1a0c9e8d"
 TOKEN: Final = "f3e1d5c7b9a80624135768afbecd9021"  # noqa: S105 - an example

@@ -19,6 +19,7 @@ from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.users import UserCalls
 
@@ -41,6 +42,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     ConnectorCalls,
     MonetizationCalls,
     UserCalls,
+    SessionCalls,
     AccountsCalls,
 )
 

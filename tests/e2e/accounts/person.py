@@ -1,10 +1,12 @@
 """What a person does on the pages, in Chromium."""
 
 import ssl
+import time
 from typing import Final
 from urllib.parse import urlencode
 
 import httpx
+import pyotp
 
 from tests.browser import Chromium
 from tests.daemon import ADA_EMAIL
@@ -38,6 +40,21 @@ class Person:
         self.browser.fill("Password", password)
         self.browser.press("Sign in")
 
+    def enter_account(self, email: str) -> None:
+        """Sign in at the own account."""
+        self.visit("account")
+        self.sign_in(email)
+
+    def set_up_second_factor(self) -> "Phone":
+        """Set up a second factor; the recovery codes are shown then."""
+        self.visit("account/second-factor")
+        assert self.browser.heading == "Set up a second factor"
+        phone = Phone(self.browser.texts(".picture code")[0])
+        self.browser.fill("Code", phone.code())
+        self.browser.press("Turn on")
+        phone.recovery = self.browser.texts(".codes code")
+        return phone
+
     def agree(self) -> str:
         """Agree on the consent page. Returns the redirect URI with its parameters."""
         assert self.browser.heading == "Allow access?"
@@ -64,3 +81,17 @@ class Person:
         assert self.browser.heading == "Connect a device"
         self.browser.fill(CODE_LABEL, code)
         self.browser.press("Continue")
+
+
+class Phone:
+    """An authenticator app, which took over the secret that the page shows as text."""
+
+    def __init__(self, secret: str) -> None:
+        self._app = pyotp.TOTP(secret.replace(" ", ""))
+        self._step = time.time() // 30 - 1
+        self.recovery: list[str] = []
+
+    def code(self) -> str:
+        """A code that was not used before: of this half minute, or else of the next one."""
+        self._step = max(self._step + 1, time.time() // 30)
+        return self._app.generate_otp(int(self._step))

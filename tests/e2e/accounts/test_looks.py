@@ -13,7 +13,7 @@ from tests.browser import DESKTOP, PHONE, Chromium
 from tests.daemon import ADA_EMAIL, device_id
 from tests.e2e.accounts.person import NAME_LABEL, Person
 from tests.e2e.accounts.postbox import Postbox
-from tests.e2e.accounts.world import GALE_EMAIL, PASSWORD, SHARON_EMAIL, TV, WEB, Site
+from tests.e2e.accounts.world import GALE_EMAIL, OWN_EMAILS, PASSWORD, SHARON_EMAIL, TV, WEB, Site
 
 LOOKS: Final = {
     "desktop": (DESKTOP, False),
@@ -133,6 +133,49 @@ def refused(person: Person) -> None:
     person.browser.press("Deny")
 
 
+def second_factor(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[3])
+    person.visit("account/second-factor")
+
+
+def wrong_first_code(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[4])
+    person.visit("account/second-factor")
+    person.browser.fill("Code", "123")
+    person.browser.press("Turn on")
+
+
+def recovery_codes(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[5])
+    person.set_up_second_factor()
+
+
+def sign_in_code(person: Person, email: str = OWN_EMAILS[6]) -> None:
+    person.enter_account(email)
+    person.set_up_second_factor()
+    person.browser.fresh()
+    person.asked_by(WEB)
+    person.sign_in(email)
+
+
+def wrong_sign_in_code(person: Person) -> None:
+    sign_in_code(person, OWN_EMAILS[7])
+    person.browser.fill("The code that your app shows", "123")
+    person.browser.press("Continue")
+
+
+def account(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[8])
+    person.browser.fresh()
+    person.enter_account(OWN_EMAILS[8])
+
+
+def account_with_second_factor(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[9])
+    person.set_up_second_factor()
+    person.browser.follow("Continue to your account")
+
+
 def error(person: Person) -> None:
     person.visit("authorize", client_id="nobody")
 
@@ -159,6 +202,13 @@ PAGES: Final[list[Callable[[Person], None]]] = [
     confirm,
     connected,
     refused,
+    second_factor,
+    wrong_first_code,
+    recovery_codes,
+    sign_in_code,
+    wrong_sign_in_code,
+    account,
+    account_with_second_factor,
     error,
 ]
 

@@ -18,6 +18,7 @@ THEA_EMAIL: Final = "thea@example.org"  # a user with too many wrong passwords
 FRIDA_EMAIL: Final = "frida@example.org"  # a user who sets a new password
 GALE_EMAIL: Final = "gale@example.org"  # a user who asks for a reset and sets no new password
 SHARON_EMAIL: Final = "sharon@example.org"  # a user with whom Ada shares a light
+OWN_EMAILS: Final = tuple(f"own{number}@example.org" for number in range(10))  # each for one test
 WEB, MOBILE, PAGE, SERVER, TV = (f"e{number}" * 16 for number in range(5))
 SECRETS: Final = {WEB: "s3cret %2B+:x", SERVER: "server s3cret"}
 WEB_NAME, MOBILE_NAME, TV_NAME = "Window Blinds", "Pocket Remote", "Living Room Television"
@@ -120,6 +121,7 @@ email = "{SHARON_EMAIL}"
 full_name = "Sharon"
 password = "{PASSWORD}"
 
+{"".join(f'[[users]]{chr(10)}email = "{one}"{chr(10)}password = "{PASSWORD}"{chr(10)}' for one in OWN_EMAILS)}
 [[plans]]
 device_type = "example.light"
 free_messages_per_day = 150

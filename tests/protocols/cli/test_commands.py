@@ -10,9 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, device_id, device_token
+from broker.secrets import Vault
+from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token
 
 pytestmark = pytest.mark.processes
 
@@ -284,3 +286,59 @@ def test_a_directory_of_other_files_that_others_can_read_is_refused_and_not_chan
     assert run.returncode == 4
     assert "others may read it" in one_line(run)
     assert shared.stat().st_mode & 0o777 == 0o755
+
+
+# Keys and second factors
+
+
+def token_of(daemon: Daemon, number: int) -> str:
+    """A device token, as its owner reads it: opened from the store."""
+    answer = httpx.get(f"{daemon.base_url}/devices/{device_id(number)}/tokens", headers=bearer(USER_TOKEN))
+    token: str = answer.raise_for_status().json()["data"]["accessToken"]
+    return token
+
+
+def test_a_daemon_opens_its_secrets_with_the_new_key(stopped: Daemon) -> None:
+    before = (stopped.state / "key").read_bytes()
+    run = trunkline("key", "rotate", "--config", stopped.config)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (stopped.state / "key").read_bytes() != before
+    stopped.start()
+    try:
+        assert token_of(stopped, 1) == device_token(1)
+    finally:
+        assert stopped.stop() == 0
+
+
+def test_a_running_daemon_keeps_its_key(running: Daemon) -> None:
+    before = (running.state / "key").read_bytes()
+    run = trunkline("key", "rotate", "--config", running.config)
+    assert run.returncode == 4
+    assert "stop the daemon" in one_line(run)
+    assert (running.state / "key").read_bytes() == before
+
+
+def test_a_daemon_starts_between_two_steps_of_a_rotation(stopped: Daemon) -> None:
+    key = stopped.state / "key"
+    key.write_bytes(Vault.new_key() + b"\n" + key.read_bytes())
+    stopped.start()
+    try:
+        assert token_of(stopped, 2) == device_token(2)
+    finally:
+        assert stopped.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("ada@example.org", "--second-factor"), 0, "ada@example.org has no second factor"),
+        (("nobody@example.org", "--second-factor"), 1, "User does not exist."),
+        (("ada@example.org",), 2, "--second-factor"),
+    ],
+)
+def test_a_second_factor_is_reset_on_a_stopped_daemons_state(
+    stopped: Daemon, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    run = trunkline("user", "reset", *arguments, "--config", stopped.config)
+    assert run.returncode == status
+    assert said in run.stdout + run.stderr

@@ -34,6 +34,7 @@ from tests.factories import (
     LIGHT_TYPE,
     NOW_MS,
     World,
+    change_application,
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -55,6 +56,9 @@ DELETE /users/{user}/properties -
 GET /users/{user}/devices 4001
 GET /users/{user}/devicetypes 4001
 GET /users/{user}/shares 4001
+GET /users/{user}/sessions -
+DELETE /users/{user}/sessions -
+DELETE /users/{user}/sessions/{session} -
 GET /devices/{device} 4001
 PUT /devices/{device} 400
 DELETE /devices/{device} -
@@ -140,6 +144,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "user": Named(ID, BOB, ADA),
         "device": Named(ID, BOBS, KITCHEN),
         "share": Named(ID, to_carol, to_bob),
+        "session": Named(ID, *await sessions(services, BOB, ADA)),
         "lent": Named(ID, KITCHEN, BOBS),
         "invitation": Named(ID, to_bob, to_ada),
         "registration": Named(ID, *await registrations(services, bob, ada)),
@@ -177,6 +182,17 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
             caller, begun.pin, owner=caller.user or UserKey(0), name="Board"
         )
         ids.append(begun.id)
+    return ids
+
+
+async def sessions(services: Services, *users: str) -> list[str]:
+    """A browser session of each, and an application that may change profiles."""
+    profile = {"device_type": "profile", "permissions": ["WRITE"]}
+    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, permissions=[profile]))
+    ids = []
+    for user in map(services.accounts.users.find, users):
+        await services.accounts.sessions.begin(found := await user)
+        ids += [session.id for session in await services.accounts.open_sessions.of(found)]
     return ids
 
 

@@ -14,6 +14,13 @@ ACCOUNTS = """
 GET /authorize
 GET /signin
 POST /login
+GET /login/code
+POST /login/code
+GET /account
+GET /account/second-factor
+POST /account/second-factor
+POST /account/second-factor/remove
+POST /account/sessions
 POST /consent
 GET /signup
 POST /signup
@@ -46,6 +53,9 @@ DELETE /users/{}/properties
 GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares
+GET /users/{}/sessions
+DELETE /users/{}/sessions
+DELETE /users/{}/sessions/{}
 GET /users/{}/rules
 GET /users/{}/scenes
 GET /users/{}/trials

@@ -21,6 +21,7 @@ from tests.factories import ADA, NOW_MS
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 from tests.protocols.http.accounts.browser import Browser, Form
+from tests.protocols.http.accounts.test_second_factor import Phone, set_up
 from tests.protocols.outbound.openid_provider import CLIENT_ID, CLIENT_SECRET, PERSON, OpenIdProvider, running_provider
 
 ASKED = {"client_id": WEB, "response_type": "code", "state": "a b+ü/%"}
@@ -460,6 +461,35 @@ async def test_an_account_of_another_provider_is_not_touched(
     assert (
         await services.core.database.read(lambda tx: tx.codes.external_user(provider.issuer, str(PERSON["sub"])))
     ) is None
+
+
+async def test_an_account_with_a_second_factor_is_not_taken_over(
+    browser: Browser, provider: OpenIdProvider, services: Services, fake_clock: FakeClock
+) -> None:
+    """Who owns the address only has neither the password nor the phone."""
+    await set_up(browser, fake_clock)
+    browser.client.cookies.clear()
+    answer = await come_back(browser, provider.agree(await leave(browser)))
+    assert answer.status_code == 409
+    assert "has a second factor" in answer.text
+    user = await ada(services)
+    assert (user.account_type, user.password_hash is None) == ("LOCAL", False)
+
+
+async def test_a_second_factor_here_is_asked_for_after_a_provider_too(
+    browser: Browser, provider: OpenIdProvider, fake_clock: FakeClock
+) -> None:
+    await come_back(browser, provider.agree(await leave(browser)))
+    page = await browser.open("account/second-factor")
+    phone = Phone(page, fake_clock)
+    await browser.send(page, code=phone.code())
+    browser.client.cookies.clear()
+    back = await come_back(browser, provider.agree(await leave(browser)))
+    assert back.status_code == 303
+    assert (await browser.client.get("checkSession")).status_code == 401
+    asked = await browser.open(back.headers["location"])
+    signed_in = await browser.send(asked, code=phone.next_code())
+    assert signed_in.headers["location"].startswith(f"{CALLBACK}?code=")
 
 
 async def test_an_address_that_the_provider_gave_to_another_person(browser: Browser, provider: OpenIdProvider) -> None:

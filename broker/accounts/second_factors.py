@@ -1,0 +1,172 @@
+"""The second factor of a sign-in: one-time codes of an authenticator app, and recovery codes (reference 4.9).
+
+The secret is sealed in the store; recovery codes are stored as hashes. Until the person has proved with a first code
+that the app has the secret, nothing is stored: the page carries the offered secret, sealed.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+from cryptography.fernet import InvalidToken
+
+from broker.accounts.factor_check import FactorCheck, WrongCode, recovery_hash
+from broker.accounts.one_time_codes import address_of, new_recovery_codes, new_secret, spaced, step_of
+from broker.accounts.sessions import Session, user_called
+from broker.clock import Clock
+from broker.errors import Conflict, DomainError, PermissionDenied, UserNotFound
+from broker.secrets import Vault, token_hash
+from config.limits import FRESH_SIGN_IN_SECONDS
+from storage.database import Database, Transaction
+from storage.keys import UserKey
+from storage.records import SecondFactorRecord
+
+
+@dataclass(eq=False)
+class OfferOver(DomainError):
+    """The offered secret is too old, or was offered to somebody else."""
+
+    status = 403
+    template = "This form is no longer valid. Please scan the new code."
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A secret that an authenticator app may take over."""
+
+    secret: str = field(repr=False)  # in groups of four
+    address: str = field(repr=False)  # `otpauth:`
+    sealed: str = field(repr=False)  # for the form
+
+
+@dataclass(frozen=True, slots=True)
+class FactorStanding:
+    """`is_wanted`: the operator wants this person to have one."""
+
+    created_on: int | None
+    recovery_codes_left: int
+    is_wanted: bool
+
+
+class _Offered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offered second factor"):
+    user: int
+    secret: str
+    expires_on: int
+
+
+class SecondFactors:
+    def __init__(self, database: Database, clock: Clock, vault: Vault, check: FactorCheck) -> None:
+        self._database = database
+        self._clock = clock
+        self._vault = vault
+        self._check = check
+
+    async def standing(self, user: UserKey) -> FactorStanding:
+        def work(tx: Transaction) -> FactorStanding:
+            factor = tx.second_factors.of(user)
+            left = tx.second_factors.recovery_codes_left(user)
+            return FactorStanding(
+                factor.created_on if factor is not None else None, left, self._check.is_wanted(tx, user)
+            )
+
+        return await self._database.read(work)
+
+    def is_fresh(self, session: Session) -> bool:
+        """The person signed in only just now, so that the second factor may be changed."""
+        return self._clock.now_ms() - session.created_on < FRESH_SIGN_IN_SECONDS * 1000
+
+    def offer(self, session: Session, *, issuer: str) -> Offer:
+        """A new secret for the person's app. `issuer`: the name under which the app shows it."""
+        secret, expires_on = new_secret(), self._clock.now_ms() + FRESH_SIGN_IN_SECONDS * 1000
+        return self._shown(_Offered(session.user.key, secret, expires_on), session, issuer)
+
+    def offer_again(self, session: Session, sealed: str, *, issuer: str) -> Offer:
+        """The same offer once more, after a wrong code; a new one if it is over."""
+        try:
+            return self._shown(self._offered(session, sealed), session, issuer)
+        except OfferOver:
+            return self.offer(session, issuer=issuer)
+
+    def _shown(self, offered: _Offered, session: Session, issuer: str) -> Offer:
+        address = address_of(offered.secret, account=session.user.email, issuer=issuer)
+        sealed = self._vault.seal(msgspec.json.encode(offered).decode()).decode()
+        return Offer(spaced(offered.secret), address, sealed)
+
+    def _offered(self, session: Session, sealed: str) -> _Offered:
+        try:
+            offered = msgspec.json.decode(self._vault.open(sealed.encode()), type=_Offered)
+        except (InvalidToken, msgspec.DecodeError):
+            raise OfferOver from None
+        if offered.user != session.user.key or offered.expires_on <= self._clock.now_ms():
+            raise OfferOver
+        return offered
+
+    async def enrol(self, session: Session, sealed: str, code: str) -> tuple[str, ...]:
+        """Ask for this factor from now on. The person's other sessions end.
+
+        Returns:
+            The recovery codes, which are shown only now.
+
+        Raises:
+            OfferOver: the offer is over, or was for somebody else.
+            WrongCode: the app does not have the secret.
+            Conflict: the person has a factor.
+            PermissionDenied: the person signed in too long ago.
+        """
+        self._require_fresh(session)
+        offered, now_ms = self._offered(session, sealed), self._clock.now_ms()
+        step = step_of(offered.secret, code, now_ms)
+        if step is None:
+            raise WrongCode
+        codes = new_recovery_codes()
+        user, hashes = session.user.key, [recovery_hash(one) for one in codes]
+        factor = SecondFactorRecord(user, self._vault.seal(offered.secret), step, now_ms)
+
+        def work(tx: Transaction) -> None:
+            if tx.second_factors.of(user) is not None:
+                raise Conflict("You have a second factor already.")
+            tx.second_factors.add(factor, hashes)
+            tx.sessions.remove_of(user, but=token_hash(session.id))
+
+        await self._database.write(work)
+        return codes
+
+    async def remove(self, session: Session) -> None:
+        """Ask for no code from now on.
+
+        Raises:
+            PermissionDenied: the person signed in too long ago, or the operator wants this person to have a factor.
+        """
+        self._require_fresh(session)
+
+        def work(tx: Transaction) -> None:
+            if self._check.is_wanted(tx, session.user.key):
+                raise PermissionDenied("administrators need a second factor here")
+            tx.second_factors.remove(session.user.key)
+
+        await self._database.write(work)
+
+    async def reset(self, name: str) -> bool:
+        """The operator's way out for a person who lost app and recovery codes. The person's sessions end.
+
+        Args:
+            name: the e-mail address or the user name.
+
+        Returns:
+            Whether there was a factor.
+
+        Raises:
+            UserNotFound
+        """
+        return await self._database.write(lambda tx: _reset(tx, name))
+
+    def _require_fresh(self, session: Session) -> None:
+        if not self.is_fresh(session):
+            raise PermissionDenied("a new sign-in")
+
+
+def _reset(tx: Transaction, name: str) -> bool:
+    user = user_called(tx, name.strip())
+    if user is None:
+        raise UserNotFound
+    tx.sessions.remove_of(user.key)
+    return tx.second_factors.remove(user.key)

@@ -1,0 +1,46 @@
+"""Runs a command of the control socket on a stopped daemon's store, or sends it to the running daemon."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import trio
+
+from broker.services import open_services
+from config.settings import Settings
+from protocols.control.client import ControlUnavailableError, send_command
+from protocols.control.server import COMMANDS
+from protocols.state import StateInUseError, open_state
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+
+_WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
+_RETRY_SECONDS: Final = 0.1
+
+
+async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+    """The data of the command's answer: an object of its own type, or what came of it in JSON.
+
+    A daemon that starts or stops holds the store without answering, so this is repeated for some seconds.
+
+    Raises:
+        StateInUseError: another process holds the store and does not answer.
+        DomainError: the command is refused. ControlFailedError: it is refused by the running daemon.
+    """
+    deadline = trio.current_time() + _WAIT_SECONDS
+    while True:
+        try:
+            return await _run_on_store(settings, command, arguments)
+        except StateInUseError as in_use:
+            try:
+                return await send_command(settings.state_dir, command, arguments)
+            except ControlUnavailableError:
+                if trio.current_time() > deadline:
+                    raise in_use from None
+        await trio.sleep(_RETRY_SECONDS)
+
+
+async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+    with open_state(settings) as state:
+        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        async with open_services(settings, Database(engine), state.vault) as services:
+            return await COMMANDS[command](services, arguments)

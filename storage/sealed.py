@@ -1,0 +1,56 @@
+"""The columns that hold sealed secrets (broker/secrets.py: Vault). The caller holds the transaction.
+
+A test compares the list with the schema: a column of bytes that is not in the list must be known to hold no secret.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.sql import StoreConnection
+
+
+@dataclass(frozen=True, slots=True)
+class SealedColumn:
+    table: str
+    column: str
+    key: str  # the table's primary key
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}"
+
+
+SEALED_COLUMNS: Final = (
+    SealedColumn("application", "secret", "key"),
+    SealedColumn("connector", "terms", "device_type"),
+    SealedColumn("connector_link", "sealed", "device"),
+    SealedColumn("connector_state", "sealed", "key"),
+    SealedColumn("device_token", "sealed", "device"),
+    SealedColumn("external_sign_in", "content", "hash"),
+    SealedColumn("mail", "content", "key"),
+    SealedColumn("second_factor", "secret", "user"),
+)
+
+
+class SealedStore:
+    """Reads and replaces the sealed values of one column. The names in the SQL are those of `SEALED_COLUMNS`."""
+
+    def __init__(self, db: StoreConnection, at: SealedColumn) -> None:
+        self._db = db
+        self._at = at
+
+    def after(self, key: object, *, limit: int) -> Sequence[tuple[Any, bytes]]:
+        """The next keys and sealed values, in the order of the keys; `key` None stands for the beginning."""
+        at = self._at
+        rows = self._db.execute(
+            f"SELECT {at.key} AS row_key, {at.column} AS sealed FROM {at.table} WHERE {at.column} IS NOT NULL"  # noqa: S608
+            f"{'' if key is None else f' AND {at.key} > :key'} ORDER BY {at.key} LIMIT :limit",
+            {"limit": limit} if key is None else {"limit": limit, "key": key},
+        )
+        return [(row["row_key"], row["sealed"]) for row in rows]
+
+    def replace(self, key: object, sealed: bytes) -> None:
+        self._db.execute(
+            f"UPDATE {self._at.table} SET {self._at.column} = :sealed WHERE {self._at.key} = :key",  # noqa: S608
+            {"sealed": sealed, "key": key},
+        )

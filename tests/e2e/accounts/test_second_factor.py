@@ -1,0 +1,60 @@
+"""The second factor in Chromium."""
+
+from tests.e2e.accounts.callback import query_of
+from tests.e2e.accounts.person import Person
+from tests.e2e.accounts.test_pages import CHALLENGE
+from tests.e2e.accounts.world import MOBILE, OWN_EMAILS, Site
+
+CODE = "The code that your app shows"
+
+
+def test_setting_it_up_signing_in_with_it_and_turning_it_off(person: Person, site: Site) -> None:
+    person.enter_account(OWN_EMAILS[0])
+    phone = person.set_up_second_factor()
+    assert person.browser.heading == "Keep these recovery codes"
+    assert len(set(phone.recovery)) == 10
+    person.browser.follow("Continue to your account")
+    assert "Recovery codes left: 10." in person.browser.text
+
+    person.browser.fresh()
+    person.asked_by(MOBILE, **CHALLENGE)
+    person.sign_in(OWN_EMAILS[0])
+    assert person.browser.heading == "Enter your code"
+    assert person.browser.focused == CODE
+    person.browser.fill(CODE, "000")
+    person.browser.press("Continue")
+    assert "This code is not right" in person.browser.alert
+    person.browser.fill(CODE, phone.code())
+    person.browser.press("Continue")
+    assert query_of(site.callback.take()).keys() == {"code", "state"}
+
+    person.browser.fresh()
+    person.enter_account(OWN_EMAILS[0])
+    person.browser.fill(CODE, phone.recovery[0])
+    person.browser.press("Continue")
+    assert "Recovery codes left: 9." in person.browser.text
+    person.browser.press("Turn off")
+    assert "Off. With a second factor" in person.browser.text
+
+    person.browser.fresh()
+    person.enter_account(OWN_EMAILS[0])
+    assert person.browser.heading == "Your account"
+
+
+def test_the_operator_resets_it(person: Person, site: Site) -> None:
+    """The daemon runs: the command goes through its control socket."""
+    person.enter_account(OWN_EMAILS[1])
+    person.set_up_second_factor()
+    assert "the second factor is removed" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
+    person.enter_account(OWN_EMAILS[1])
+    assert "Off. With a second factor" in person.browser.text
+    assert "has no second factor" in site.trunkline("user", "reset", OWN_EMAILS[1], "--second-factor")
+
+
+def test_another_browser_is_signed_out(person: Person) -> None:
+    person.enter_account(OWN_EMAILS[2])
+    person.browser.fresh()
+    person.enter_account(OWN_EMAILS[2])
+    person.browser.press("Sign out")
+    assert len(person.browser.texts(".asked li")) == 1
+    assert "This browser" in person.browser.text

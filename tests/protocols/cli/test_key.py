@@ -1,0 +1,163 @@
+"""`trunkline key rotate`: a new key for a stopped daemon's store, finished by a second run after a kill at any step."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography.fernet import InvalidToken
+
+from broker.secrets import Vault
+from config.settings import Settings
+from protocols.cli import main
+from protocols.cli.key import rotate_key
+from protocols.key_file import KeyFile
+from protocols.state import StateError, open_state
+from storage.engines.sqlite import SqliteEngine
+from storage.sealed import SEALED_COLUMNS
+from tests.broker.test_resealing import opened, put_secrets
+
+SECRETS_EACH = 3
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A state directory whose store has secrets in every sealed column."""
+    settings = Settings(state_dir=tmp_path / "state")
+    with open_state(settings) as state:
+        SqliteEngine(state.database).migrate()
+        for column in SEALED_COLUMNS:
+            put_secrets(state.database, column, SECRETS_EACH, state.keys[0])
+    return settings
+
+
+def all_opened(state_dir: Path) -> dict[str, list[str]]:
+    """Every secret, opened with the keys that the daemon would use."""
+    path = state_dir / "store.sqlite"
+    with open_state(Settings(state_dir=state_dir)) as state, closing(SqliteEngine(path).open(read_only=True)) as store:
+        return {str(column): opened(store, column, state.vault) for column in SEALED_COLUMNS}
+
+
+def keys_of(state_dir: Path) -> tuple[bytes, ...]:
+    return KeyFile(state_dir / "key").keys()
+
+
+def test_every_secret_opens_with_the_new_key_and_none_with_the_old(settings: Settings) -> None:
+    (old,), before = keys_of(settings.state_dir), all_opened(settings.state_dir)
+    done = rotate_key(settings)
+    assert done.secrets == SECRETS_EACH * len(SEALED_COLUMNS)
+    (new,) = keys_of(settings.state_dir)
+    assert new != old
+    assert all_opened(settings.state_dir) == before
+    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=True)) as store:
+        for column in SEALED_COLUMNS:
+            with pytest.raises(InvalidToken):
+                opened(store, column, Vault(old))
+
+
+def test_the_key_file_stays_private(settings: Settings) -> None:
+    rotate_key(settings)
+    assert (settings.state_dir / "key").stat().st_mode & 0o777 == 0o600
+    assert not (settings.state_dir / "key.new").exists()
+
+
+def test_an_interrupted_rotation_is_finished_with_the_key_it_began_with(settings: Settings) -> None:
+    file, new = KeyFile(settings.state_dir / "key"), Vault.new_key()
+    file.write(new, *file.keys())
+    rotate_key(settings)
+    assert keys_of(settings.state_dir) == (new,)
+
+
+@contextmanager
+def killer() -> Iterator[subprocess.Popen[str]]:
+    program = [sys.executable, "-m", "tests.protocols.cli.killed_rotation"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.processes
+def test_after_a_kill_at_any_step_every_secret_opens_and_a_second_run_finishes(
+    settings: Settings, tmp_path: Path
+) -> None:
+    before, number, states = all_opened(settings.state_dir), 0, set[int]()
+    with killer() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while True:
+            copy = Settings(state_dir=tmp_path / f"copy{number}")
+            shutil.copytree(settings.state_dir, copy.state_dir)
+            process.stdin.write(f"{copy.state_dir} {number}\n")
+            process.stdin.flush()
+            signalled = int(process.stdout.readline())
+            assert signalled in {0, signal.SIGKILL}
+            states.add(len(keys_of(copy.state_dir)))
+            assert all_opened(copy.state_dir) == before, f"after a kill before operation {number}"
+            rotate_key(copy)
+            assert len(keys_of(copy.state_dir)) == 1
+            assert all_opened(copy.state_dir) == before
+            shutil.rmtree(copy.state_dir)
+            if signalled == 0:
+                break
+            number += 1
+    assert number > 3 * len(SEALED_COLUMNS)  # at least: begin, read, commit of each column
+    assert states == {1, 2}
+
+
+def test_a_running_daemon_keeps_its_key(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    before = (settings.state_dir / "key").read_bytes()
+    with open_state(settings):
+        run = CliRunner().invoke(main, ["key", "rotate", "--config", str(config)])
+    assert run.exit_code == 4
+    assert "stop the daemon" in run.output
+    assert (settings.state_dir / "key").read_bytes() == before
+
+
+def test_a_key_outside_the_state_directory_is_rotated_where_it_is(settings: Settings, tmp_path: Path) -> None:
+    """The source of systemd's credential."""
+    elsewhere, config = tmp_path / "trunkline.key", tmp_path / "trunkline.toml"
+    (settings.state_dir / "key").rename(elsewhere)
+    (old,) = KeyFile(elsewhere).keys()
+    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    run = CliRunner().invoke(main, ["key", "rotate", "--key-file", str(elsewhere), "--config", str(config)])
+    assert (run.exit_code, run.output.partition(" ")[0]) == (0, str(SECRETS_EACH * len(SEALED_COLUMNS)))
+    (new,) = KeyFile(elsewhere).keys()
+    assert new != old
+    assert not (settings.state_dir / "key").exists()
+
+
+def test_secrets_of_an_unknown_key_are_told(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{settings.state_dir}"\n')
+    (settings.state_dir / "key").write_bytes(Vault.new_key())
+    run = CliRunner().invoke(main, ["key", "rotate", "--config", str(config)])
+    assert "3 in device_token.sealed" in run.output
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"!" * 44])
+def test_a_file_without_a_key_is_refused(settings: Settings, content: bytes) -> None:
+    (settings.state_dir / "key").write_bytes(content)
+    with pytest.raises(StateError, match="not a key"):
+        rotate_key(settings)
+
+
+def test_without_a_store_no_key_is_changed(tmp_path: Path) -> None:
+    settings = Settings(state_dir=tmp_path / "empty")
+    with pytest.raises(StateError, match="there is no store"):
+        rotate_key(settings)
+
+
+def test_a_key_that_others_may_read_is_refused(settings: Settings) -> None:
+    os.chmod(settings.state_dir / "key", 0o644)  # noqa: PTH101 - as an operator would
+    with pytest.raises(StateError, match="others may read"):
+        rotate_key(settings)
