@@ -8,6 +8,12 @@ from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import ApplicationRecord, GrantRecord, OrganizationRecord, TokenRecord, UserRecord
 from storage.sql import StoreConnection, sure
 
+_INSERT_GRANT = (
+    "INSERT INTO access_grant (user, application, device_type, can_read, can_write, can_write_profile)"
+    " VALUES (:user, :application, :device_type, :read, :write, :profile)"
+    " ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET"
+)
+
 
 class AccountStore:
     def __init__(self, db: StoreConnection) -> None:
@@ -212,47 +218,38 @@ class AccountStore:
 
     def grants(self, application: ApplicationKey, user: UserKey | None = None) -> list[GrantRecord]:
         """The grants of all users, or of one user, for an application."""
+        condition = "application = :application" if user is None else "application = :application AND user = :user"
         rows = self._db.execute(
-            "SELECT * FROM access_grant WHERE application = :application AND (:user IS NULL OR user = :user)",
+            f"SELECT * FROM access_grant WHERE {condition}",  # noqa: S608 - constants
             {"application": application, "user": user},
         )
+        return [_grant(row) for row in rows]
+
+    def grants_of(self, user: UserKey) -> list[GrantRecord]:
+        """What the user granted to any application."""
         return [
-            GrantRecord(
-                row["user"], row["application"], row["device_type"], bool(row["can_read"]), bool(row["can_write"])
-            )
-            for row in rows
+            _grant(row) for row in self._db.execute("SELECT * FROM access_grant WHERE user = :user", {"user": user})
         ]
 
     def put_grant(self, grant: GrantRecord) -> None:
         self._db.execute(
-            "INSERT INTO access_grant (user, application, device_type, can_read, can_write)"
-            " VALUES (:user, :application, :device_type, :read, :write)"
-            " ON CONFLICT (user, application, coalesce(device_type, 0))"
-            " DO UPDATE SET can_read = excluded.can_read, can_write = excluded.can_write",
-            {
-                "user": grant.user,
-                "application": grant.application,
-                "device_type": grant.device_type,
-                "read": int(grant.read),
-                "write": int(grant.write),
-            },
+            f"{_INSERT_GRANT} can_read = excluded.can_read, can_write = excluded.can_write,"
+            " can_write_profile = excluded.can_write_profile",
+            _grant_values(grant),
         )
 
     def add_grant(self, grant: GrantRecord) -> None:
         """Like `put_grant`, but a permission that is granted already is kept."""
+        kept = (
+            f"{one} = CASE WHEN excluded.{one} = 1 THEN 1 ELSE access_grant.{one} END"
+            for one in ("can_read", "can_write", "can_write_profile")
+        )
+        self._db.execute(f"{_INSERT_GRANT} {', '.join(kept)}", _grant_values(grant))
+
+    def remove_grants(self, user: UserKey, application: ApplicationKey) -> None:
         self._db.execute(
-            "INSERT INTO access_grant (user, application, device_type, can_read, can_write)"
-            " VALUES (:user, :application, :device_type, :read, :write)"
-            " ON CONFLICT (user, application, coalesce(device_type, 0)) DO UPDATE SET"
-            " can_read = CASE WHEN excluded.can_read = 1 THEN 1 ELSE access_grant.can_read END,"
-            " can_write = CASE WHEN excluded.can_write = 1 THEN 1 ELSE access_grant.can_write END",
-            {
-                "user": grant.user,
-                "application": grant.application,
-                "device_type": grant.device_type,
-                "read": int(grant.read),
-                "write": int(grant.write),
-            },
+            "DELETE FROM access_grant WHERE user = :user AND application = :application",
+            {"user": user, "application": application},
         )
 
     # User application properties
@@ -292,3 +289,25 @@ def _application(row: Mapping[str, Any]) -> ApplicationRecord:
         redirect_uris=tuple(json.loads(row["redirect_uris"])),
         permissions=tuple(json.loads(row["permissions"])),
     )
+
+
+def _grant(row: Mapping[str, Any]) -> GrantRecord:
+    return GrantRecord(
+        user=row["user"],
+        application=row["application"],
+        device_type=row["device_type"],
+        read=bool(row["can_read"]),
+        write=bool(row["can_write"]),
+        profile=bool(row["can_write_profile"]),
+    )
+
+
+def _grant_values(grant: GrantRecord) -> dict[str, object]:
+    return {
+        "user": grant.user,
+        "application": grant.application,
+        "device_type": grant.device_type,
+        "read": int(grant.read),
+        "write": int(grant.write),
+        "profile": int(grant.profile),
+    }

@@ -34,18 +34,25 @@ class AuthorizationStore:
         self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
         return hashes
 
-    def families_of(self, user: UserKey) -> list[int]:
-        rows = self._db.execute("SELECT key FROM token_family WHERE user = :user", {"user": user})
+    def families_of(self, user: UserKey, application: ApplicationKey | None = None) -> list[int]:
+        """The families of a user, of one application or of all."""
+        rows = self._db.execute(
+            f"SELECT key FROM token_family WHERE user = :user{_of(application)}",  # noqa: S608 - constants
+            {"user": user, "application": application},
+        )
         return [row["key"] for row in rows]
 
-    def forget_codes_of(self, user: UserKey) -> None:
-        """Invalidate the codes that the user agreed to and that no application has exchanged yet."""
+    def forget_codes_of(self, user: UserKey, application: ApplicationKey | None = None) -> None:
+        """Invalidate the codes that the user agreed to and that no application, or not this one, has exchanged yet."""
+        named = {"user": user, "application": application}
         self._db.execute(
-            "DELETE FROM authorization_code WHERE user = :user AND used_on IS NULL",
-            {"user": user},
+            f"DELETE FROM authorization_code WHERE user = :user AND used_on IS NULL{_of(application)}",  # noqa: S608
+            named,
         )
         self._db.execute(
-            "UPDATE device_code SET state = 'denied' WHERE user = :user AND state = 'approved'", {"user": user}
+            "UPDATE device_code SET state = 'denied' WHERE user = :user AND state = 'approved'"  # noqa: S608
+            + _of(application),
+            named,
         )
 
     def shorten_tokens(self, family: int, *, but: bytes, until_ms: int) -> list[bytes]:
@@ -168,6 +175,10 @@ class AuthorizationStore:
             removed = sum(row["gone"] for row in self._db.execute(statement, parameters))
             more = more or removed >= limit
         return more
+
+
+def _of(application: ApplicationKey | None) -> str:
+    return "" if application is None else " AND application = :application"
 
 
 def _device_code(row: Mapping[str, Any]) -> DeviceCodeRecord:

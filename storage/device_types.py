@@ -24,12 +24,15 @@ _COLUMNS = (
     " ORDER BY p.version DESC LIMIT 1) AS billing_subscription_id"
 )
 _SELECT = f"{_COLUMNS}{_FROM} WHERE "
-_MEMBER = "EXISTS (SELECT 1 FROM membership AS m WHERE m.organization = t.organization AND m.user = :{user})"
+_MEMBER = "EXISTS (SELECT 1 FROM membership AS m WHERE m.organization = t.organization AND m.user = {user})"
 _SHARED = (
     "EXISTS (SELECT 1 FROM device_share AS s JOIN device AS d ON d.key = s.device"
-    " WHERE d.device_type = t.key AND d.deleted_on IS NULL AND s.status = 'ACCEPTED' AND s.user = :{user})"
+    " WHERE d.device_type = t.key AND d.deleted_on IS NULL AND s.status = 'ACCEPTED' AND s.user = {user})"
 )
-_OWNED = "EXISTS (SELECT 1 FROM device AS d WHERE d.device_type = t.key AND d.deleted_on IS NULL AND d.owner = :{user})"
+_OWNED = "EXISTS (SELECT 1 FROM device AS d WHERE d.device_type = t.key AND d.deleted_on IS NULL AND d.owner = {user})"
+_OWN = f"u.key = {{user}} OR {_MEMBER}"
+# A grant on every type covers the types that the user who gave it may use or has devices of.
+_OF_GRANTER = " OR ".join(("t.published = 1", *(one.format(user="a.user") for one in (_OWN, _OWNED, _SHARED))))
 _TAGGED = "EXISTS (SELECT 1 FROM device_type_tag AS g WHERE g.device_type = t.key AND g.tag {test})"
 
 
@@ -46,9 +49,9 @@ class Viewer:
 class TypeSearch:
     """Conditions that a listed type must all meet. None, False and empty mean no condition."""
 
-    visible_to: Viewer | None = None  # published, or the viewer's own
+    visible_to: Viewer | None = None  # published, or the viewer's own, if the viewer may read it
     usable_by: Viewer | None = None  # the viewer may add devices of the type
-    reached_by: Viewer | None = None  # visible, or the type of a device that the viewer may reach
+    reached_by: Viewer | None = None  # published, or the viewer may read it
     texts: tuple[str, ...] = ()  # case-folded; each must be in the name or the unique name
     tags: tuple[str, ...] = ()  # all of them
     categories: tuple[str, ...] = ()  # any of them
@@ -60,16 +63,15 @@ class TypeSearch:
 
     def conditions(self) -> Iterator[str]:
         if self.visible_to is not None:
-            yield f"({_visible('t.published = 1')})"
+            own = f"t.organization = :viewing_organization OR {_OWN.format(user=':viewer')}"
+            yield f"(t.published = 1 OR (({own}) AND ({_readable(self.visible_to)})))"
         if self.usable_by is not None:
-            yield f"({_visible('(t.published = 1 AND t.protected = 0)')})"
+            usable = f"((t.published = 1 AND t.protected = 0) OR {_OWN.format(user=':viewer')})"
+            if self.usable_by.user is not None:
+                usable += f" AND {_granted(self.usable_by, 'can_write')}"
+            yield f"(t.organization = :viewing_organization OR ({usable}))"
         if self.reached_by is not None:
-            granted = (
-                "EXISTS (SELECT 1 FROM access_grant AS a WHERE a.device_type = t.key AND a.application = :viewing"
-                " AND (:viewer IS NULL OR a.user = :viewer))"
-            )
-            reached = " OR ".join((granted, _OWNED.format(user="viewer"), _SHARED.format(user="viewer")))
-            yield f"({_visible('t.published = 1')} OR {reached})"
+            yield f"(t.published = 1 OR {_readable(self.reached_by)})"
         for index in range(len(self.texts)):
             yield f"(t.folded_name LIKE :like_{index} ESCAPE '!' OR t.unique_name LIKE :like_{index} ESCAPE '!')"
         for index in range(len(self.tags)):
@@ -86,9 +88,9 @@ class TypeSearch:
     def _of_owner(self) -> Iterator[str]:
         yield "u.key = :owner"
         if self.or_of_organizations:
-            yield _MEMBER.format(user="owner")
+            yield _MEMBER.format(user=":owner")
         if self.or_shared:
-            yield _SHARED.format(user="owner")
+            yield _SHARED.format(user=":owner")
 
     def parameters(self) -> dict[str, Any]:
         viewer = self.visible_to or self.usable_by or self.reached_by or Viewer(None, None, None)
@@ -110,8 +112,19 @@ class TypeSearch:
         return " OR ".join(called) or "1 = 0"
 
 
-def _visible(openly: str) -> str:
-    return f"{openly} OR u.key = :viewer OR t.organization = :viewing_organization OR {_MEMBER.format(user='viewer')}"
+def _readable(viewer: Viewer) -> str:
+    return f"t.organization = :viewing_organization OR {_granted(viewer, 'can_read')}"
+
+
+def _granted(viewer: Viewer, permission: str) -> str:
+    """Whether the viewer's user, or of an application any user, granted this on the type to the application."""
+    # Written into the statement, so that the index on the user is used.
+    of_user = "" if viewer.user is None else " AND a.user = :viewer"
+    return (
+        f"EXISTS (SELECT 1 FROM access_grant AS a WHERE a.application = :viewing{of_user}"  # noqa: S608 - constants
+        f" AND a.{permission} = 1 AND t.protected = 0"
+        f" AND (a.device_type = t.key OR (a.device_type IS NULL AND ({_OF_GRANTER}))))"
+    )
 
 
 def _listed(name: str, values: Collection[str]) -> str:
@@ -158,12 +171,14 @@ class DeviceTypeStore:
         )
         return [_device_type(row) for row in rows]
 
-    def types_owned_by(self, user: UserKey) -> set[DeviceTypeKey]:
-        """The keys of the types of the user's devices."""
+    def types_owned_by(self, viewer: Viewer) -> set[DeviceTypeKey]:
+        """The keys of the types of the user's devices that the viewer may read."""
+        of_devices = "SELECT device_type FROM device WHERE owner = :viewer AND deleted_on IS NULL"
         rows = self._db.execute(
-            "SELECT DISTINCT device_type FROM device WHERE owner = :user AND deleted_on IS NULL", {"user": user}
+            f"SELECT t.key{_FROM} WHERE t.key IN ({of_devices}) AND ({_readable(viewer)})",
+            TypeSearch(reached_by=viewer).parameters(),
         )
-        return {row["device_type"] for row in rows}
+        return {row["key"] for row in rows}
 
     def tags(self, search: TypeSearch, *, prefix: str = "", limit: int) -> list[str]:
         """The tags of the types that are found, by name; the most used ones when there are more than `limit`."""

@@ -39,9 +39,9 @@ class ExportStore:
     def page(
         self, *, user: UserKey | None, application: ApplicationKey | None, trial: str | None, offset: int, limit: int
     ) -> tuple[list[ExportRecord], int]:
-        """A page of the exports of a user, or of an application without a user, newest first; and the number of all."""
-        owner = "user = :user" if user is not None else "user IS NULL AND application = :application"
-        condition = owner + (" AND trial = :trial" if trial is not None else "")
+        """A page of what an application exported for a user, or for itself, newest first; and the number of all."""
+        owner = "user = :user" if user is not None else "user IS NULL"
+        condition = f"{owner} AND application = :application" + (" AND trial = :trial" if trial is not None else "")
         parameters = {"user": user, "application": application, "trial": trial, "offset": offset, "limit": limit}
         rows = self._db.execute(
             f"SELECT * FROM export WHERE {condition} ORDER BY key DESC LIMIT :limit OFFSET :offset",  # noqa: S608 - constants

@@ -160,13 +160,18 @@ class InvitationRecord:
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """A user's grant for an application; `device_type` None stands for every type."""
+    """A user's grant for an application; `device_type` None stands for every type.
+
+    The grant of a sign-in has no device type, and neither READ nor WRITE; any grant covers the types of the
+    application's own organization. `profile`: the application may change the user's profile; only without a type.
+    """
 
     user: UserKey
     application: ApplicationKey
     device_type: DeviceTypeKey | None
     read: bool
     write: bool
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage.keys import DeviceKey, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import ShareRecord
 from storage.sql import StoreConnection
 
 _FROM = " FROM device_share AS s JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE "
 _SELECT = f"SELECT s.*{_FROM}"
 # A share is offered to the user it names; without one, to the user who has its address.
-_OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email = :email)) AND s.status IN ({statuses})"
+_OFFERED_TO = "(s.user = :user OR (s.user IS NULL AND s.email = :email))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,30 @@ class ShareStore:
         rows = self._db.execute(f"{_SELECT}s.device = :device ORDER BY s.key LIMIT :limit OFFSET :offset", parameters)
         return [_share(row) for row in rows], self._count("s.device = :device", parameters)
 
+    def types_offered_to(self, user: UserKey, email: str) -> set[DeviceTypeKey]:
+        """The types of the devices that are, or were, offered to this user."""
+        rows = self._db.execute(
+            f"SELECT DISTINCT d.device_type{_FROM}{_OFFERED_TO}",
+            {"user": user, "email": email},
+        )
+        return {row["device_type"] for row in rows}
+
     def offered_to(
-        self, user: UserKey, email: str, statuses: Collection[str], *, offset: int, limit: int
+        self,
+        user: UserKey,
+        email: str,
+        *,
+        statuses: Collection[str],
+        types: Collection[DeviceTypeKey],
+        offset: int,
+        limit: int,
     ) -> tuple[list[OfferRow], int]:
-        """A page of the shares offered to this user, oldest first, and the number of all."""
-        named = {f"status_{index}": status for index, status in enumerate(statuses)}
-        condition = _OFFERED_TO.format(statuses=", ".join(f":{name}" for name in named))
+        """A page of the shares of devices of these types that are offered to this user, oldest first; and how many."""
+        named: dict[str, object] = {f"status_{index}": status for index, status in enumerate(statuses)}
+        condition = f"{_OFFERED_TO} AND s.status IN ({', '.join(f':{name}' for name in named)})"
+        of_types = {f"type_{index}": key for index, key in enumerate(types)}
+        condition += f" AND d.device_type IN ({', '.join(f':{name}' for name in of_types)})"
+        named |= of_types
         parameters = {"user": user, "email": email, "offset": offset, "limit": limit, **named}
         rows = self._db.execute(
             "SELECT s.*, d.id AS device_id, d.name AS device_name,"  # noqa: S608 - constants

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.accounts.consent import sign_in_grant
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.facts import GrantsChanged
@@ -45,7 +46,7 @@ ADA, BOB = "ada0" * 8, "b0b0" * 8
 LIGHT_TYPE = "dt" + "1e" * 16
 KITCHEN, HALL, BOBS = "11" * 16, "12" * 16, "13" * 16
 KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN = "21" * 16, "22" * 16, "23" * 16
-DASHBOARD = "aa" * 16
+DASHBOARD, PANEL = "aa" * 16, "ab" * 16
 ADA_TOKEN, BOB_TOKEN, APPLICATION_TOKEN = "31" * 16, "32" * 16, "33" * 16
 
 
@@ -237,7 +238,10 @@ def change_application(
 
 
 async def build_world(database: Database, vault: Vault) -> World:
-    """Ada owns two lights and granted the Dashboard READ and WRITE on lights; Bob owns one and granted nothing."""
+    """Ada owns two lights and granted the Dashboard READ and WRITE on lights; Bob owns one and granted it nothing.
+
+    Ada's token is the Dashboard's, Bob's that of another application of Acme, the Panel.
+    """
     return await database.write(lambda tx: _build(tx, vault))
 
 
@@ -282,10 +286,26 @@ def _build(tx: Transaction, vault: Vault) -> World:
             permissions=(),
         )
     ).key
+    panel = tx.accounts.put_application(
+        new_application(
+            PANEL,
+            organization=organization,
+            name="Panel",
+            secret=vault.seal("s3cret"),
+            methods=(),
+            redirect_uris=(),
+            permissions=(),
+        )
+    ).key
     far = NOW_MS * 2
-    for token, user in ((ADA_TOKEN, ada), (BOB_TOKEN, bob), (APPLICATION_TOKEN, None)):
-        tx.accounts.put_token(TokenRecord(token_hash(token), application, user, 1, far))
+    for token, holder, user in (
+        (ADA_TOKEN, application, ada),
+        (BOB_TOKEN, panel, bob),
+        (APPLICATION_TOKEN, application, None),
+    ):
+        tx.accounts.put_token(TokenRecord(token_hash(token), holder, user, 1, far))
     tx.accounts.put_grant(GrantRecord(ada, application, light, True, True))
+    tx.accounts.put_grant(sign_in_grant(panel, bob))
     devices = []
     for id_, owner, name, token in (
         (KITCHEN, ada, "Kitchen light", KITCHEN_TOKEN),

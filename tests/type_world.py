@@ -1,5 +1,6 @@
 """Device types of two organizations besides those of `build_world`, for tests of lists."""
 
+from broker.accounts.consent import sign_in_grant
 from broker.secrets import token_hash
 from storage.database import Database, Transaction
 from storage.records import DeviceTokenRecord, ManifestRecord, TokenRecord
@@ -85,5 +86,6 @@ def _add(tx: Transaction, world: World) -> None:
             ),
         )
     ).key
+    tx.accounts.put_grant(sign_in_grant(application, carol))
     for token, user in ((CAROL_TOKEN, carol), (BETA_TOKEN, None)):
         tx.accounts.put_token(TokenRecord(token_hash(token), application, user, 1, NOW_MS * 2))

@@ -9,10 +9,10 @@ How a page uses `Authorize`, with the unchanged query string of GET /authorize (
         case AuthorizationRequest() as asked: go on
 
     1. Without a session, or with `asked.login_wanted`: show the sign-in form with the hidden field `continue` =
-       `asked.query`. When the form is posted, give `continue` to `read` again and go on as if `prompt` was not given.
+       `asked.query`. When the form is posted, give `continue` to `read` again and go on as if `prompt` was not `login`.
        `asked.account_type` is the identity provider to offer, if one of that name is configured; else offer all.
-    2. `screen = await authorize.consent_needed(asked)`. If `screen` is not None, show it (`continue` = `asked.query`);
-       its form leads to `allow` or `deny`. If `screen` is None, call `allow` at once.
+    2. `screen = await authorize.consent_needed(asked, user.key)`. If `screen` is not None, show it (`continue` =
+       `asked.query`); its form leads to `allow` or `deny`. If `screen` is None, call `allow` at once.
     3. `await authorize.allow(asked, user.key, agreed=screen)` stores the grants, issues the code or the tokens and
        returns a `Redirect`. If the application was changed meanwhile, `allow` returns what `read` would return now, or
        the screen to show instead. `authorize.deny(asked)` returns the `access_denied` redirect.
@@ -79,6 +79,7 @@ class AuthorizationRequest:
     state: str | None
     code_challenge: str | None
     login_wanted: bool  # prompt=login
+    consent_wanted: bool  # prompt=consent
     account_type: str | None
     blank_style: bool  # test_css_blank
     query: bytes  # the query string of the request, unchanged: the value of the form field `continue`
@@ -99,12 +100,9 @@ class Authorize:
         """Check a query string against every row of the error table that does not depend on the person."""
         return await self._database.read(lambda tx: _decide(tx, query))
 
-    async def consent_needed(self, request: AuthorizationRequest) -> ConsentScreen | None:
-        """The permission screen; None when the application asks for nothing that needs consent."""
-        application = request.application
-        return await self._database.read(
-            lambda tx: screen_of(tx, application) if must_ask(tx, application) else None,
-        )
+    async def consent_needed(self, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
+        """The permission screen; None when the application asks for nothing that still needs the user's consent."""
+        return await self._database.read(lambda tx: _screen(tx, request, user))
 
     async def allow(
         self, request: AuthorizationRequest, user: UserKey, *, agreed: ConsentScreen | None = None
@@ -133,11 +131,10 @@ def _complete(
     decided = _decide(issuance.tx, request.query)
     if not isinstance(decided, AuthorizationRequest):
         return decided
-    if must_ask(issuance.tx, decided.application):
-        screen = screen_of(issuance.tx, decided.application)
-        if screen != agreed:
-            return screen
-    issuance.facts.append(save_consent(issuance.tx, decided.application, user))
+    screen = _screen(issuance.tx, decided, user)
+    if screen is not None and screen != agreed:
+        return screen
+    issuance.facts += save_consent(issuance.tx, decided.application, user)
     if decided.implicit:
         tokens, _family = issuance.for_user(decided.application.key, user, Method.IMPLICIT)
         members = [(name, str(value)) for name, value in tokens.answer().items()]
@@ -154,6 +151,11 @@ def _complete(
         )
     )
     return Redirect(with_parameters(decided.redirect_uri, [("code", code), ("state", decided.state)]))
+
+
+def _screen(tx: Transaction, request: AuthorizationRequest, user: UserKey) -> ConsentScreen | None:
+    is_shown = request.consent_wanted or must_ask(tx, request.application, user)
+    return screen_of(tx, request.application) if is_shown else None
 
 
 def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
@@ -175,6 +177,7 @@ def _decide(tx: Transaction, query: bytes) -> AuthorizationOutcome:
         state=state,
         code_challenge=given.one("code_challenge"),
         login_wanted=given.one("prompt") == "login",
+        consent_wanted=given.one("prompt") == "consent",
         account_type=given.one("account_type"),
         blank_style=given.one("test_css_blank") is not None,
         query=query,
@@ -189,7 +192,7 @@ def _is_implicit(given: QueryParameters) -> bool:
 def _error_in(given: QueryParameters, application: Application) -> str | None:
     if given.repeated(_KNOWN) or given.one("response_type") not in {"code", "token"}:
         return "invalid_request"
-    if given.one("prompt") not in {None, "login"}:
+    if given.one("prompt") not in {None, "login", "consent"}:
         return "invalid_request"
     challenge, method = given.one("code_challenge"), given.one("code_challenge_method")
     if (challenge is None) != (method is None):

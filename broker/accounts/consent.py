@@ -1,18 +1,18 @@
 """Consent (reference 4.7): what an application asks for, when a screen must be shown, and which grants are stored.
 
-An application that asks for nothing, or only for device types of its own organization, needs no screen. Every user who
-signs in through it grants it READ and WRITE on all types of its organization, present and future. The grant that says
-so has no device type, and neither READ nor WRITE (permissions.py).
+An application that asks for nothing, or only for device types of its own organization, needs no screen, and none that
+asks for no more than the user agreed to before. Every user who signs in through an application grants it READ and WRITE
+on all types of its organization, present and future: `sign_in_grant` (permissions.py says what it covers).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.accounts.applications import Application
 from broker.facts import GrantsChanged
 from storage.database import Transaction
-from storage.keys import UserKey
+from storage.keys import ApplicationKey, UserKey
 from storage.records import DeviceTypeRecord, GrantRecord
 
 EVERY_TYPE: Final = "*"
@@ -71,35 +71,47 @@ def screen_of(tx: Transaction, application: Application) -> ConsentScreen:
     )
 
 
-def must_ask(tx: Transaction, application: Application) -> bool:
-    """The application asks for something that it does not get without consent."""
-    own = application.record.organization
-    for request in _requests(tx, application):
-        if request.target == PROFILE:
-            if request.write:  # reading the profile is granted to every application (reference 4.1)
-                return True
-        elif request.device_type is None or request.device_type.organization != own:
+def must_ask(tx: Transaction, application: Application, user: UserKey) -> bool:
+    """The application asks for something that it does not get without consent, and to which the user never agreed."""
+    grants = tx.accounts.grants(application.key, user)
+    return any(not _is_granted(request, application, grants) for request in _requests(tx, application))
+
+
+def _is_granted(request: _Request, application: Application, grants: Sequence[GrantRecord]) -> bool:
+    if request.target == PROFILE:  # reading it is granted to every application (reference 4.1)
+        return not request.write or any(grant.profile for grant in grants)
+    key = None
+    if request.device_type is not None:
+        if request.device_type.organization == application.record.organization:
             return True
-    return False
+        key = request.device_type.key
+    covering = [grant for grant in grants if grant.device_type in {None, key}]
+    reads, writes = any(grant.read for grant in covering), any(grant.write for grant in covering)
+    return (reads or not request.read) and (writes or not request.write)
 
 
-def save_consent(tx: Transaction, application: Application, user: UserKey) -> GrantsChanged:
+def sign_in_grant(application: ApplicationKey, user: UserKey) -> GrantRecord:
+    """What a sign-in grants without a screen."""
+    return GrantRecord(user, application, None, read=False, write=False)
+
+
+def save_consent(tx: Transaction, application: Application, user: UserKey) -> tuple[GrantsChanged, ...]:
     """Add the grants that the application asks for; earlier grants stay.
 
     Returns:
-        The fact to publish after the commit.
+        The fact to publish after the commit; none when everything was granted before, as at most sign-ins.
     """
-    tx.accounts.add_grant(GrantRecord(user, application.key, None, read=False, write=False))
+    before = tx.accounts.grants(application.key, user)
+    signed_in = sign_in_grant(application.key, user)
+    tx.accounts.add_grant(signed_in)
     for request in _requests(tx, application):
-        if request.target != PROFILE:
+        if request.target == PROFILE:
+            tx.accounts.add_grant(replace(signed_in, profile=request.write))
+        else:
             key = request.device_type.key if request.device_type is not None else None
-            tx.accounts.add_grant(GrantRecord(user, application.key, key, read=request.read, write=request.write))
-    return GrantsChanged(user, application.key, tuple(tx.accounts.grants(application.key, user)))
-
-
-def may_change_profile(tx: Transaction, application: Application) -> bool:
-    """The application asks for WRITE on its users' profiles, which every user agrees to on the screen."""
-    return any(request.target == PROFILE and request.write for request in _requests(tx, application))
+            tx.accounts.add_grant(replace(signed_in, device_type=key, read=request.read, write=request.write))
+    after = tx.accounts.grants(application.key, user)
+    return () if after == before else (GrantsChanged(user, application.key, tuple(after)),)
 
 
 def _requests(tx: Transaction, application: Application) -> Iterator[_Request]:

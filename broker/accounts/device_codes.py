@@ -103,7 +103,7 @@ class DeviceCodes:
             if shown != agreed:
                 return _Decided(instead=shown)
             tx.authorizations.decide_device_code(record.hash, state="approved", user=user)
-            return _Decided(facts=(save_consent(tx, application, user),))
+            return _Decided(facts=save_consent(tx, application, user))
 
         decided = await self._database.write(work, announce=self._tell)
         if decided is None:

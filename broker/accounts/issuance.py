@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.accounts.applications import Method
-from broker.facts import Fact
+from broker.facts import Fact, GrantsChanged
 from broker.ids import new_id
 from broker.secrets import token_hash
 from config.limits import OLD_TOKEN_SECONDS
@@ -99,6 +99,19 @@ class Issuance:
         self.tx.authorizations.forget_codes_of(user)
         self.tx.sessions.remove_of(user)
         self.tx.codes.remove_resets(user)
+
+    def end_application(self, user: UserKey, application: ApplicationKey) -> None:
+        """End what the user gave an application: grants, token families, provisioned tokens, and unused codes.
+
+        Device tokens stay: they belong to the devices.
+        """
+        for family in self.tx.authorizations.families_of(user, application):
+            self.end_family(family)
+        for token in self.tx.accounts.tokens_of(application, user):
+            self.end_token(token)
+        self.tx.authorizations.forget_codes_of(user, application)
+        self.tx.accounts.remove_grants(user, application)
+        self.facts.append(GrantsChanged(user, application, ()))
 
     def end_token(self, token: TokenRecord) -> None:
         """End an access token, and with a user token its whole family."""

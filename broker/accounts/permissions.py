@@ -1,7 +1,7 @@
 """Decides who may do what with a device. No other module decides that (reference 4.7 and 6.3).
 
-A `Reach` stays up to date for as long as it is held: the grants of an application are one shared object that is changed
-in place, and the users who accepted a share are in the shared `Device`.
+A `Reach` stays up to date for as long as it is held: the grants are shared objects that are changed in place, and the
+users who accepted a share are in the shared `Device`.
 """
 
 from collections import OrderedDict
@@ -18,15 +18,19 @@ from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
 
+#: Whose grants are remembered: of applications, all that their users granted; of user tokens, one user's each.
 _APPLICATIONS_REMEMBERED: Final = 100
+_USERS_REMEMBERED: Final = 5_000
+
+#: An application, and the user of a user token; None for an application token, which all users' grants concern.
+_Holder = tuple[ApplicationKey, UserKey | None]
 
 
 class Permission(Enum):
     """What a caller may do with a device.
 
-    A user grants READ and WRITE to applications, and shares a device with both. MANAGE is for the owner and for
-    applications that the owner granted WRITE: renaming, disabling, deleting, tokens, sharing, properties, third-party
-    credentials, paid tiers.
+    A user grants READ and WRITE to applications, and shares a device with both. MANAGE is for the owner, and needs
+    WRITE: renaming, disabling, deleting, tokens, sharing, properties, third-party credentials.
     """
 
     READ = "READ"
@@ -85,7 +89,7 @@ ADMINISTRATORS = frozenset({Role.ADMINISTRATOR})
 
 
 class Grants:
-    """The permissions that users granted to one application, by user."""
+    """The permissions that users granted to one application, by user. Of a user token, those of its user only."""
 
     def __init__(self, grants: Iterable[GrantRecord] = ()) -> None:
         self._of: dict[UserKey, tuple[GrantRecord, ...]] = {}
@@ -104,13 +108,15 @@ class Grants:
 
 
 class Reach:
-    """What one caller may do. Every method answers at once, from the current grants and shares.
+    """What one caller may do. Every method answers at once, from the current grants and shares (reference 4.7).
 
     - A device token reaches its own device. Which REST calls accept a device token is declared with each call.
-    - A user token reaches the devices that the user owns, and for READ and WRITE the devices shared with the user.
-    - An application token reaches what its users reach, for the device types that they granted it. Any grant covers all
-      types of the application's own organization (reference 4.7). An application never reaches devices of protected
-      types of other organizations.
+    - A user token reaches the devices that the user owns, and for READ and WRITE the devices shared with the user, as
+      far as the user granted them to the token's application.
+    - An application token reaches what its users reach, as far as they granted it.
+
+    A grant is for a device type, or for every type that is not protected. Any grant covers all types of the
+    application's own organization. Protected types of other organizations are never reached.
     """
 
     def __init__(self, caller: Caller, grants: Grants) -> None:
@@ -118,20 +124,19 @@ class Reach:
         self._grants = grants
 
     def allows(self, device: Guarded, permission: Permission) -> bool:
-        caller = self.caller
+        caller, user = self.caller, self.caller.user
         if caller.kind is TokenKind.DEVICE:
             return caller.device == device.key
         shared_with = () if permission is Permission.MANAGE else device.shared_with
-        if caller.kind is TokenKind.USER:
-            return caller.user == device.owner or caller.user in shared_with
         granted = (device.type_key, device.type_organization, device.type_protected, permission)
-        return self._granted(device.owner, *granted) or any(self._granted(user, *granted) for user in shared_with)
+        if user is not None:
+            return (user == device.owner or user in shared_with) and self._granted(user, *granted)
+        return self._granted(device.owner, *granted) or any(self._granted(one, *granted) for one in shared_with)
 
     def allows_type(self, user: UserKey, type_: GuardedType, permission: Permission) -> bool:
         """The caller has `permission` for every device of this type for which `user` has it."""
-        if self.caller.kind is TokenKind.APPLICATION:
-            return self._granted(user, type_.key, type_.organization, type_.protected, permission)
-        return self.covers_user(user)
+        granted = (type_.key, type_.organization, type_.protected, permission)
+        return self.covers_user(user) and self._granted(user, *granted)
 
     def _granted(
         self,
@@ -157,40 +162,49 @@ class Reach:
             return self.caller.user == user
         return self.caller.kind is TokenKind.APPLICATION and bool(self._grants.of(user))
 
+    def writes_profile(self, user: UserKey) -> bool:
+        """The caller acts for this user, who granted the application WRITE on the profile."""
+        return self.covers_user(user) and any(grant.profile for grant in self._grants.of(user))
+
 
 _NO_GRANTS: Final = Grants()
 
 
 class Permissions:
-    """Reads the grants of an application once, and then changes them with every `GrantsChanged`."""
+    """Reads the grants of a caller once, and then changes them with every `GrantsChanged`."""
 
     def __init__(self, database: Database, router: Router) -> None:
         self._database = database
-        self._live: WeakValueDictionary[ApplicationKey, Grants] = WeakValueDictionary()
-        self._recent: OrderedDict[ApplicationKey, Grants] = OrderedDict()
+        self._live: WeakValueDictionary[_Holder, Grants] = WeakValueDictionary()
+        self._applications: OrderedDict[_Holder, Grants] = OrderedDict()
+        self._users: OrderedDict[_Holder, Grants] = OrderedDict()
         self._changes = Changes()
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
 
     async def reach(self, caller: Caller) -> Reach:
         """The reach of `caller`, which stays up to date."""
-        if caller.kind is not TokenKind.APPLICATION or caller.application is None:
+        if caller.application is None:
             return Reach(caller, _NO_GRANTS)
-        return Reach(caller, self._live.get(caller.application) or await self._load(caller.application))
+        holder = (caller.application, caller.user)
+        return Reach(caller, self._live.get(holder) or await self._load(holder))
 
-    async def _load(self, application: ApplicationKey) -> Grants:
+    async def _load(self, holder: _Holder) -> Grants:
         loaded = await self._changes.settled(
-            lambda: self._database.read(lambda tx: Grants(tx.accounts.grants(application)))
+            lambda: self._database.read(lambda tx: Grants(tx.accounts.grants(*holder)))
         )
-        grants = self._live.setdefault(application, loaded)  # another task may have loaded them meanwhile
-        self._recent[application] = grants
-        if len(self._recent) > _APPLICATIONS_REMEMBERED:
-            self._recent.popitem(last=False)
+        grants = self._live.setdefault(holder, loaded)  # another task may have loaded them meanwhile
+        is_user = holder[1] is not None
+        recent, most = (self._users, _USERS_REMEMBERED) if is_user else (self._applications, _APPLICATIONS_REMEMBERED)
+        recent[holder] = grants
+        if len(recent) > most:
+            recent.popitem(last=False)
         return grants
 
     def _grants_changed(self, fact: GrantsChanged) -> None:
         self._changes.note()
-        if (grants := self._live.get(fact.application)) is not None:
-            grants.put(fact.user, fact.grants)
+        for user in (fact.user, None):
+            if (grants := self._live.get((fact.application, user))) is not None:
+                grants.put(fact.user, fact.grants)
 
     async def require(self, caller: Caller, device: Guarded, permission: Permission) -> None:
         """Raises PermissionDenied unless `caller` has `permission` on `device`."""
@@ -201,6 +215,19 @@ class Permissions:
         """Raises PermissionDenied unless `caller` acts for this user."""
         if not (await self.reach(caller)).covers_user(user):
             raise PermissionDenied("access to this user")
+
+    async def require_granted(self, caller: Caller, user: UserKey, type_: GuardedType, permission: Permission) -> None:
+        """Raises PermissionDenied unless `caller` has `permission` for the user's devices of this type."""
+        reach = await self.reach(caller)
+        if not reach.covers_user(user):
+            raise PermissionDenied("access to this user")
+        if not reach.allows_type(user, type_, permission):
+            raise PermissionDenied(f"{permission.value} on device type {type_.id}")
+
+    async def require_profile(self, caller: Caller, user: UserKey) -> None:
+        """Raises PermissionDenied unless the user granted the caller WRITE on the profile."""
+        if not (await self.reach(caller)).writes_profile(user):
+            raise PermissionDenied("WRITE on the user's profile")
 
     async def require_organization(
         self, caller: Caller, organization: OrganizationKey, roles: Collection[Role]

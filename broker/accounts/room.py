@@ -8,6 +8,7 @@ from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.external import ExternalSignIn
 from broker.accounts.factor_check import FactorCheck
+from broker.accounts.granted import GrantedApplications
 from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
@@ -33,6 +34,7 @@ class AccountsRoom:
     permissions: Permissions
     users: Users
     applications: Applications
+    granted: GrantedApplications
     properties: ApplicationProperties
     passwords: Passwords
     authorize: Authorize
@@ -54,12 +56,14 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     hashing = Hashing(passwords)
     factor_check = FactorCheck(vault, settings)
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings))
+    permissions = Permissions(database, core.router)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(
         tokens=tokens,
-        permissions=Permissions(database, core.router),
+        permissions=permissions,
         users=Users(database),
         applications=Applications(database),
+        granted=GrantedApplications(database, tokens, permissions),
         properties=ApplicationProperties(database),
         passwords=passwords,
         authorize=Authorize(database, tokens),

@@ -232,9 +232,13 @@ def _resolve(tx: Transaction, hashed: bytes) -> Caller | None:
     application = tx.accounts.application(token.application) if token is not None else None
     if token is None or application is None:
         return None
+    # A token of a user who is gone must not become the application's own: that one reaches what every user granted.
+    is_of_user = token.user is not None or token.family is not None
     user = tx.accounts.user(token.user) if token.user is not None else None
+    if is_of_user and user is None:
+        return None
     return Caller(
-        kind=TokenKind.APPLICATION if user is None else TokenKind.USER,
+        kind=TokenKind.USER if is_of_user else TokenKind.APPLICATION,
         token=hashed,
         expires_on=token.expires_on,
         user=user.key if user else None,

@@ -21,7 +21,7 @@ _MAX_TEXT: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SeenType:
-    """A type for one caller. `owned`: whether the user has a device of the type; None for other tokens."""
+    """A type for one caller. `owned`: whether the user has a device of it, as far as granted; None for other tokens."""
 
     record: DeviceTypeRecord
     owned: bool | None
@@ -68,7 +68,8 @@ class DeviceTypeLists:
 
         The caller's right to act for the user is already checked.
         """
-        search = TypeSearch(owner=user, or_of_organizations=with_organization, or_shared=with_shared)
+        viewer = replace(_viewer(caller), user=user)
+        search = TypeSearch(owner=user, or_of_organizations=with_organization, or_shared=with_shared, reached_by=viewer)
         return await self._page(caller, search, count, offset)
 
     async def application(self, caller: Caller, application_id: str) -> ApplicationRecord:
@@ -119,10 +120,10 @@ class DeviceTypeLists:
         return await self._database.read(work)
 
     async def _page(self, caller: Caller, search: TypeSearch, count: int, offset: int) -> TypePage:
-        user = caller.user if caller.kind is TokenKind.USER else None
+        user = caller.user
 
         def work(tx: Transaction) -> TypePage:
-            owned = set() if user is None else tx.device_types.types_owned_by(user)
+            owned = set() if user is None else tx.device_types.types_owned_by(_viewer(caller))
             records = tx.device_types.page(search, count=count, offset=offset)
             return TypePage(
                 tx.device_types.total(search),

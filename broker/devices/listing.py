@@ -1,16 +1,18 @@
-"""The devices of a user, page by page: their own and those shared with them (reference 6.1)."""
+"""The devices of a user, page by page: their own, those shared with them, and the offers of shares (reference 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from broker.accounts.permissions import Permission, Permissions
-from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
+from broker.devices.shares import Shares, ShareStatus
 from storage.database import Database
-from storage.devices import ListedDevice
-from storage.keys import UserKey
+from storage.keys import DeviceTypeKey, UserKey
+from storage.records import UserRecord
+from storage.shares import OfferRow
 
 
 class Ownership(StrEnum):
@@ -41,9 +43,15 @@ class Listed:
 
 class DeviceLists:
     def __init__(
-        self, database: Database, devices: Devices, device_types: DeviceTypes, permissions: Permissions
+        self,
+        database: Database,
+        devices: Devices,
+        device_types: DeviceTypes,
+        permissions: Permissions,
+        shares: Shares,
     ) -> None:
         self._database = database
+        self._shares = shares
         self._devices = devices
         self._types = device_types
         self._permissions = permissions
@@ -68,16 +76,28 @@ class DeviceLists:
                 type_name=chosen.type_name,
             )
         )
-        readable = await self._readable(caller, user, found)
+        types = await self._readable(caller, user, (one.device_type for one in found))
+        readable = [one for one in found if one.device_type in types]
         shares = {one.key: one.share for one in readable[offset : offset + count]}
         page = [Listed(device, shares[device.key]) for device in await self._devices.get_all(shares)]
         return page, len(readable)
 
-    async def _readable(self, caller: Caller, user: UserKey, found: Sequence[ListedDevice]) -> Sequence[ListedDevice]:
-        """An application sees devices of the types that it may read; other callers see all."""
-        if caller.kind is not TokenKind.APPLICATION:
-            return found
+    async def offers(
+        self, caller: Caller, user: UserRecord, statuses: Collection[ShareStatus], *, offset: int, count: int
+    ) -> tuple[list[OfferRow], int]:
+        """A page of the shares that were offered to the user, of devices that the caller may read; and their number.
+
+        The caller's right to act for the user is already checked.
+        """
+        types = await self._readable(caller, user.key, await self._shares.types_offered_to(user))
+        if not types:
+            return [], 0
+        return await self._shares.offered_to(user, statuses, types, offset=offset, count=count)
+
+    async def _readable(
+        self, caller: Caller, user: UserKey, types: Iterable[DeviceTypeKey]
+    ) -> Collection[DeviceTypeKey]:
+        """Those of the types that the user granted for reading."""
         reach = await self._permissions.reach(caller)
-        types = [await self._types.get(key) for key in {one.device_type for one in found}]
-        allowed = {type_.key for type_ in types if reach.allows_type(user, type_.record, Permission.READ)}
-        return [one for one in found if one.device_type in allowed]
+        found = [await self._types.get(key) for key in set(types)]
+        return {type_.key for type_ in found if reach.allows_type(user, type_.record, Permission.READ)}

@@ -34,12 +34,13 @@ async def open_devices(core: Core, mails: Mails, accounts: AccountsRoom, device_
     core.life.worker("presence", presence.flush_forever, save=presence.flush, statistics=presence.statistics)
     removal = Removal(database, clock)
     core.life.worker("removal", removal.sweep_forever, statistics=removal.statistics)
+    shares = Shares(database, router, clock, registry, mails)
     return DevicesRoom(
         registry=registry,
         inventory=Inventory(database, router, clock, registry),
-        lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions),
+        lists=DeviceLists(database, registry, device_types.catalog, accounts.permissions, shares),
         tokens=DeviceTokens(database, router, clock, core.vault, registry),
-        shares=Shares(database, router, clock, registry, mails),
+        shares=shares,
         presence=presence,
         removal=removal,
     )

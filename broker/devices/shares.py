@@ -27,7 +27,7 @@ from broker.secrets import token_hash
 from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
 from config.mail import mail_address
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import DeviceRecord, ShareRecord, UserRecord
 from storage.shares import OfferRow
 
@@ -146,14 +146,24 @@ class Shares:
         """A page of the device's shares, and their total number."""
         return await self._database.read(lambda tx: tx.shares.page_of(device.key, offset=offset, limit=count))
 
+    async def types_offered_to(self, user: UserRecord) -> set[DeviceTypeKey]:
+        """The types of the devices that were offered to the user."""
+        return await self._database.read(lambda tx: tx.shares.types_offered_to(user.key, _address_of(user)))
+
     async def offered_to(
-        self, user: UserRecord, statuses: Collection[ShareStatus], *, offset: int, count: int
+        self,
+        user: UserRecord,
+        statuses: Collection[ShareStatus],
+        types: Collection[DeviceTypeKey],
+        *,
+        offset: int,
+        count: int,
     ) -> tuple[list[OfferRow], int]:
-        """A page of the shares that were offered to the user, and their total number."""
-        # A user with an unverified address does not see what was offered to that address.
-        address = user.email if user.email_verified_on is not None else ""
+        """A page of the shares of devices of these types that were offered to the user, and their total number."""
         return await self._database.read(
-            lambda tx: tx.shares.offered_to(user.key, address, statuses, offset=offset, limit=count)
+            lambda tx: tx.shares.offered_to(
+                user.key, _address_of(user), statuses=statuses, types=types, offset=offset, limit=count
+            )
         )
 
     async def accepted_by(self, user: UserKey, device: Device) -> ShareRecord | None:
@@ -219,6 +229,11 @@ class Shares:
         if change.device is not None:
             self._devices.note_changed(change.device)
             self._router.publish(SharesChanged(change.device.key))
+
+
+def _address_of(user: UserRecord) -> str:
+    """A user with an unverified address does not see what was offered to that address."""
+    return user.email if user.email_verified_on is not None else ""
 
 
 def _address(member: str, text: str) -> str:

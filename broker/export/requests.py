@@ -115,7 +115,9 @@ def _is_of(device: Device, types: set[DeviceTypeKey]) -> bool:
 
 
 def check_caller(caller: Caller, user: UserKey | None, application: ApplicationKey | None) -> None:
-    """Raise PermissionDenied unless the caller made the export: the user, or the application itself."""
-    owns = caller.user == user if user is not None else caller.user is None and caller.application == application
-    if not owns:
+    """Raise PermissionDenied unless the caller made the export: the user by this application, or the application.
+
+    Another application of the same user may have less granted than is in the archive.
+    """
+    if (caller.user, caller.application) != (user, application):
         raise PermissionDenied("access to this export")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cryptography.fernet import InvalidToken
 
-from broker.accounts.consent import EVERY_TYPE
+from broker.accounts.consent import EVERY_TYPE, PROFILE, sign_in_grant
 from broker.accounts.sign_up import add_account
 from broker.facts import GrantsChanged, UserProfileUpdated
 from broker.ids import new_id
@@ -22,8 +22,8 @@ from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existin
 from broker.secrets import token_hash
 from broker.site import Site
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
-from storage.keys import UserKey
-from storage.records import NEW_KEY, ApplicationRecord, GrantRecord, InvitationRecord, TokenRecord
+from storage.keys import ApplicationKey, UserKey
+from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ class AccountTables:
         """What the application asks for, with the ids of the device types, because unique names may change."""
         return tuple(
             {
-                "device_type": EVERY_TYPE
-                if request.device_type == EVERY_TYPE
+                "device_type": request.device_type
+                if request.device_type in {EVERY_TYPE, PROFILE}
                 else self._run.type_of(at, f"permissions[{index}].device_type", request.device_type).id,
                 "permissions": list(request.permissions),
             }
@@ -199,10 +199,14 @@ class AccountTables:
             raise at.refusal("secret", "the stored secret was sealed with another key than this daemon has") from error
 
     def put_token(self, at: EntryLocation, entry: TokenEntry) -> None:
+        """A user token counts as a sign-in through its application (reference 4.7)."""
         accounts = self._run.tx.accounts
         application = self._run.application_of(at, entry.application)
         user = None if entry.user is None else self._run.user_of(at, "user", entry.user)
         user_key = None if user is None else user.key
+        if user is not None and not accounts.grants(application.key, user.key):
+            accounts.put_grant(sign_in_grant(application.key, user.key))
+            self._granted(user.key, application.key)
         if entry.value is not None:
             known = accounts.token(token_hash(entry.value))
         else:
@@ -228,22 +232,26 @@ class AccountTables:
 
     def put_grant(self, at: EntryLocation, entry: GrantEntry) -> None:
         accounts = self._run.tx.accounts
-        wanted = GrantRecord(
-            user=self._run.user_of(at, "user", entry.user).key,
-            application=self._run.application_of(at, entry.application).key,
-            device_type=None
-            if entry.device_type == EVERY_TYPE
-            else self._run.type_of(at, "device_type", entry.device_type).key,
-            read="READ" in entry.permissions,
-            write="WRITE" in entry.permissions,
-        )
-        identity = (wanted.user, wanted.application, wanted.device_type)
-        grants = accounts.grants(wanted.application, wanted.user)
-        known = next((grant for grant in grants if grant.device_type == wanted.device_type), None)
+        user = self._run.user_of(at, "user", entry.user).key
+        application = self._run.application_of(at, entry.application).key
+        type_ = None
+        if entry.device_type not in {EVERY_TYPE, PROFILE}:
+            type_ = self._run.type_of(at, "device_type", entry.device_type).key
+        known = next((one for one in accounts.grants(application, user) if one.device_type == type_), None)
+        base = known or replace(sign_in_grant(application, user), device_type=type_)
+        read, write = "READ" in entry.permissions, "WRITE" in entry.permissions
+        if entry.device_type == PROFILE:  # every application may read it
+            wanted, is_new = replace(base, profile=write), not base.profile
+        else:
+            wanted, is_new = replace(base, read=read, write=write), not (base.read or base.write)
+        identity = (user, application, entry.device_type if type_ is None else type_)
         if wanted != known:
             accounts.put_grant(wanted)
-            now = tuple(accounts.grants(wanted.application, wanted.user))
-            self._run.facts.append(GrantsChanged(wanted.user, wanted.application, now))
-        if known is None:
+            self._granted(user, application)
+        if is_new and wanted != known:
             return self._run.created(at, identity)
         return self._run.found(at, identity, changed=wanted != known)
+
+    def _granted(self, user: UserKey, application: ApplicationKey) -> None:
+        grants = tuple(self._run.tx.accounts.grants(application, user))
+        self._run.facts.append(GrantsChanged(user, application, grants))

@@ -162,6 +162,9 @@ class Registrations:
         )
         if not is_theirs or registration.status == Status.PENDING_USER_CONFIRMATION:
             raise PermissionDenied("access to this registration")
+        if caller.user is not None:
+            type_ = await self._types.get(registration.device_type)
+            await self._permissions.require_granted(caller, caller.user, type_.record, Permission.WRITE)
         return self._progress(registration)
 
     async def confirm_new(self, caller: Caller, pin: str, *, owner: UserKey, name: str) -> str:
@@ -176,8 +179,7 @@ class Registrations:
         registration = await self._by_pin(caller, pin)
         type_ = await self._types.get(registration.device_type)
         await self._permissions.require_type(caller, type_.record, user=owner)
-        if not (await self._permissions.reach(caller)).allows_type(owner, type_.record, Permission.WRITE):
-            raise PermissionDenied(f"WRITE on device type {type_.id}")
+        await self._permissions.require_granted(caller, owner, type_.record, Permission.WRITE)
         await self._inventory.create(
             NewDevice(owner=owner, type=type_, name=name),
             application_id=caller.application_id,

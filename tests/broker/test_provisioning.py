@@ -292,8 +292,9 @@ async def test_change_is_applied_once_and_touches_nothing_else(
     assert counts(report) == {table: (0, 1, 0)}
     assert report.generated == []
     after = await everything(services)
-    # The tags of a type are also in a table of their own, which searches use.
-    assert len([name for name in after if after[name] != before[name] and name != "device_type_tag"]) == 1
+    # The tags of a type are also in a table of their own, which searches use; a token counts as a sign-in of its user.
+    beside = {"device_type_tag"} | ({"access_grant"} if table == "tokens" and "user" in change else set())
+    assert len([name for name in after if after[name] != before[name] and name not in beside]) == 1
     assert counts(await services.provisioning.apply(document)) == {table: (0, 0, 1)}
     assert await everything(services) == after
 
@@ -656,3 +657,32 @@ async def test_a_commit_is_announced_also_when_its_task_was_cancelled(
             runner.commits.set()
         assert caller.user_id == ADA
         assert (await services.accounts.tokens.caller(ADA_TOKEN)).user_id == BOB
+
+
+async def test_a_user_token_counts_as_a_sign_in_and_revokes_nothing_that_was_granted(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    await services.provisioning.apply({"grants": [{**GIVEN["grants"][0], "device_type": "*"}]})
+    token = {"application": "Dashboard", "user": "bob@example.org", "value": "4b" * 16}
+    await services.provisioning.apply({"tokens": [token, {**GIVEN["tokens"][0]}]})
+    rows = await services.core.database.read(
+        lambda tx: list(tx.connection.execute("SELECT user, device_type, can_read, can_write FROM access_grant"))
+    )
+    found = {(row["user"], row["device_type"] is None, row["can_read"], row["can_write"]) for row in rows}
+    assert {(1, True, 1, 1), (2, True, 0, 0)} <= found
+
+
+async def test_the_profile_is_asked_for_and_granted_like_a_device_type(services: Services) -> None:
+    await services.provisioning.apply(GIVEN)
+    request = [{"device_type": "profile", "permissions": ["WRITE"]}]
+    change = given("applications", permissions=request)["applications"][0]
+    assert counts(await services.provisioning.apply({"applications": [change]})) == {"applications": (0, 1, 0)}
+    entry = {**GIVEN["grants"][0], "device_type": "profile", "permissions": ["WRITE"]}
+    for expected in ((1, 0, 0), (0, 0, 1)):
+        assert counts(await services.provisioning.apply({"grants": [entry]})) == {"grants": expected}
+    # It stands beside the grant of a sign-in, and a grant on every type beside both.
+    for permissions, expected in ((["READ"], (1, 0, 0)), (["READ", "WRITE"], (0, 1, 0))):
+        every = entry | {"device_type": "*", "permissions": permissions}
+        assert counts(await services.provisioning.apply({"grants": [every]})) == {"grants": expected}
+    assert counts(await services.provisioning.apply({"grants": [entry]})) == {"grants": (0, 0, 1)}
+    withdrawn = entry | {"permissions": ["READ"]}  # which every application has
+    assert counts(await services.provisioning.apply({"grants": [withdrawn]})) == {"grants": (0, 1, 0)}

@@ -95,7 +95,6 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
     return {
         "types": [LIGHT_TYPE, LIGHT],
         "users": [ADA, "self"],
-        "applications": [DASHBOARD],
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
         "exports": [world[samples.EXPORT]],
@@ -109,7 +108,6 @@ _BOUND: Final = {
     "path.did": "devices",
     "path.dtid": "types",
     "path.uid": "users",
-    "path.aid": "applications",
     "path.shareId": "shares",
     "path.uploadId": "uploads",
     "path.exportId": "exports",

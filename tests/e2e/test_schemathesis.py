@@ -60,6 +60,7 @@ OUT_OF_REACH: Final = {
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
+    "DELETE /users/{uid}/applications/{aid}": "another application of the user",
 }
 
 Statuses = Mapping[str, Counter[int]]
@@ -83,6 +84,12 @@ class ServedDocument:
         document = json.loads(about_this_world(self.served, world))
         close_answers(document)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
+        (revoked,) = [
+            one
+            for one in document["paths"]["/users/{uid}/applications/{aid}"]["delete"]["parameters"]
+            if one["name"] == "aid"
+        ]
+        revoked["example"] = "f" * 32  # the application of the document's examples is that of the token
         described, settings, report = (
             self.folder / f"{kind}-{kitchen}.{suffix}" for suffix in ("json", "toml", "ndjson")
         )

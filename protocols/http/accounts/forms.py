@@ -34,7 +34,7 @@ def as_field(query: bytes) -> str:
     return query.decode("latin-1")
 
 
-def in_address(query: bytes, *, but: str) -> str:
+def in_address(query: bytes, *, but: str | None) -> str:
     """A query string for an address, with the same meaning, without the parameter `but`."""
     given = query.decode("latin-1").split("&")
     kept = [one for one in given if unquote_plus(one.partition("=")[0]).lstrip("?") != but]

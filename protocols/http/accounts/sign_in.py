@@ -94,11 +94,12 @@ class AuthorizationFlow:
             answer = redirect(_address("/account/second-factor", asked, query), 303)
         elif asked is None:
             answer = redirect_to_go(query)
-        elif await self._authorize.consent_needed(asked) is None:
+        elif await self._authorize.consent_needed(asked, session.user.key) is None:
             answer = await self._allow(asked, session, agreed=None)
         else:
             # Redirect to the consent page: if it were the answer to the form, reloading it would post the password.
-            answer = redirect(f"{accounts_path()}/authorize?{in_address(query, but='prompt')}", 303)
+            done = None if asked.consent_wanted else "prompt"
+            answer = redirect(f"{accounts_path()}/authorize?{in_address(query, but=done)}", 303)
         self._browsers.remember(answer, session)
         return answer
 
@@ -110,7 +111,7 @@ class AuthorizationFlow:
 
     async def go_on(self, asked: AuthorizationRequest, session: Session) -> Response:
         """The answer to a person who is signed in: the consent page, or the redirect to the application."""
-        screen = await self._authorize.consent_needed(asked)
+        screen = await self._authorize.consent_needed(asked, session.user.key)
         if screen is not None:
             return _consent_page(asked, session, screen)
         return await self._allow(asked, session, agreed=None)
@@ -125,9 +126,10 @@ class AuthorizationFlow:
         session = await self._browsers.session()
         if session is None:
             return self._browsers.sign_in_page(asked.query, asked=asked)
-        screen = await self._authorize.consent_needed(asked)
-        if screen is None:  # the application was changed meanwhile and needs no consent
-            return await self.go_on(asked, session)
+        screen = await self._authorize.consent_needed(asked, session.user.key)
+        if screen is None:  # the person agreed in another window, or the application was changed meanwhile
+            refused = form.text("decision") == "deny"
+            return outcome_response(self._authorize.deny(asked)) if refused else await self.go_on(asked, session)
         if not session.proves(form.text("csrf"), *shown("consent", screen), asked.query):
             return _consent_page(asked, session, screen, status=403, problem=OLD_FORM)
         match form.text("decision"):

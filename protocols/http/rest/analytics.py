@@ -149,7 +149,6 @@ class AnalyticsCalls(RestCalls):
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom) -> None:
         self._analytics = messages.analytics
         self._snapshots = messages.snapshots
-        self._devices = devices.registry
         self._readable = Readable(accounts, devices)
 
     async def _source(self, caller: Caller, query: Query) -> Device | None:
@@ -159,10 +158,10 @@ class AnalyticsCalls(RestCalls):
         return device
 
     async def _sources(self, caller: Caller, query: Query) -> list[Device]:
-        """The device `sdid`, by default all devices of the user."""
+        """The device `sdid`, by default all devices of the user that the caller may read."""
         device = await self._readable.source(caller, query)
         if device is None and caller.user is not None:
-            return await self._devices.owned_by(caller.user)
+            return await self._readable.owned(caller, caller.user)
         if device is None:
             query.refuse("sdid", REQUIRED)
         return [] if device is None else [device]

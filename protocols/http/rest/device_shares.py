@@ -107,19 +107,34 @@ class DeviceShareCalls(RestCalls):
         self._devices = devices.registry
         self._permissions = accounts.permissions
         self._shares = devices.shares
+        self._lists = devices.lists
 
     async def _invited(self, caller: Caller, did: str, share_id: str) -> tuple[UserKey, ShareRecord]:
         """The caller and the share. Only for the user to whom the device is offered. Raises PermissionDenied."""
-        share = await self._shares.find(await self._devices.find(did), share_id)
-        if caller.user is None or not await self._shares.is_for(caller.user, share):
-            raise PermissionDenied(f"the invitation of share {share.id}")
-        return caller.user, share
-
-    async def _of_either(self, caller: Caller, did: str, share_id: str) -> ShareRecord:
-        """The share. For the owner of the device, and for the user to whom it is offered. Raises PermissionDenied."""
         device = await self._devices.find(did)
         share = await self._shares.find(device, share_id)
-        if not await self._shares.is_for(caller.user, share):
+        if caller.user is None or not await self._shares.is_for(caller.user, share):
+            raise PermissionDenied(f"the invitation of share {share.id}")
+        await self._permissions.require_granted(caller, caller.user, device.type.record, Permission.WRITE)
+        return caller.user, share
+
+    async def _shown(self, caller: Caller, did: str, share_id: str) -> ShareRecord:
+        return await self._of_either(caller, did, share_id, Permission.READ)
+
+    async def _removable(self, caller: Caller, did: str, share_id: str) -> ShareRecord:
+        return await self._of_either(caller, did, share_id, Permission.WRITE)
+
+    async def _of_either(self, caller: Caller, did: str, share_id: str, permission: Permission) -> ShareRecord:
+        """The share. For the owner of the device, and for the user to whom it is offered. Raises PermissionDenied.
+
+        Args:
+            permission: what the user to whom it is offered must have granted on its type.
+        """
+        device = await self._devices.find(did)
+        share = await self._shares.find(device, share_id)
+        if caller.user is not None and await self._shares.is_for(caller.user, share):
+            await self._permissions.require_granted(caller, caller.user, device.type.record, permission)
+        else:
             await self._permissions.require(caller, device, Permission.MANAGE)
         return share
 
@@ -151,7 +166,7 @@ class DeviceShareCalls(RestCalls):
         "GET",
         _PATH,
         tokens=USER,
-        on=_of_either,
+        on=_shown,
         summary="One share",
         about="For the owner, and for the one it is offered to.",
     )
@@ -175,7 +190,7 @@ class DeviceShareCalls(RestCalls):
         "DELETE",
         _PATH,
         tokens=USER,
-        on=_of_either,
+        on=_removable,
         summary="Revoke or leave a share",
         about="The owner revokes, the other one leaves.",
     )
@@ -183,9 +198,9 @@ class DeviceShareCalls(RestCalls):
         return DataAndFlat(_share(await self._shares.remove(share.id)))
 
     @RestCall("GET", "/users/{uid}/shares", tokens=USER, on=NAMED_USER, summary="Devices that are offered to a user")
-    async def offered_to_user(self, user: UserRecord, query: _OfUser) -> NumberedPage[_OfferedShares]:
-        found, total = await self._shares.offered_to(
-            user, _FILTERS[query.filter], offset=query.offset, count=query.count
+    async def offered_to_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_OfferedShares]:
+        found, total = await self._lists.offers(
+            caller, user, _FILTERS[query.filter], offset=query.offset, count=query.count
         )
         shares = [
             OfferedShare(

@@ -14,7 +14,7 @@ from broker.devices.inventory import POLICIES, VENDOR_ID_TAKEN, DeviceChanges, N
 from broker.devices.listing import Chosen, Ownership
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
-from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding, PermissionDenied
+from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding
 from broker.registration.room import RegistrationRoom
 from config.limits import FORBIDDEN_IN_NAMES, VENDOR_ID_MAX_CHARACTERS
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER_OR_APPLICATION, Chapter, RestCall, RestCalls
@@ -226,7 +226,5 @@ class DeviceCalls(RestCalls):
 
     async def _require_creation(self, caller: Caller, owner: UserRecord, type_: DeviceType) -> None:
         """Raises PermissionDenied."""
-        if not (await self._permissions.reach(caller)).allows_type(owner.key, type_.record, Permission.WRITE):
-            is_application = caller.kind is TokenKind.APPLICATION
-            raise PermissionDenied(f"WRITE on device type {type_.id}" if is_application else "access to this user")
+        await self._permissions.require_granted(caller, owner.key, type_.record, Permission.WRITE)
         await self._permissions.require_type(caller, type_.record, user=owner.key)

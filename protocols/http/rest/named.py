@@ -35,10 +35,12 @@ class Named:
     async def administered_type(self, caller: Caller, dtid: str) -> DeviceType:
         """A type, for administrators of its organization and for the organization's applications: O in reference 2.
 
-        Raises DeviceTypeNotFound, PermissionDenied.
+        An administrator's token needs WRITE on the type. Raises DeviceTypeNotFound, PermissionDenied.
         """
         type_ = await self._device_types.find(dtid)
         await self._permissions.require_organization(caller, type_.record.organization, ADMINISTRATORS)
+        if caller.user is not None:
+            await self._permissions.require_granted(caller, caller.user, type_.record, Permission.WRITE)
         return type_
 
 

@@ -18,7 +18,7 @@ from config.limits import CURSOR_MAX_CHARACTERS, IDS_MAX, PAGE_COUNT_DEFAULT, PA
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Query, Rule
 from protocols.http.schema import Shape, about, absent_if_none, ids, integer, one_of, spliced, text, time_ms
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, UserKey
 from storage.messages import Match
 
 _Entry = TypeVar("_Entry", Message, Action)
@@ -193,9 +193,12 @@ class Readable:
             return SearchScope()
         user = await self._users.find(uid or "self", caller)
         await self._permissions.require_user(caller, user.key)
+        return SearchScope(user.id, None, await self.owned(caller, user.key))
+
+    async def owned(self, caller: Caller, user: UserKey) -> list[Device]:
+        """The user's own devices, without those that the caller may not read."""
         reach = await self._permissions.reach(caller)
-        devices = await self._devices.owned_by(user.key)
-        return SearchScope(user.id, None, [device for device in devices if reach.allows(device, Permission.READ)])
+        return [one for one in await self._devices.owned_by(user) if reach.allows(one, Permission.READ)]
 
     async def source(self, caller: Caller, query: Query) -> Device | None:
         """The device `sdid`, by default the caller itself."""

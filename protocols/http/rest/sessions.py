@@ -41,20 +41,23 @@ class SessionCalls(RestCalls):
     chapter = Chapter(
         "Sessions",
         "The browsers in which a person is signed in to the accounts pages. Only for the person, and only with an "
-        "application that the person allowed to change the profile.",
+        "application to which the person granted WRITE on the profile.",
     )
     path_names = {"sessionId": (Annotated[Id, about("A session")], samples.SESSION)}
 
     def __init__(self, accounts: AccountsRoom) -> None:
         self._users = accounts.users
+        self._permissions = accounts.permissions
         self._sessions = accounts.open_sessions
 
     async def _own(self, caller: Caller, uid: str) -> UserRecord:
-        return await self._users.to_change(uid, caller)
+        user = await self._users.find(uid, caller)
+        await self._permissions.require_profile(caller, user.key)
+        return user
 
     async def _session(self, caller: Caller, uid: str, session_id: str) -> tuple[UserRecord, str]:
         """The user and the session's id. Raises UserNotFound, PermissionDenied, NotFound."""
-        user = await self._users.to_change(uid, caller)
+        user = await self._own(caller, uid)
         if session_id not in {session.id for session in await self._sessions.of(user)}:
             raise NotFound
         return user, session_id

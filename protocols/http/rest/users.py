@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Raw, field
 
+from broker.accounts.granted import GrantedApplication
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.errors import Finding, PermissionDenied
@@ -13,9 +14,11 @@ from protocols.http.calls import NOTHING, USER, USER_OR_APPLICATION, Answers, Ch
 from protocols.http.openapi import samples
 from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
-from protocols.http.schema import ID_PATTERN, Data, Id, Shape, Timestamp, about, text
+from protocols.http.schema import ID_PATTERN, Data, Id, Shape, Timestamp, about, one_of, text
+from storage.keys import UserKey
 from storage.records import UserRecord
 
+_APPLICATIONS: Final = "/users/{uid}/applications"
 _PROPERTIES: Final = "/users/{uid}/properties"
 _ABOUT_PROPERTIES: Final = "Whatever the application wants to keep; empty after removal"
 
@@ -61,6 +64,30 @@ class UserProperties(Shape):
     properties: Annotated[str, text(_ABOUT_PROPERTIES, longest=APPLICATION_PROPERTIES_MAX_CHARACTERS)]
 
 
+class _GrantedPermission(Shape):
+    dtid: Annotated[str, about("A device type, * for every type, or profile")]
+    permissions: list[Annotated[str, one_of(("READ", "WRITE"))]]
+
+
+class GrantedApplicationObject(Shape):
+    shape = "GrantedApplication"
+    example = {
+        "aid": samples.AID,
+        "name": "Light Board",
+        "organization": "Acme",
+        "permissions": [{"dtid": samples.DTID, "permissions": ["READ"]}],
+    }
+
+    aid: Id
+    name: Annotated[str, about("Of the application")]
+    organization: Annotated[str, about("Name of the application's organization, whose types are always granted")]
+    permissions: Annotated[list[_GrantedPermission], about("What is granted besides")]
+
+
+class _GrantedApplications(Shape):
+    applications: list[GrantedApplicationObject]
+
+
 class _OfApplication(Shape):
     aid: (
         Annotated[
@@ -82,10 +109,16 @@ class _Kept(Shape, kw_only=True):
 
 
 class UserCalls(RestCalls):
-    chapter = Chapter("Users", "The person behind a user token, and what an application keeps about its users.")
+    chapter = Chapter(
+        "Users",
+        "The person behind a user token, the applications that act for this person, and what an application keeps "
+        "about its users.",
+    )
 
     def __init__(self, accounts: AccountsRoom) -> None:
         self._users = accounts.users
+        self._permissions = accounts.permissions
+        self._granted = accounts.granted
         self._properties = accounts.properties
 
     @RestCall("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
@@ -143,6 +176,48 @@ class UserCalls(RestCalls):
     async def remove_properties(self, caller: Caller, user: UserRecord) -> Data[UserProperties]:
         await self._properties.remove(caller, user.key)
         return _answer(caller, user, "")
+
+    @RestCall(
+        "GET",
+        _APPLICATIONS,
+        tokens=USER,
+        on=NAMED_USER,
+        summary="Applications that act for a user",
+        about="All applications to which the user granted something, if the application of the token has WRITE on the "
+        "profile; otherwise this application alone.",
+    )
+    async def applications(self, caller: Caller, user: UserRecord) -> Data[_GrantedApplications]:
+        found = await self._granted.of(caller, user.key)
+        return Data(_GrantedApplications(list(map(_application, found))))
+
+    async def _application_of(self, caller: Caller, uid: str, aid: str) -> tuple[UserKey, GrantedApplication]:
+        """The user and the application. Raises UserNotFound, NotFound, PermissionDenied."""
+        user = await self._users.find(uid, caller)
+        await self._permissions.require_user(caller, user.key)
+        return user.key, await self._granted.find(caller, user.key, aid)
+
+    @RestCall(
+        "DELETE",
+        f"{_APPLICATIONS}/{{aid}}",
+        tokens=USER,
+        on=_application_of,
+        summary="Revoke an application",
+        about="Ends what the user granted it, and every access and refresh token that it has for the user, at once; "
+        "also the token of this call, if it is the application's own. Tokens of devices stay. Another application "
+        "than the token's own needs WRITE on the profile.",
+    )
+    async def revoke_application(self, found: tuple[UserKey, GrantedApplication]) -> Data[GrantedApplicationObject]:
+        user, application = found
+        await self._granted.revoke(user, application.key)
+        return Data(_application(application))
+
+
+def _application(granted: GrantedApplication) -> GrantedApplicationObject:
+    permissions = [
+        _GrantedPermission(one.target, [name for name, has in (("READ", one.read), ("WRITE", one.write)) if has])
+        for one in granted.permissions
+    ]
+    return GrantedApplicationObject(granted.id, granted.name, granted.organization, permissions)
 
 
 def _answer(caller: Caller, user: UserRecord, properties: str) -> Data[UserProperties]:

@@ -96,7 +96,7 @@ class OAuthWorld:
     async def allow(self, **query: str) -> str:
         """The URL that Ada is redirected to after she agreed."""
         asked = await self.read(**query)
-        screen = await self.services.accounts.authorize.consent_needed(asked)
+        screen = await self.services.accounts.authorize.consent_needed(asked, self.ada.key)
         outcome = await self.services.accounts.authorize.allow(asked, self.ada.key, agreed=screen)
         assert isinstance(outcome, Redirect)
         return outcome.url
@@ -139,7 +139,7 @@ class OAuthWorld:
         return str(body["device_code"])
 
     async def ask_for(self, application: str, permissions: list[dict[str, object]]) -> None:
-        """Change what the application asks for: also for the profile, which no provision file can ask for yet."""
+        """Change what the application asks for."""
         await self.services.core.database.write(lambda tx: change_application(tx, application, permissions=permissions))
 
     async def change_methods(self, application: str, *methods: str) -> None:

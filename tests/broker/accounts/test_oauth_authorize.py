@@ -226,7 +226,7 @@ async def test_when_consent_is_needed(
 ) -> None:
     await oauth.ask_for(WEB, requested)
     screen = await oauth.services.accounts.authorize.consent_needed(
-        await oauth.read(client_id=WEB, response_type="code")
+        await oauth.read(client_id=WEB, response_type="code"), oauth.ada.key
     )
     if shown is None:
         assert screen is None
@@ -249,7 +249,7 @@ async def test_grants_are_added_and_never_removed(oauth: OAuthWorld) -> None:
     asked = await oauth.read(client_id=WEB, response_type="code")
     oauth.services.accounts.authorize.deny(asked)
     assert await grants_of(oauth, WEB) == set()
-    screen = await oauth.services.accounts.authorize.consent_needed(asked)
+    screen = await oauth.services.accounts.authorize.consent_needed(asked, oauth.ada.key)
     await oauth.services.accounts.authorize.allow(asked, oauth.ada.key, agreed=screen)
     assert await grants_of(oauth, WEB) == {(None, False, False), (lock.key, True, False)}
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "WRITE"), asks("*", "READ")])

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from broker.accounts.consent import sign_in_grant
 from broker.accounts.permissions import Grants, Permission, Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.devices.registry import Device
@@ -56,6 +57,8 @@ adas_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
 adas_other_light = make_device(11, owner=ADA, type_key=LIGHT, organization=THEIRS)
 adas_lock = make_device(12, owner=ADA, type_key=LOCK, organization=THEIRS)
 adas_own_brand = make_device(13, owner=ADA, type_key=DeviceTypeKey(3), organization=OURS)
+adas_protected = make_device(14, owner=ADA, type_key=LOCK, organization=THEIRS)
+adas_protected.type.refresh(replace(adas_protected.type.record, protected=True), [])
 bobs_light = make_device(20, owner=BOB, type_key=LIGHT, organization=THEIRS)
 bobs_own_brand = make_device(21, owner=BOB, type_key=DeviceTypeKey(3), organization=OURS)
 shared_light = make_device(10, owner=ADA, type_key=LIGHT, organization=THEIRS)
@@ -72,9 +75,22 @@ def grant(type_key: DeviceTypeKey | None, *, read: bool = True, write: bool = Tr
         (device, [], adas_light, True, True),
         (device, [], adas_other_light, False, False),
         (device, [], bobs_light, False, False),
-        (ada, [], adas_light, True, True),
-        (ada, [], adas_lock, True, True),
-        (ada, [], bobs_light, False, False),
+        # A user token reaches no more than its user may reach, and of that no more than its user granted.
+        (ada, [], adas_light, False, False),
+        (ada, [], adas_own_brand, False, False),
+        (ada, [sign_in_grant(DASHBOARD, ADA)], adas_light, False, False),
+        (ada, [sign_in_grant(DASHBOARD, ADA)], adas_own_brand, True, True),
+        (ada, [sign_in_grant(DASHBOARD, ADA)], bobs_own_brand, False, False),
+        (ada, [sign_in_grant(DASHBOARD, BOB)], adas_own_brand, False, False),
+        (ada, [grant(LIGHT)], adas_light, True, True),
+        (ada, [grant(LIGHT)], adas_lock, False, False),
+        (ada, [grant(LIGHT)], adas_own_brand, True, True),
+        (ada, [grant(LIGHT, user=BOB)], bobs_light, False, False),
+        (ada, [grant(LIGHT, write=False)], adas_light, True, False),
+        (ada, [grant(LIGHT, read=False)], adas_light, False, True),
+        (ada, [grant(None)], adas_light, True, True),
+        (ada, [grant(None)], bobs_light, False, False),
+        (ada, [grant(None), grant(LOCK)], adas_protected, False, False),
         (application, [], adas_light, False, False),
         (application, [grant(LIGHT)], adas_light, True, True),
         (application, [grant(LIGHT)], adas_lock, False, False),
@@ -106,9 +122,16 @@ def test_what_a_caller_may_do_with_a_device(
     ("caller", "grants", "reads", "writes", "manages"),
     [
         (device, [], True, True, True),  # its own device; which calls accept a device token is declared with each call
-        (ada, [], True, True, True),
-        (bob, [], True, True, False),
-        (carol, [], False, False, False),
+        (ada, [], False, False, False),
+        (ada, [grant(LIGHT)], True, True, True),
+        (ada, [grant(LIGHT, write=False)], True, False, False),
+        (ada, [grant(LIGHT, read=False)], False, True, True),
+        (bob, [], False, False, False),
+        (bob, [grant(LIGHT)], False, False, False),  # the owner's grant is not Bob's
+        (bob, [grant(LIGHT, user=BOB)], True, True, False),
+        (bob, [grant(LIGHT, user=BOB, write=False)], True, False, False),
+        (bob, [sign_in_grant(DASHBOARD, BOB)], False, False, False),
+        (carol, [grant(LIGHT, user=CAROL)], False, False, False),
         (application, [], False, False, False),
         (application, [grant(LIGHT)], True, True, True),
         (application, [grant(LIGHT, write=False)], True, False, False),
@@ -135,7 +158,7 @@ def test_what_a_share_gives(
 
 
 def test_a_reach_follows_the_device() -> None:
-    light, reach = make_device(30, owner=ADA), Reach(bob, Grants())
+    light, reach = make_device(30, owner=ADA), Reach(bob, Grants([sign_in_grant(DASHBOARD, BOB)]))
     assert not reach.allows(light, READ)
     light.refresh(replace(light.record, shared_with=frozenset({BOB})), light.type)
     assert reach.allows(light, READ)
@@ -148,7 +171,10 @@ def test_what_a_caller_may_do_with_a_type() -> None:
     assert [reach.allows_type(ADA, light, one) for one in (READ, WRITE)] == [True, False]
     assert [reach.allows_type(UserKey(user), own, WRITE) for user in (ADA, BOB)] == [True, False]
     assert not reach.allows_type(ADA, protected, READ)
-    assert [Reach(ada, Grants()).allows_type(UserKey(user), light, WRITE) for user in (ADA, BOB)] == [True, False]
+    reach = Reach(ada, Grants([grant(LIGHT, write=False)]))
+    assert [reach.allows_type(ADA, light, one) for one in (READ, WRITE)] == [True, False]
+    assert [reach.allows_type(UserKey(user), own, WRITE) for user in (ADA, BOB)] == [True, False]
+    assert not Reach(ada, Grants()).allows_type(ADA, own, READ)
     assert not Reach(device, Grants()).allows_type(ADA, light, READ)
 
 

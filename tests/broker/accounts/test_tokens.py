@@ -48,6 +48,26 @@ async def test_a_user_token_stands_for_its_user_and_application(services: Servic
     )
 
 
+@pytest.mark.parametrize("family", [None, 1])
+async def test_a_token_whose_user_is_gone_is_nobodys(services: Services, world: World, family: int | None) -> None:
+    """An application's own token reaches what every user granted, so a user's token must never become one."""
+
+    def work(tx: Transaction) -> None:
+        tx.connection.execute("PRAGMA defer_foreign_keys = ON")
+        user = 99 if family is None else None  # a row that is gone, or a reference that was emptied
+        tx.connection.execute(
+            "INSERT INTO token (hash, application, user, created_on, expires_on, family)"
+            " VALUES (:hash, :application, :user, 1, :end, :family)",
+            {"hash": hashed, "application": world.application, "user": user, "end": NOW_MS * 2, "family": family},
+        )
+        found.append(tokens_module._resolve(tx, hashed))
+        tx.connection.execute("DELETE FROM token WHERE hash = :hash", {"hash": hashed})  # the store refuses it
+
+    hashed, found = token_hash("3d" * 16), list[Caller | None]()
+    await services.core.database.write(work)
+    assert found == [None]
+
+
 async def test_an_application_token_stands_for_the_application_alone(services: Services, world: World) -> None:
     caller = await services.accounts.tokens.caller(APPLICATION_TOKEN)
     assert (caller.kind, caller.user, caller.device) == (TokenKind.APPLICATION, None, None)

@@ -55,7 +55,8 @@ async def test_an_unverified_account_neither_sees_nor_accepts_a_share(
     eve = await sign_up(services) if is_there_before else None
     offered = await share(services)
     eve = eve or await sign_up(services)
-    assert await services.devices.shares.offered_to(eve, EVERY, offset=0, count=10) == ([], 0)
+    assert await services.devices.shares.types_offered_to(eve) == set()
+    assert await services.devices.shares.offered_to(eve, EVERY, [world.light_type], offset=0, count=10) == ([], 0)
     assert not await services.devices.shares.is_for(eve.key, offered)
     for code in ("", "f" * 32):
         with pytest.raises(PermissionDenied):

@@ -41,6 +41,7 @@ def chromium(window: Chromium, site: Site) -> Iterator[Chromium]:
 
 @pytest.fixture
 def person(chromium: Chromium, site: Site) -> Person:
+    site.forget_agreements()
     return Person(chromium, site)
 
 

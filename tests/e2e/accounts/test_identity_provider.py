@@ -56,8 +56,8 @@ def test_a_person_comes_back_from_the_provider_and_is_signed_in(person: Person, 
     say_who_i_am(person.browser, "olga")
     assert "olga@example.org" in person.browser.text
     assert query_of(person.agree()).keys() == {"code", "state"}
-    person.asked_by(WEB)
-    assert person.browser.heading == "Allow access?"  # still signed in
+    person.asked_by(WEB)  # still signed in, and the agreement is remembered
+    assert query_of(site.callback.take()).keys() == {"code", "state"}
 
 
 def test_account_type_leads_to_the_provider_at_once(person: Person, site: Site, provider: Provider) -> None:

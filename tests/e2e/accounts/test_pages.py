@@ -132,6 +132,19 @@ def test_after_signing_out_the_back_button_does_not_show_what_was_asked(person: 
     assert person.browser.heading == "Sign in"
 
 
+def test_an_agreement_is_asked_for_again_with_prompt_consent_and_after_a_revocation(person: Person, site: Site) -> None:
+    person.asked_by(WEB)
+    person.sign_in()
+    person.agree()
+    person.asked_by(WEB)
+    assert query_of(site.callback.take()).keys() == {"code", "state"}
+    person.asked_by(WEB, prompt="consent")
+    person.agree()
+    site.forget_agreements()
+    person.asked_by(WEB)
+    person.agree()
+
+
 def test_the_consent_page_can_be_reloaded_and_gone_back_to(person: Person, site: Site) -> None:
     """Going back does not post the form with the password again."""
     person.asked_by(WEB, prompt="login")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
+from tests.daemon import ADA_EMAIL, DASHBOARD, TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
 from tests.e2e.accounts.callback import Callback, running_callback
 
 PASSWORD: Final = "correct horse battery staple"
@@ -49,6 +49,12 @@ class Site:
         """The member `data` of the answer to a REST call with Ada's token."""
         answer = httpx.request(method, self.daemon.base_url + path, json=body or None, headers=bearer(USER_TOKEN))
         return answer.raise_for_status().json()["data"]
+
+    def forget_agreements(self) -> None:
+        """Revoke Ada's applications, except the one of her token: the consent page comes again."""
+        for one in self.of_ada("GET", "/users/self/applications")["applications"]:
+            if one["aid"] != DASHBOARD:
+                self.of_ada("DELETE", f"/users/self/applications/{one['aid']}")
 
     def trunkline(self, *arguments: str) -> str:
         """The output of a `trunkline` command."""
@@ -122,6 +128,13 @@ full_name = "Sharon"
 password = "{PASSWORD}"
 
 {"".join(f'[[users]]{chr(10)}email = "{one}"{chr(10)}password = "{PASSWORD}"{chr(10)}' for one in OWN_EMAILS)}
+
+[[grants]]
+user = "{ADA_EMAIL}"
+application = "{DASHBOARD}"
+device_type = "profile"
+permissions = ["WRITE"]
+
 [[plans]]
 device_type = "example.light"
 free_messages_per_day = 150

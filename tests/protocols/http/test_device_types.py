@@ -17,6 +17,7 @@ from tests.factories import (
     DASHBOARD,
     KITCHEN_TOKEN,
     LIGHT_TYPE,
+    PANEL,
     World,
     allow,
     build_world,
@@ -102,7 +103,7 @@ async def test_what_is_not_published_is_not_in_the_store_unless_it_is_said(
         (GUARD, ADA_TOKEN, 200),
         (PRIVATE, CAROL_TOKEN, 200),
         (PRIVATE, BETA_TOKEN, 200),
-        (PRIVATE, ADA_TOKEN, 200),  # she has a device of it
+        (PRIVATE, ADA_TOKEN, 403),  # she has a device of it, and did not grant it
         (PRIVATE, SENSOR_TOKEN, 200),
         (PRIVATE, BOB_TOKEN, 403),
         (PRIVATE, APPLICATION_TOKEN, 403),
@@ -131,8 +132,66 @@ async def test_a_type_is_seen_by_whom_one_of_its_devices_is_shared_with(
             {"bob": world.bob},
         )
     )
+    assert await listed(api, "/users/self/devicetypes?includeShared=1", BOB_TOKEN) == [LAMP]
+    entry = {"user": "bob@example.org", "application": PANEL, "device_type": "*", "permissions": ["READ"]}
+    await services.provisioning.apply({"grants": [entry]})
     assert (await get(api, f"/devicetypes/{PRIVATE}", BOB_TOKEN))["data"]["ownedByCurrentUser"] is False
     assert await listed(api, "/users/self/devicetypes?includeShared=1", BOB_TOKEN) == [LAMP, PRIVATE]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "seen", "creatable"),
+    [
+        ((), 403, [LAMP, LIGHT]),
+        (("READ",), 200, [LAMP, LIGHT]),
+        (("WRITE",), 403, [LAMP, SENSOR, LIGHT]),
+        (("READ", "WRITE"), 200, [LAMP, SENSOR, LIGHT]),
+    ],
+)
+@pytest.mark.parametrize("target", [PRIVATE, "*"])
+async def test_a_user_token_sees_the_types_of_its_users_devices_as_far_as_granted(
+    api: httpx.AsyncClient,
+    services: Services,
+    target: str,
+    permissions: tuple[str, ...],
+    seen: int,
+    creatable: list[str],
+) -> None:
+    if permissions:
+        entry = {"user": ADA, "application": DASHBOARD, "device_type": target, "permissions": list(permissions)}
+        await services.provisioning.apply({"grants": [entry]})
+    if target == PRIVATE:  # unpublished, and Ada is no member
+        creatable = [LAMP, LIGHT]
+    answer = await api.get(f"/devicetypes/{PRIVATE}", headers=bearer(ADA_TOKEN))
+    assert answer.status_code == seen
+    assert answer.json().get("data", {"ownedByCurrentUser": True})["ownedByCurrentUser"] is True
+    assert await listed(api, "/devicetypes?createDevice=true", ADA_TOKEN) == creatable
+
+
+async def test_a_member_sees_private_types_through_applications_of_the_organization_only(
+    api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    """Other applications need READ on them, like on every type of another organization."""
+    token = "3a" * 16
+    await services.provisioning.apply(
+        {
+            "users": [{"email": "carol@example.org", "organization": "Beta", "role": "administrator"}],
+            "tokens": [{"value": token, "application": DASHBOARD, "user": "carol@example.org"}],
+        }
+    )
+    ways = ("/devicetypes", "/users/self/devicetypes?includeOrganization=1")
+    for way in ways:
+        assert PRIVATE not in await listed(api, way, token)
+        assert PRIVATE in await listed(api, way, CAROL_TOKEN)
+    assert (await api.get(f"/devicetypes/{PRIVATE}", headers=bearer(token))).status_code == 403
+    # Nor may they administrate it.
+    assert (await api.get(f"/devicetypes/{PRIVATE}/whitelist", headers=bearer(token))).status_code == 403
+    assert (await api.get(f"/devicetypes/{PRIVATE}/whitelist", headers=bearer(CAROL_TOKEN))).status_code == 200
+    entry = {"user": CAROL, "application": DASHBOARD, "device_type": PRIVATE, "permissions": ["READ", "WRITE"]}
+    await services.provisioning.apply({"grants": [entry]})
+    for way in ways:
+        assert PRIVATE in await listed(api, way, token)
+    assert (await api.get(f"/devicetypes/{PRIVATE}/whitelist", headers=bearer(token))).status_code == 200
 
 
 async def test_an_unknown_type_has_a_code_of_its_own(api: httpx.AsyncClient) -> None:
@@ -159,8 +218,9 @@ async def test_an_unknown_type_has_a_code_of_its_own(api: httpx.AsyncClient) -> 
         ("tags=home,,%20wired,", ADA_TOKEN, [GUARD]),
         ("tags=Home", ADA_TOKEN, []),
         ("tags=home&tags=wired", ADA_TOKEN, [GUARD]),
-        ("createDevice=true", ADA_TOKEN, [LAMP, SENSOR, LIGHT]),
-        ("createDevice=true", CAROL_TOKEN, [SENSOR, GUARD, PRIVATE, LIGHT]),
+        ("createDevice=true", ADA_TOKEN, [LAMP, LIGHT]),
+        ("createDevice=true", CAROL_TOKEN, [SENSOR, GUARD, PRIVATE]),
+        ("createDevice=true", APPLICATION_TOKEN, [LAMP, SENSOR, LIGHT]),
         ("createDevice=0", ADA_TOKEN, [LAMP, SENSOR, GUARD, LIGHT]),
         ("unknown=1&?name=guard", ADA_TOKEN, [GUARD]),
     ],

@@ -291,8 +291,15 @@ async def test_who_may_not_create(
     assert (given, answer["error"]["code"], facts) == (status, code, [])
 
 
-@pytest.mark.parametrize("flags", [{"published": 0}, {"protected": 1}])
-@pytest.mark.parametrize(("role", "status"), [(None, 403), ("viewer", 200)])
+@pytest.mark.parametrize(
+    ("flags", "role", "status"),
+    [
+        ({"published": 0}, None, 403),
+        ({"published": 0}, "viewer", 200),
+        ({"protected": 1}, None, 403),
+        ({"protected": 1}, "viewer", 403),  # the token's application is of another organization
+    ],
+)
 async def test_types_that_are_unpublished_or_protected_are_for_the_organization(
     services: Services, world: World, api: httpx.AsyncClient, flags: dict[str, int], role: str | None, status: int
 ) -> None:

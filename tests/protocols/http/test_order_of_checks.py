@@ -20,7 +20,8 @@ from config.settings import Limits, Settings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from storage.database import Transaction
-from storage.keys import Milliseconds, OrganizationKey, UserKey
+from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, UserKey
+from storage.records import GrantRecord
 from tests.certificates import Authority
 from tests.factories import (
     ADA,
@@ -34,7 +35,7 @@ from tests.factories import (
     LIGHT_TYPE,
     NOW_MS,
     World,
-    change_application,
+    allow,
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -53,6 +54,8 @@ GET /users/{user}/properties -
 POST /users/{user}/properties 400
 PUT /users/{user}/properties 400
 DELETE /users/{user}/properties -
+GET /users/{user}/applications -
+DELETE /users/{user}/applications/{application} -
 GET /users/{user}/devices 4001
 GET /users/{user}/devicetypes 4001
 GET /users/{user}/shares 4001
@@ -186,12 +189,11 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
 
 
 async def sessions(services: Services, *users: str) -> list[str]:
-    """A browser session of each, and an application that may change profiles."""
-    profile = {"device_type": "profile", "permissions": ["WRITE"]}
-    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, permissions=[profile]))
+    """A browser session of each, and an application that may change their profiles."""
     ids = []
     for user in map(services.accounts.users.find, users):
         await services.accounts.sessions.begin(found := await user)
+        await allow(services, GrantRecord(found.key, ApplicationKey(1), None, read=False, write=False, profile=True))
         ids += [session.id for session in await services.accounts.open_sessions.of(found)]
     return ids
 

@@ -50,6 +50,8 @@ GET /users/{}/properties
 POST /users/{}/properties
 PUT /users/{}/properties
 DELETE /users/{}/properties
+GET /users/{}/applications
+DELETE /users/{}/applications/{}
 GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares

@@ -9,7 +9,7 @@ import pytest
 from broker.accounts.sessions import Session, Visitor
 from broker.services import Services
 from config.limits import SESSIONS_OF_ONE_USER
-from storage.records import UserRecord
+from storage.records import GrantRecord, UserRecord
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -19,6 +19,7 @@ from tests.factories import (
     DASHBOARD,
     KITCHEN_TOKEN,
     World,
+    allow,
     change_application,
 )
 from tests.fakes import FakeClock
@@ -29,15 +30,15 @@ PHONE = Visitor("192.0.2.17", "Mozilla/5.0 (Phone)\u0000\n" + "x" * 300)
 MINUTE_MS = 60_000
 
 
-async def ask_for(services: Services, *permissions: str) -> None:
-    asked = [{"device_type": "profile", "permissions": list(permissions)}] if permissions else []
-    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, permissions=asked))
+async def allow_profile(services: Services, world: World, *, is_allowed: bool) -> None:
+    """Ada allows the Dashboard to change her profile, or no more."""
+    await allow(services, GrantRecord(world.ada, world.application, None, read=False, write=False, profile=is_allowed))
 
 
 @pytest.fixture
 async def ada(services: Services, world: World) -> UserRecord:
-    """The Dashboard, through which her token came, may change profiles."""
-    await ask_for(services, "WRITE")
+    """The Dashboard, through which her token came, may change her profile."""
+    await allow_profile(services, world, is_allowed=True)
     return await services.accounts.users.find(ADA)
 
 
@@ -122,20 +123,25 @@ async def test_nobody_else_sees_or_ends_them(
 
 
 async def test_a_session_of_somebody_else_is_not_found_among_ones_own(
-    api: httpx.AsyncClient, services: Services, phone: Session
+    api: httpx.AsyncClient, services: Services, world: World, phone: Session
 ) -> None:
+    panel = (await services.accounts.tokens.caller(BOB_TOKEN)).application
+    assert panel is not None
+    await allow(services, GrantRecord(world.bob, panel, None, read=False, write=False, profile=True))
     (session,) = await listed(api)
     error_of(await api.delete(f"/users/{BOB}/sessions/{session['id']}", headers=bearer(BOB_TOKEN)), 404)
     assert await services.accounts.sessions.find(phone.id) is not None
 
 
 @pytest.mark.parametrize(("method", "rest"), CALLS)
-@pytest.mark.parametrize("permissions", [(), ("READ",)])
-async def test_an_application_needs_write_on_the_profile(
-    api: httpx.AsyncClient, services: Services, phone: Session, method: str, rest: str, permissions: tuple[str, ...]
+async def test_an_application_needs_write_on_the_profile_which_the_user_granted(
+    api: httpx.AsyncClient, services: Services, world: World, phone: Session, method: str, rest: str
 ) -> None:
+    """That the application asks for it is not enough."""
     (session,) = await listed(api)
-    await ask_for(services, *permissions)
+    asked = [{"device_type": "profile", "permissions": ["WRITE"]}]
+    await services.core.database.write(lambda tx: change_application(tx, DASHBOARD, permissions=asked))
+    await allow_profile(services, world, is_allowed=False)
     answer = await api.request(method, f"/users/self/sessions{rest.format(**session)}", headers=bearer(ADA_TOKEN))
     error_of(answer, 403)
     assert await services.accounts.sessions.find(phone.id) is not None

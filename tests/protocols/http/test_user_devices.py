@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from broker.devices.inventory import NewDevice
+from broker.devices.shares import ShareStatus
 from broker.services import Services
 from storage.records import GrantRecord
 from tests.factories import (
@@ -19,6 +20,7 @@ from tests.factories import (
     KITCHEN,
     KITCHEN_TOKEN,
     LIGHT_TYPE,
+    PANEL,
     World,
     allow,
 )
@@ -176,13 +178,37 @@ async def test_an_application_reaches_what_is_shared_with_its_user(
     await allow(services, GrantRecord(world.bob, world.application, world.light_type, read=True, write=False))
     device, headers = f"/devices/{KITCHEN}/status", bearer(APPLICATION_TOKEN)
     assert (await api.get(device, headers=headers)).status_code == 403
-    await accept(api)
+    shares = services.devices.shares
+    offered = await shares.offer(await services.devices.registry.find(KITCHEN), uid=BOB)
+    await shares.answer(offered.id, world.bob, ShareStatus.ACCEPTED)
     assert ids(await listed(api, APPLICATION_TOKEN, user=BOB)) == [KITCHEN, BOBS]
     assert (await api.get(device, headers=headers)).status_code == 200
     assert (await api.put(device, headers=headers, json={"availability": "online"})).status_code == 403
 
 
 # What is offered
+
+
+async def test_an_offer_is_seen_and_answered_as_far_as_its_type_is_granted(
+    services: Services, world: World, api: httpx.AsyncClient
+) -> None:
+    await services.core.database.write(give_type_away)
+    await services.device_types.catalog.reload()
+    offered = await services.devices.shares.offer(await services.devices.registry.find(KITCHEN), uid=BOB)
+    path, headers = f"/devices/{KITCHEN}/shares/{offered.id}", bearer(BOB_TOKEN)
+    for permissions, sees, answers in (([], False, False), (["READ"], True, False), (["READ", "WRITE"], True, True)):
+        if permissions:
+            entry = {"user": BOB, "application": PANEL, "device_type": LIGHT_TYPE, "permissions": permissions}
+            await services.provisioning.apply({"grants": [entry]})
+        page = (await api.get(f"/users/{BOB}/shares", headers=headers)).json()
+        assert [one["id"] for one in page["data"]["shares"]] == ([offered.id] if sees else [])
+        assert page["total"] == int(sees)
+        assert (await api.get(path, headers=headers)).status_code == (200 if sees else 403)
+        answer = await api.put(path, headers=headers, json={"status": "ACCEPTED"})
+        assert answer.status_code == (200 if answers else 403)
+    entry = {"user": BOB, "application": PANEL, "device_type": LIGHT_TYPE, "permissions": ["READ"]}
+    await services.provisioning.apply({"grants": [entry]})
+    assert (await api.delete(path, headers=headers)).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -340,6 +340,35 @@ def test_a_query_means_the_same_in_an_address(state: str) -> None:
     )
 
 
+async def test_an_agreement_is_remembered_and_prompt_consent_shows_the_page_again(
+    browser: Browser, oauth: OAuthWorld
+) -> None:
+    await ask_for_their_locks(oauth)
+    await browser.send(await browser.sign_in(await browser.open("authorize", **ASKED)), decision="allow")
+    assert "code=" in (await browser.open("authorize", **ASKED)).headers["location"]
+    asked = await browser.open("authorize", **ASKED, prompt="consent")
+    assert "Their Lock" in asked.text
+    assert "code=" in (await browser.send(asked, decision="allow")).headers["location"]
+
+
+@pytest.mark.parametrize("path", ["authorize", "signin"])
+async def test_prompt_consent_shows_the_page_after_a_sign_in(browser: Browser, oauth: OAuthWorld, path: str) -> None:
+    shown = await browser.sign_in(await browser.open(path, **ASKED, prompt="consent"))
+    assert "It asks for no permissions other than your profile" in shown.text
+    assert "code=" in (await browser.send(shown, decision="allow")).headers["location"]
+
+
+@pytest.mark.parametrize(("decision", "answer"), [("deny", "error"), ("allow", "code")])
+async def test_a_page_that_was_agreed_to_in_another_window_still_can_be_denied(
+    browser: Browser, oauth: OAuthWorld, decision: str, answer: str
+) -> None:
+    await ask_for_their_locks(oauth)
+    first = await browser.sign_in(await browser.open("authorize", **ASKED))
+    second = await browser.open("authorize", **ASKED)
+    await browser.send(first, decision="allow")
+    assert answer in query_of((await browser.send(second, decision=decision)).headers["location"])
+
+
 async def test_a_denied_consent(browser: Browser, oauth: OAuthWorld) -> None:
     await ask_for_their_locks(oauth)
     shown = await browser.sign_in(await browser.open("authorize", **ASKED))

@@ -1,0 +1,96 @@
+"""The applications to which a user granted something: seeing and revoking them (reference 5.4)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from broker.accounts.applications import find_application
+from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.accounts.permissions import Permissions
+from broker.accounts.tokens import Caller, Tokens
+from broker.errors import NotFound
+from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, UserKey
+from storage.records import GrantRecord
+
+_BY_APPLICATION: Final = attrgetter("application")
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedPermission:
+    """`target` is the id of a device type, `*` for every type, or `profile`."""
+
+    target: str
+    read: bool
+    write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedApplication:
+    """An application, and what a user granted it beside the device types of its own organization."""
+
+    key: ApplicationKey
+    id: str
+    name: str
+    organization: str
+    permissions: tuple[GrantedPermission, ...]
+
+
+class GrantedApplications:
+    """A user token sees and revokes its own application; with WRITE on the profile, every application of the user.
+
+    The caller's right to act for the user is already checked.
+    """
+
+    def __init__(self, database: Database, tokens: Tokens, permissions: Permissions) -> None:
+        self._database = database
+        self._tokens = tokens
+        self._permissions = permissions
+
+    async def of(self, caller: Caller, user: UserKey) -> list[GrantedApplication]:
+        """In the order in which the applications came to be."""
+        only = None if (await self._permissions.reach(caller)).writes_profile(user) else caller.application
+        return await self._database.read(lambda tx: _granted(tx, _grants(tx, user, only)))
+
+    async def find(self, caller: Caller, user: UserKey, application_id: str) -> GrantedApplication:
+        """Raises NotFound; PermissionDenied for another application than the caller's without WRITE on the profile."""
+        application = await self._database.read(lambda tx: find_application(tx, application_id))
+        if application is None:
+            raise NotFound
+        if application.key != caller.application:
+            await self._permissions.require_profile(caller, user)
+        found = await self._database.read(lambda tx: _granted(tx, _grants(tx, user, application.key)))
+        if not found:
+            raise NotFound
+        return found[0]
+
+    async def revoke(self, user: UserKey, application: ApplicationKey) -> None:
+        """End the user's grants for the application, and every token that it has for the user."""
+        await self._tokens.change(lambda issuance: issuance.end_application(user, application))
+
+
+def _grants(tx: Transaction, user: UserKey, application: ApplicationKey | None) -> Sequence[GrantRecord]:
+    return tx.accounts.grants_of(user) if application is None else tx.accounts.grants(application, user)
+
+
+def _granted(tx: Transaction, grants: Iterable[GrantRecord]) -> list[GrantedApplication]:
+    found = []
+    for key, given in groupby(sorted(grants, key=_BY_APPLICATION), key=_BY_APPLICATION):
+        application = tx.accounts.application(key)
+        organization = None if application is None else tx.accounts.organization(application.organization)
+        if application is not None and organization is not None:
+            permissions = tuple(one for grant in given for one in _permissions(tx, grant))
+            found.append(GrantedApplication(key, application.id, application.name, organization.name, permissions))
+    return found
+
+
+def _permissions(tx: Transaction, grant: GrantRecord) -> Iterable[GrantedPermission]:
+    if grant.profile:
+        yield GrantedPermission(PROFILE, read=True, write=True)
+    if not (grant.read or grant.write):
+        return
+    type_ = None if grant.device_type is None else tx.device_types.device_type(grant.device_type)
+    if grant.device_type is None or type_ is not None:
+        yield GrantedPermission(EVERY_TYPE if type_ is None else type_.id, grant.read, grant.write)

@@ -1,0 +1,346 @@
+"""What a token reaches, over REST: every call that names a device, and every list (reference 4.7).
+
+Each table is compared with the declarations of the calls, so a new call needs a row.
+"""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, Final
+
+import httpx
+import msgspec
+import pytest
+import trio
+
+from broker.accounts.tokens import TokenKind
+from broker.services import Services
+from config.settings import Limits, Settings
+from protocols.http.calls import RestCall
+from protocols.http.rest.nouns import NOUNS
+from tests.certificates import Authority
+from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, HALL, KITCHEN, NOW_MS, PANEL, World
+from tests.protocols.http.conftest import bearer
+from tests.reach_world import (
+    CASES,
+    GRANTS,
+    HOLDERS,
+    TOKENS,
+    TYPE_IDS,
+    TYPES,
+    Need,
+    ReachWorld,
+    build_reach_world,
+    is_granted,
+)
+from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+
+#: What a call needs on the type of an own device, and of one that is shared with the user; None: it is refused.
+Needs = tuple[Need | None, Need | None]
+READ: Final[Needs] = ("READ", "READ")
+WRITE: Final[Needs] = ("WRITE", "WRITE")
+OWNER: Final[Needs] = ("WRITE", None)
+MONEY: Final[Needs] = ("nothing", None)
+
+IN_PATH: Final[Mapping[str, Needs]] = {
+    "GET /devices/{did}": READ,
+    "PUT /devices/{did}": OWNER,
+    "DELETE /devices/{did}": OWNER,
+    "GET /devices/{did}/tokens": OWNER,
+    "PUT /devices/{did}/tokens": OWNER,
+    "DELETE /devices/{did}/tokens": OWNER,
+    "POST /devices/{did}/providerauth": OWNER,
+    "DELETE /devices/{did}/providerauth": OWNER,
+    "GET /devices/{did}/status": READ,
+    "PUT /devices/{did}/status": WRITE,
+    "GET /devices/{did}/presence": READ,
+    "POST /devices/{did}/shares": OWNER,
+    "GET /devices/{did}/shares": OWNER,
+    "GET /devices/{did}/shares/{shareId}": ("WRITE", "READ"),
+    "PUT /devices/{did}/shares/{shareId}": (None, "WRITE"),
+    "DELETE /devices/{did}/shares/{shareId}": WRITE,
+    "DELETE /devices/{did}/registrations": OWNER,
+    "GET /pricing/devices/{did}/revenueshare/upgradepath": MONEY,
+    "GET /pricing/devices/{did}/pricingtiers": MONEY,
+    "PUT /pricing/devices/{did}/pricingtiers": MONEY,
+}
+
+_DATES: Final = {"startDate": NOW_MS - 60_000, "endDate": NOW_MS}
+_ACTIONS: Final = {"actions": [{"name": "setOn"}]}
+#: With a query or a body that is right but for the device "{did}".
+IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] = {
+    "POST /messages": (
+        WRITE,
+        (
+            {"json": {"sdid": "{did}", "data": {"state": True}}},
+            {"json": {"type": "action", "ddid": "{did}", "data": _ACTIONS}},
+        ),
+    ),
+    "POST /actions": (
+        WRITE,
+        (
+            {"json": {"ddid": "{did}", "data": _ACTIONS}},
+            {"json": {"ddid": KITCHEN, "sdid": "{did}", "data": _ACTIONS}},
+        ),
+    ),
+    "GET /messages": (READ, ({"params": {"sdid": "{did}", **_DATES}},)),
+    "GET /actions": (READ, ({"params": {"ddid": "{did}", **_DATES}},)),
+    "GET /messages/last": (READ, ({"params": {"sdids": f"{KITCHEN},{{did}}"}},)),
+    "GET /messages/snapshots": (READ, ({"params": {"sdids": "{did}"}},)),
+    "GET /messages/analytics/aggregates": (READ, ({"params": {"sdid": "{did}", "field": "intensity", **_DATES}},)),
+    "GET /messages/analytics/histogram": (
+        READ,
+        ({"params": {"sdid": "{did}", "field": "intensity", "interval": "minute", **_DATES}},),
+    ),
+    "GET /messages/presence": (READ, ({"params": {"sdid": "{did}", "interval": "minute", **_DATES}},)),
+    "POST /messages/export": (READ, ({"json": {"sdids": "{did}", **_DATES}},)),
+    "PUT /devices/registrations/pin": (OWNER, ({"json": {"pin": "K7QW3MXA", "deviceId": "{did}"}},)),
+}
+#: What else shows devices or what is theirs: lists leave out what is not granted. The tests below have each of them.
+LISTS: Final = {
+    "GET /devices/status",
+    "GET /users/{uid}/devices",
+    "GET /users/{uid}/shares",
+    "GET /messages/export/history",
+    "GET /messages/export/{exportId}/status",
+    "GET /messages/export/{exportId}/result",
+    "GET /devices/registrations/{rid}/status",
+    "POST /devices",
+}
+#: Device types: test_device_types.py and test_manifests.py.
+TYPES_ALONE: Final = {
+    "GET /devicetypes",
+    "GET /devicetypes/cloudconnectors",
+    "GET /devicetypes/{dtid}",
+    "GET /users/{uid}/devicetypes",
+    "GET /applications/{aid}/devicetypes",
+    "GET /devicetypes/{dtid}/availablemanifestversions",
+    "GET /devicetypes/{dtid}/manifests/{version}/properties",
+    "GET /tags",
+    "GET /tags/categories",
+    "GET /tags/suggestions",
+}
+#: Prefixes of calls for administrators (test_device_types.py), about users and tokens, and with other proofs.
+NO_DEVICE: Final = (
+    "/devicetypes/{dtid}/whitelist",
+    "/pricing/devicetypes/{dtid}/",
+    "/users/self",
+    "/users/{uid}/properties",
+    "/users/{uid}/applications",
+    "/users/{uid}/sessions",
+    "/accounts/",
+    "/cert/",
+    "/cloudconnectors/",
+)
+#: How parameters and members are called that name devices.
+DEVICES: Final = {"did", "dids", "sdid", "sdids", "ddid", "ddids", "device_id", "device_ids"}
+
+
+def declared() -> Iterator[RestCall]:
+    return (call for noun in NOUNS for call in noun.declared())
+
+
+def fields_of(call: RestCall) -> set[str]:
+    shapes = [*call.queries, *([call.body] if isinstance(call.body, type) else [])]
+    return {
+        one.name for shape in shapes if hasattr(shape, "__struct_fields__") for one in msgspec.structs.fields(shape)
+    }
+
+
+def test_the_tables_have_every_call() -> None:
+    """A new call needs a row: what of a device it shows or does, and what it needs."""
+    assert {str(call) for call in declared() if "did" in call.names} == set(IN_PATH)
+    others = [call for call in declared() if "did" not in call.names]
+    assert {str(call) for call in others if DEVICES & fields_of(call)} == set(IN_QUERY_OR_BODY) | {
+        "GET /devices/status"
+    }
+    left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | TYPES_ALONE
+
+
+@pytest.fixture
+async def reach(services: Services, world: World) -> ReachWorld:
+    return await build_reach_world(services, world)
+
+
+def is_allowed(call: RestCall, needs: Needs, token: str, grants: str, holder: str, type_: str) -> bool:
+    need = dict(zip(HOLDERS, (*needs, None), strict=True))[holder]
+    takes = TokenKind.USER if token == "user" else TokenKind.APPLICATION
+    return need is not None and takes in call.tokens and is_granted(grants, type_, need)
+
+
+class TestWhatThePathNames:
+    """The callers have no call left in this minute: what is allowed ends at the limit, and nothing happens."""
+
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        limits = Limits(rest_user="1/1000", rest_application="1/1000", quotas="off")
+        return Settings(state_dir=settings.state_dir, limits=limits)
+
+    @pytest.mark.parametrize(("grants", "token"), CASES)
+    async def test_a_device_in_the_path_must_be_granted(
+        self, api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
+    ) -> None:
+        await reach.grant(grants)
+        headers = bearer(TOKENS[token])
+        assert (await api.get("/devicetypes", headers=headers)).status_code == 200
+        wrong = []
+        for call in declared():
+            if "did" not in call.names:
+                continue
+            for place in product(HOLDERS, TYPES):
+                path = call.path.format(did=reach.devices[place], shareId=reach.shares[place])
+                status = (await api.request(call.method, path, headers=headers)).status_code
+                expected = 429 if is_allowed(call, IN_PATH[str(call)], token, grants, *place) else 403
+                if status != expected:
+                    wrong.append((str(call), place, status, expected))
+        assert wrong == []
+
+
+@pytest.mark.parametrize(("grants", "token"), CASES)
+async def test_a_device_in_a_query_or_a_body_must_be_granted(
+    api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
+) -> None:
+    await reach.grant(grants)
+    wrong = []
+    for call in declared():
+        needs, ways = IN_QUERY_OR_BODY.get(str(call), (READ, ()))
+        for way, place in product(ways, product(HOLDERS, TYPES)):
+            given = json.loads(json.dumps(way).replace("{did}", reach.devices[place]))
+            answer = await api.request(call.method, call.path, headers=bearer(TOKENS[token]), **given)
+            # No registration waits for the PIN.
+            passed = 404 if call.path.endswith("/pin") else 200
+            expected = passed if is_allowed(call, needs, token, grants, *place) else 403
+            if answer.status_code != expected:
+                wrong.append((str(call), place, answer.status_code, expected))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("grants", "token"), CASES)
+async def test_lists_leave_out_what_is_not_granted(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str
+) -> None:
+    await store_one_each(services, reach)
+    await reach.grant(grants)
+    headers = bearer(TOKENS[token])
+    every = ",".join([*reach.devices.values(), KITCHEN])
+    found = (await api.get(f"/devices/status?dids={every}", headers=headers)).json()["data"]
+    at_home = {KITCHEN, HALL} if is_granted(grants, "ours", "READ") else set()
+    own, reachable = reach.readable(grants, "own") | at_home, reach.readable(grants, "own", "shared") | at_home
+    assert {one["did"] for one in found} == reachable - {HALL}
+    if token == "application" and grants == "none":  # it does not act for Ada
+        assert (await api.get(f"/users/{ADA}/devices", headers=headers)).status_code == 403
+        return
+    for query, expected in (("", reachable), ("owner=ME", own), ("owner=SHARED_WITH_ME", reachable - own)):
+        page = (await api.get(f"/users/{ADA}/devices?{query}", headers=headers)).json()
+        assert {one["id"] for one in page["data"]["devices"]} == expected
+        assert page["total"] == len(expected)
+    messages = (await api.get("/messages", params={"uid": ADA, **_DATES}, headers=headers)).json()["data"]
+    assert {one["sdid"] for one in messages} == own - {KITCHEN, HALL}
+    actions = (await api.get("/actions", params={"uid": ADA, **_DATES}, headers=headers)).json()["data"]
+    assert {one["ddid"] for one in actions} == own - {KITCHEN, HALL}
+    assert await exported(api, headers) == own - {KITCHEN, HALL}
+    if token == "user":
+        shares = (await api.get(f"/users/{ADA}/shares", headers=headers)).json()
+        assert {one["did"] for one in shares["data"]["shares"]} == reachable - own
+        assert shares["total"] == len(reachable - own)
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+async def test_presence_of_all_devices_leaves_out_what_is_not_granted(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
+) -> None:
+    """Each device sent in a minute of its own."""
+    sent = {}
+    for number, id_ in enumerate(reach.devices.values(), start=2):
+        sent[id_] = (NOW_MS // 60_000 - number) * 60_000
+        services.messages.ingest.submit(await services.devices.registry.find(id_), b'{"state":true}', sent[id_])
+    await services.messages.ingest.wait_committed()
+    await reach.grant(grants)
+    query: dict[str, str | int] = {"interval": "minute", "startDate": NOW_MS - 1_200_000, "endDate": NOW_MS}
+    found = (await api.get("/messages/presence", params=query, headers=bearer(ADA_TOKEN))).json()["data"]
+    assert {one["startDate"] for one in found} == {sent[id_] for id_ in reach.readable(grants, "own")}
+
+
+async def store_one_each(services: Services, reach: ReachWorld) -> None:
+    """A message and an Action of every device, while everything is granted."""
+    for id_ in reach.devices.values():
+        device = await services.devices.registry.find(id_)
+        services.messages.ingest.submit(device, b'{"state":true}')
+        services.messages.ingest.submit_action(device, device, b'{"actions":[{"name":"setOn"}]}')
+    await services.messages.ingest.wait_committed()
+
+
+async def exported(api: httpx.AsyncClient, headers: dict[str, str]) -> set[str]:
+    """The devices whose messages are in an archive of all that is Ada's."""
+    made = await api.post("/messages/export", json={"uids": ADA, **_DATES}, headers=headers)
+    path = f"/messages/export/{made.json()['data']['exportId']}"
+    with trio.fail_after(10):
+        while (await api.get(f"{path}/status", headers=headers)).json()["status"] != "Success":
+            await trio.lowlevel.checkpoint()
+    archive = (await api.get(f"{path}/result", headers=headers)).content
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = [tar.extractfile(member) for member in tar]
+        entries = [json.loads(file.read())["data"] for file in files if file is not None]
+    return {message["sdid"] for entry in entries for message in entry}
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+@pytest.mark.parametrize("type_", TYPES)
+async def test_adding_a_device_needs_write_on_its_type(
+    api: httpx.AsyncClient, reach: ReachWorld, grants: str, type_: str
+) -> None:
+    await reach.grant(grants)
+    for token in TOKENS.values():
+        answer = await api.post("/devices", json={"uid": ADA, "dtid": TYPE_IDS[type_]}, headers=bearer(token))
+        assert answer.status_code == (200 if is_granted(grants, type_, "WRITE") else 403)
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+async def test_a_message_is_found_by_its_id_as_far_as_its_device_is_granted(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
+) -> None:
+    await reach.grant(grants)
+    for (holder, type_), id_ in reach.devices.items():
+        device = await services.devices.registry.find(id_)
+        position = services.messages.ingest.submit(device, b'{"state":true}')
+        await services.messages.ingest.wait_committed()
+        path = f"/messages?mid={services.messages.ingest.mid(position)}"
+        is_theirs = holder != "foreign" and is_granted(grants, type_, "READ")
+        for token in TOKENS.values():
+            assert (await api.get(path, headers=bearer(token))).status_code == (200 if is_theirs else 403)
+
+
+async def test_what_one_application_exported_is_not_another_applications(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld
+) -> None:
+    """The other one may have less granted than is in the archive."""
+    await store_one_each(services, reach)
+    await reach.grant("*")
+    panel_token, headers = "3e" * 16, bearer(ADA_TOKEN)
+    await services.provisioning.apply({"tokens": [{"value": panel_token, "application": PANEL, "user": ADA}]})
+    made = await api.post("/messages/export", json={"uids": ADA, **_DATES}, headers=headers)
+    path = f"/messages/export/{made.json()['data']['exportId']}"
+    for way in ("status", "result"):
+        assert (await api.get(f"{path}/{way}", headers=bearer(panel_token))).status_code == 403
+    for token, total in ((ADA_TOKEN, 1), (panel_token, 0), (APPLICATION_TOKEN, 0)):
+        assert (await api.get("/messages/export/history", headers=bearer(token))).json()["total"] == total
+
+
+async def test_a_registration_is_followed_as_far_as_its_type_is_granted(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld
+) -> None:
+    authority = Authority(now=NOW)
+    await provision_secure_type(services, authority)
+    begun = await services.registration.registrations.begin(authority.issue().shown, SECURE_TYPE, "vendor-1")
+    body = {"pin": begun.pin, "deviceName": "Board"}
+    for grants, status in (("none", 403), ("own organization", 200)):
+        await reach.grant(grants)
+        answer = await api.put("/devices/registrations/pin", json=body, headers=bearer(ADA_TOKEN))
+        assert answer.status_code == status
+    path = f"/devices/registrations/{begun.id}/status"
+    for grants, status in (("own organization", 200), ("none", 403)):
+        await reach.grant(grants)
+        assert (await api.get(path, headers=bearer(ADA_TOKEN))).status_code == status
