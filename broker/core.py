@@ -7,6 +7,8 @@ from broker.facts import Router
 from broker.life import Life
 from broker.secrets import Vault
 from broker.site import Site
+from broker.trace.audit import AuditLog
+from broker.trace.refusals import Refusals
 from config.settings import Settings
 from storage.database import Database
 
@@ -21,3 +23,5 @@ class Core:
     #: The public addresses of this daemon.
     site: Site
     life: Life
+    audit: AuditLog
+    refusals: Refusals

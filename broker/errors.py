@@ -190,6 +190,11 @@ class TooManyAttempts(TryLater):
 
 
 @dataclass(eq=False)
+class TooManyWrongTokens(TooManyAttempts):
+    """Too many unknown bearer tokens (reference 28.3). Nobody's account is locked by this."""
+
+
+@dataclass(eq=False)
 class Gone(DomainError):
     """The object existed and is gone for ever."""
 

@@ -31,6 +31,8 @@ from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
 from broker.secrets import Vault
 from broker.site import Site
+from broker.trace.audit import AuditLog
+from broker.trace.refusals import Refusals
 from config.settings import Settings
 from storage.database import Database
 
@@ -75,8 +77,14 @@ async def open_services(
         StoreError: the store cannot be opened.
     """
     await database.open()
-    core = Core(settings, database, vault, clock or Clock(), Router(), Site(settings), Life())
+    clock = clock or Clock()
+    audit = AuditLog(database, clock, settings.audit)
+    refusals = Refusals(clock, audit.put)
+    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals)
     core.life.observe("store", database.statistics)
+    # In this order: what is saved last at the end gets what the others have to say.
+    core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
+    core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
     async with trio.open_nursery() as nursery:
         # Shielded: when this block is cancelled from outside, the writer still commits what the workers save.
         writer = trio.CancelScope(shield=True)

@@ -108,3 +108,9 @@ APPROVED_CERTIFICATES_MAX: Final = 100  # of one device type
 CERTIFICATE_MAX_BYTES: Final = 32 * 1024  # of a request with a certificate
 VENDOR_ID_MAX_CHARACTERS: Final = 64
 UPGRADE_TOKEN_SECONDS: Final = 900  # reference 13
+
+AUDIT_DAYS: Final = 365  # reference 28.2
+AUDIT_ENTRIES: Final = 100_000
+WRONG_TOKENS: Final = 100  # reference 28.3: different unknown tokens from one address within the window
+WRONG_TOKEN_TRIES: Final = 20  # of one unknown token within the window
+WRONG_TOKEN_WINDOW_SECONDS: Final = 60

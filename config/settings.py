@@ -15,6 +15,8 @@ import msgspec
 
 from config.limits import (
     APPLICATION_TOKEN_SECONDS,
+    AUDIT_DAYS,
+    AUDIT_ENTRIES,
     CALLS_PER_ADDRESS,
     CONNECTOR_PULL_MINUTES,
     DEVICE_CODE_SECONDS,
@@ -197,6 +199,13 @@ class Log(_Table, frozen=True):
     format: Literal["console", "json"] = "console"
 
 
+class Audit(_Table, frozen=True):
+    """How long the audit log is kept, and how many entries."""
+
+    keep_days: int = AUDIT_DAYS
+    keep_entries: int = AUDIT_ENTRIES
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -214,6 +223,7 @@ class Settings(_Table, frozen=True):
     payments: PaymentSettings = PaymentSettings()
     outbound: Outbound = Outbound()
     log: Log = Log()
+    audit: Audit = Audit()
     grace_seconds: float = 5.0
 
 
@@ -380,6 +390,8 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
         ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
         ("secure.pin_seconds", settings.secure.pin_seconds, 1),
+        ("audit.keep_days", settings.audit.keep_days, 1),
+        ("audit.keep_entries", settings.audit.keep_entries, 1_000),
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")

@@ -4,19 +4,27 @@ REST and WebSocket share the error body and its headers (reference 3.1). MQTT an
 reference 16.4 names the device where REST names the organization. REST and MQTT share the members of rate limits.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
+from broker.accounts.external_refusals import EmailNotVerified, NoAccountHere, ProviderRefused
+from broker.accounts.factor_check import WrongCode
+from broker.accounts.sessions import WrongPassword
 from broker.errors import (
     DomainError,
     Finding,
     PayloadTooLarge,
     StorageUnavailable,
+    TooManyAttempts,
     TryLater,
+    Unauthorized,
     ValidationFailed,
 )
 from broker.limits.refusals import PlanLimitsNotSet, RateLimitExceeded, Standing
+from broker.trace.audit import AuditEvent
+from broker.trace.refusals import Refusals
 from config.rates import Rate
 from storage.sql import StoreError
 
@@ -38,12 +46,39 @@ _DEVICE_TEXTS: Final[dict[type[DomainError], str]] = {
     ValidationFailed: "Bad Request",
 }
 
+#: The refusals that the audit log has, too.
+_AUDITED: Final[Mapping[type[DomainError], AuditEvent]] = {
+    EmailNotVerified: AuditEvent.SIGN_IN,
+    NoAccountHere: AuditEvent.SIGN_IN,
+    ProviderRefused: AuditEvent.SIGN_IN,
+    TooManyAttempts: AuditEvent.LOCK_OUT,
+    WrongCode: AuditEvent.SIGN_IN,
+    WrongPassword: AuditEvent.SIGN_IN,
+}
+
 _encode = msgspec.json.Encoder().encode
 
 
 def refusal_for(error: DomainError | StoreError) -> DomainError:
     """The refusal that a client gets: a failure of the store is `StorageUnavailable`."""
     return error if isinstance(error, DomainError) else StorageUnavailable(str(error))
+
+
+def note_refusal(refusals: Refusals, protocol: str, error: DomainError, **about: Any) -> None:
+    """Log a refusal, unless its source has too many (reference 28.1).
+
+    A used-up rate limit is logged where it is counted (broker/limits/meters.py).
+    """
+    if isinstance(error, RateLimitExceeded):
+        return
+    audited = _AUDITED.get(type(error))
+    if audited is AuditEvent.SIGN_IN:
+        event = "sign_in_refused"
+    elif isinstance(error, Unauthorized):
+        event = f"{protocol}_credentials_refused"
+    else:
+        event = f"{protocol}_rate_refused" if isinstance(error, TryLater) else f"{protocol}_refused"
+    refusals.note(event, reason=str(error), audited=audited, **about)
 
 
 def device_text(error: DomainError) -> str:

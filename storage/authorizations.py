@@ -34,6 +34,15 @@ class AuthorizationStore:
         self._db.execute("DELETE FROM token_family WHERE key = :family", {"family": family})
         return hashes
 
+    def holder_of(self, family: int) -> tuple[str, str] | None:
+        """The ids of the application and the user of a family."""
+        row = self._db.execute(
+            "SELECT a.id AS application_id, u.id AS user_id FROM token_family AS f"
+            " JOIN application AS a ON a.key = f.application JOIN user AS u ON u.key = f.user WHERE f.key = :family",
+            {"family": family},
+        ).one()
+        return (row["application_id"], row["user_id"]) if row else None
+
     def families_of(self, user: UserKey, application: ApplicationKey | None = None) -> list[int]:
         """The families of a user, of one application or of all."""
         rows = self._db.execute(

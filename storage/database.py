@@ -7,6 +7,7 @@ groups (storage/journal.py).
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -16,6 +17,7 @@ import trio
 
 from storage.accounts import AccountStore
 from storage.approved_lists import ApprovedListStore
+from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.codes import CodeStore
 from storage.connectors import ConnectorStore
@@ -70,6 +72,7 @@ class Transaction:
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
         self.accounts = AccountStore(connection)
+        self.audit = AuditStore(connection)
         self.authorizations = AuthorizationStore(connection)
         self.codes = CodeStore(connection)
         self.connectors = ConnectorStore(connection)
@@ -95,6 +98,8 @@ class _Work:
     """One `write` in its group, and its result or error."""
 
     run: Callable[[Transaction], Any]
+    #: The context variables of the task that asked for it (PEP 567): the work runs in the writer's thread.
+    context: Context = field(default_factory=copy_context)
     result: Any = None
     error: BaseException | None = None
 
@@ -300,7 +305,7 @@ def _run_in_savepoint(transaction: Transaction, job: _Work) -> None:
     connection = transaction.connection
     connection.execute("SAVEPOINT work")
     try:
-        job.result = job.run(transaction)
+        job.result = job.context.run(job.run, transaction)
     except Exception as error:  # noqa: BLE001 - it is raised again in the task that asked for the work
         job.error = error
         connection.execute("ROLLBACK TO work")

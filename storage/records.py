@@ -523,3 +523,30 @@ class PaymentRecord:
     external_id: str | None
     created_on: int
     decided_on: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One entry of the audit log. An actor or object is a word and an id, as in `device 0123`."""
+
+    at_ms: int
+    event: str
+    actor: str  # empty: a stranger, or the daemon itself
+    address: str
+    object: str
+    outcome: str  # done | refused | failed
+    details: Mapping[str, Any] = field(default_factory=dict)
+    of_stranger: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries of the audit log are wanted; what is empty matches all."""
+
+    since_ms: int
+    until_ms: int
+    limit: int
+    actor: str = ""
+    event: str = ""
+    object: str = ""
+    outcome: str = ""

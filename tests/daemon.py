@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 from tests.factories import LIGHT_MANIFEST
 
@@ -38,6 +39,7 @@ class Daemon:
     settings: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
+    log: IO[str] | None = None  # where the daemon's log goes; None: to the test's output
 
     @property
     def config(self) -> Path:
@@ -56,6 +58,7 @@ class Daemon:
         self.process = subprocess.Popen(
             [TRUNKLINE, "serve", "--config", self.config],
             stdout=subprocess.PIPE,
+            stderr=self.log,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import trio
 
 from broker.clock import Clock
+from broker.trace.refusals import Refusals
 from storage.database import EngineConnection
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds
@@ -41,6 +42,11 @@ async def run_inline(sync_fn: Callable[[], T], /, *, limiter: trio.CapacityLimit
     """Blocking work on the loop: on a mock clock a task that waits for a thread counts as idle."""
     await trio.lowlevel.checkpoint()
     return sync_fn()
+
+
+def new_refusals(clock: Clock | None = None) -> Refusals:
+    """Refusals without an audit log."""
+    return Refusals(clock or Clock(), lambda _entry: None)
 
 
 class HeldRunner:

@@ -35,6 +35,7 @@ from broker.accounts.redirects import with_parameters
 from broker.accounts.tokens import Tokens
 from broker.ids import new_id
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
 from config.limits import AUTHORIZATION_CODE_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import UserKey
@@ -120,7 +121,17 @@ class Authorize:
         """
         return await self._tokens.change(lambda issuance: _complete(issuance, request, user, agreed))
 
-    def deny(self, request: AuthorizationRequest) -> Redirect:
+    async def deny(self, request: AuthorizationRequest) -> Redirect:
+        """Nothing is stored but that the person refused."""
+        await self._tokens.change(
+            lambda issuance: note(
+                issuance.tx,
+                AuditEvent.CONSENT_DENIED,
+                f"application {request.application.id}",
+                now_ms=issuance.now_ms,
+                outcome="refused",
+            )
+        )
         return request.error("access_denied")
 
 
@@ -135,6 +146,8 @@ def _complete(
     if screen is not None and screen != agreed:
         return screen
     issuance.facts += save_consent(issuance.tx, decided.application, user)
+    if agreed is not None:
+        note(issuance.tx, AuditEvent.CONSENT_GIVEN, f"application {decided.application.id}", now_ms=issuance.now_ms)
     if decided.implicit:
         tokens, _family = issuance.for_user(decided.application.key, user, Method.IMPLICIT)
         members = [(name, str(value)) for name, value in tokens.answer().items()]

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from broker.accounts.applications import Application
 from broker.accounts.consent import ConsentScreen, save_consent, screen_of
-from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.throttle import Throttle
 from broker.accounts.user_codes import typed_user_code
 from broker.clock import Clock
 from broker.errors import NotFound
 from broker.facts import Fact, Router
+from broker.trace.audit import AuditEvent, note
+from broker.trace.origin import address_key
 from config.limits import USER_CODE_MISSES, USER_CODE_WINDOW_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import UserKey
@@ -98,11 +100,14 @@ class DeviceCodes:
             record, application = found
             if agreed is None:
                 tx.authorizations.decide_device_code(record.hash, state="denied", user=user)
+                asker = f"application {application.id}"
+                note(tx, AuditEvent.CONSENT_DENIED, asker, now_ms=now_ms, outcome="refused")
                 return _Decided()
             shown = WaitingDevice(record.user_code, screen_of(tx, application))
             if shown != agreed:
                 return _Decided(instead=shown)
             tx.authorizations.decide_device_code(record.hash, state="approved", user=user)
+            note(tx, AuditEvent.CONSENT_GIVEN, f"application {application.id}", now_ms=now_ms)
             return _Decided(facts=save_consent(tx, application, user))
 
         decided = await self._database.write(work, announce=self._tell)

@@ -35,13 +35,14 @@ from broker.accounts.invitations import use_invitation, waiting_invitation
 from broker.accounts.issuance import Issuance
 from broker.accounts.provider_port import AuthenticationRequest, ProviderDenied, ProviderError, Providers
 from broker.accounts.sign_up import add_account, is_email
-from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import LOCAL
 from broker.clock import Clock
 from broker.errors import Conflict, NotFound
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
+from broker.trace.origin import address_key
 from config.limits import (
     EXTERNAL_SIGN_IN_SECONDS,
     EXTERNAL_SIGN_IN_WINDOW_SECONDS,

@@ -11,6 +11,7 @@ from broker.accounts.applications import Method
 from broker.facts import Fact, GrantsChanged
 from broker.ids import new_id
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
 from config.limits import OLD_TOKEN_SECONDS
 from config.settings import Accounts
 from storage.database import Transaction
@@ -67,7 +68,7 @@ class Issuance:
     def for_application(self, application: ApplicationKey) -> NewTokens:
         seconds = self._lifetimes.application_token_seconds
         tokens = NewTokens(new_id(), seconds, None)
-        self._keep(tokens, application, user=None, family=None)
+        self._keep(tokens, application, user=None, family=None, by="client_credentials")
         return tokens
 
     def for_user(self, application: ApplicationKey, user: UserKey, method: Method) -> tuple[NewTokens, int]:
@@ -75,11 +76,11 @@ class Issuance:
         family = self.tx.authorizations.add_family(
             application=application, user=user, method=method, now_ms=self.now_ms
         )
-        return self._in_family(application, user, family), family
+        return self._in_family(application, user, family, by=method), family
 
     def refreshed(self, old: RefreshTokenRecord) -> NewTokens:
         """The next tokens of a family. The old refresh token ends at once, old access tokens after a short time."""
-        tokens = self._in_family(old.application, old.user, old.family)
+        tokens = self._in_family(old.application, old.user, old.family, by="refresh")
         self.tx.authorizations.use_refresh_token(old.hash, now_ms=self.now_ms)
         self.shortened += self.tx.authorizations.shorten_tokens(
             old.family, but=token_hash(tokens.access_token), until_ms=self.now_ms + OLD_TOKEN_SECONDS * 1000
@@ -87,6 +88,9 @@ class Issuance:
         return tokens
 
     def end_family(self, family: int) -> None:
+        if (holder := self.tx.authorizations.holder_of(family)) is not None:
+            application, user = holder
+            self._note(AuditEvent.TOKEN_REVOKED, application, user)
         self.revoked += self.tx.authorizations.end_family(family)
 
     def end_everything_of(self, user: UserKey) -> None:
@@ -111,21 +115,26 @@ class Issuance:
             self.end_token(token)
         self.tx.authorizations.forget_codes_of(user, application)
         self.tx.accounts.remove_grants(user, application)
+        if (record := self.tx.accounts.application(application)) is not None:
+            note(self.tx, AuditEvent.CONSENT_REVOKED, f"application {record.id}", now_ms=self.now_ms)
         self.facts.append(GrantsChanged(user, application, ()))
 
     def end_token(self, token: TokenRecord) -> None:
         """End an access token, and with a user token its whole family."""
         if token.family is not None:
             return self.end_family(token.family)
+        application = self.tx.accounts.application(token.application)
+        user = None if token.user is None else self.tx.accounts.user(token.user)
+        self._note(AuditEvent.TOKEN_REVOKED, application.id if application else "", user.id if user else None)
         self.tx.accounts.remove_token(token.hash)
         self.revoked.append(token.hash)
         return None
 
-    def _in_family(self, application: ApplicationKey, user: UserKey, family: int) -> NewTokens:
+    def _in_family(self, application: ApplicationKey, user: UserKey, family: int, *, by: str) -> NewTokens:
         seconds = self._lifetimes.user_token_seconds
         refresh_token = new_id()
         tokens = NewTokens(new_id(), seconds, refresh_token)
-        self._keep(tokens, application, user=user, family=family)
+        self._keep(tokens, application, user=user, family=family, by=by)
         self.tx.authorizations.add_refresh_token(
             token_hash(refresh_token),
             family,
@@ -134,9 +143,18 @@ class Issuance:
         return tokens
 
     def _keep(
-        self, tokens: NewTokens, application: ApplicationKey, *, user: UserKey | None, family: int | None
+        self, tokens: NewTokens, application: ApplicationKey, *, user: UserKey | None, family: int | None, by: str
     ) -> None:
         expires_on = self.now_ms + tokens.expires_in * 1000
         self.tx.accounts.put_token(
             TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)
         )
+        record = self.tx.accounts.application(application)
+        holder = None if user is None else self.tx.accounts.user(user)
+        self._note(AuditEvent.TOKEN_ISSUED, record.id if record else "", holder.id if holder else None, by=by)
+
+    def _note(self, event: AuditEvent, application: str, user: str | None, **details: str) -> None:
+        """A token is named by its kind and its holder. The actor is the application unless the origin has another."""
+        kind, holder = ("application", application) if user is None else ("user", user)
+        details |= {"kind": kind, "application": application}
+        note(self.tx, event, f"{kind} {holder}", now_ms=self.now_ms, actor=f"application {application}", **details)

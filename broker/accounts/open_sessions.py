@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from broker.accounts.sessions import password_mark
 from broker.clock import Clock
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import SessionRecord, UserRecord
 
@@ -41,12 +42,19 @@ class OpenSessions:
             found = [one.hash for one in of_user if shown_session_id(one.hash) == shown_id]
             for hash_ in found:
                 tx.sessions.remove(hash_)
+                note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms)
             return bool(found)
 
         return await self._database.write(work)
 
     async def end_all(self, user: UserRecord) -> None:
-        await self._database.write(lambda tx: tx.sessions.remove_of(user.key))
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.sessions.remove_of(user.key)
+            note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, sessions="all")
+
+        await self._database.write(work)
 
 
 def shown_session_id(hash_: bytes) -> str:

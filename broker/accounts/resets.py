@@ -13,7 +13,7 @@ from broker.accounts.issuance import Issuance
 from broker.accounts.links import LinkOver
 from broker.accounts.sessions import password_mark, user_called
 from broker.accounts.sign_up import WRONG_LENGTH, is_password
-from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import LOCAL
 from broker.clock import Clock
@@ -21,6 +21,8 @@ from broker.errors import ValidationFailed
 from broker.ids import is_id, new_id
 from broker.mail import Letter, Mail, Mails, NoPasswordHere, PasswordReset
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
+from broker.trace.origin import address_key
 from config.limits import PASSWORD_RESET_SECONDS, PASSWORD_RESET_WINDOW_SECONDS, PASSWORD_RESETS
 from config.settings import Accounts
 from storage.database import Database, Transaction
@@ -97,6 +99,13 @@ class PasswordResets:
             user = self._user_of(issuance.tx, code, issuance.now_ms)
             issuance.tx.accounts.verify_email(user.key, now_ms=issuance.now_ms)
             issuance.tx.accounts.set_sign_in(user.key, account_type=LOCAL, password_hash=hashed, now_ms=issuance.now_ms)
+            note(
+                issuance.tx,
+                AuditEvent.PASSWORD_CHANGED,
+                f"account {user.id}",
+                now_ms=issuance.now_ms,
+                actor=f"user {user.id}",
+            )
             issuance.end_everything_of(user.key)
             return user
 

@@ -23,6 +23,7 @@ from broker.accounts.sign_up import SignUp
 from broker.accounts.token_endpoints import TokenEndpoints
 from broker.accounts.tokens import Tokens
 from broker.accounts.users import Users
+from broker.accounts.wrong_tokens import WrongTokens
 from broker.core import Core
 from broker.mail import Mails
 from broker.secrets import Passwords
@@ -55,7 +56,8 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     passwords = Passwords()
     hashing = Hashing(passwords)
     factor_check = FactorCheck(vault, settings)
-    tokens = Tokens(database, clock, core.router, Lifetimes.of(settings))
+    wrong = WrongTokens(clock, are_limited=core.settings.limits.rate_limits == "on")
+    tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(

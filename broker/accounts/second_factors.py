@@ -15,10 +15,11 @@ from broker.accounts.sessions import Session, user_called
 from broker.clock import Clock
 from broker.errors import Conflict, DomainError, PermissionDenied, UserNotFound
 from broker.secrets import Vault, token_hash
+from broker.trace.audit import AuditEvent, note
 from config.limits import FRESH_SIGN_IN_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import UserKey
-from storage.records import SecondFactorRecord
+from storage.records import SecondFactorRecord, UserRecord
 
 
 @dataclass(eq=False)
@@ -126,6 +127,7 @@ class SecondFactors:
                 raise Conflict("You have a second factor already.")
             tx.second_factors.add(factor, hashes)
             tx.sessions.remove_of(user, but=token_hash(session.id))
+            note(tx, AuditEvent.SECOND_FACTOR_SET, f"account {session.user.id}", now_ms=now_ms)
 
         await self._database.write(work)
         return codes
@@ -141,7 +143,8 @@ class SecondFactors:
         def work(tx: Transaction) -> None:
             if self._check.is_wanted(tx, session.user.key):
                 raise PermissionDenied("administrators need a second factor here")
-            tx.second_factors.remove(session.user.key)
+            if tx.second_factors.remove(session.user.key):
+                _note_removed(tx, session.user, self._clock.now_ms())
 
         await self._database.write(work)
 
@@ -157,16 +160,24 @@ class SecondFactors:
         Raises:
             UserNotFound
         """
-        return await self._database.write(lambda tx: _reset(tx, name))
+        now_ms = self._clock.now_ms()
+        return await self._database.write(lambda tx: _reset(tx, name, now_ms))
 
     def _require_fresh(self, session: Session) -> None:
         if not self.is_fresh(session):
             raise PermissionDenied("a new sign-in")
 
 
-def _reset(tx: Transaction, name: str) -> bool:
+def _reset(tx: Transaction, name: str, now_ms: int) -> bool:
     user = user_called(tx, name.strip())
     if user is None:
         raise UserNotFound
     tx.sessions.remove_of(user.key)
-    return tx.second_factors.remove(user.key)
+    if not tx.second_factors.remove(user.key):
+        return False
+    _note_removed(tx, user, now_ms)
+    return True
+
+
+def _note_removed(tx: Transaction, user: UserRecord, now_ms: int) -> None:
+    note(tx, AuditEvent.SECOND_FACTOR_REMOVED, f"account {user.id}", now_ms=now_ms)

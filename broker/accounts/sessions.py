@@ -19,11 +19,13 @@ from cryptography.fernet import InvalidToken
 
 from broker.accounts.factor_check import FactorCheck, WrongCode
 from broker.accounts.hashing import Hashing
-from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.throttle import Throttle
 from broker.clock import Clock
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
 from broker.secrets import Vault, token_hash
+from broker.trace.audit import AuditEvent, note
+from broker.trace.origin import address_key, concerning
 from config.limits import (
     PASSWORD_ADDRESS_MISSES,
     PASSWORD_MISSES,
@@ -172,6 +174,8 @@ class Sessions:
         name, address = name.strip(), address_key(address)
         self._by_address.check(address)
         user = await self._database.read(lambda tx: user_called(tx, name))
+        if user is not None:
+            concerning(user.id)
         self._hashing.require_room()
         # Counted before the password is checked, so that concurrent guesses are counted, too. Names without an account
         # are counted like the others: the answers must not differ.
@@ -197,6 +201,7 @@ class Sessions:
         visitor = Visitor(address, user_agent)
         self._by_address.check(address_key(address))
         user = await self._waiting_user(waiting)
+        concerning(user.id)
         key, now_ms = f"user {user.key}", self._clock.now_ms()
         self._codes_of_day.check(key)
         self._codes.count(key)  # before the code is checked, as with passwords
@@ -259,7 +264,16 @@ class Sessions:
 
     async def end(self, session_id: str) -> None:
         """End a session, if there is one with this id."""
-        await self._database.write(lambda tx: tx.sessions.remove(token_hash(session_id)))
+        hash_, now_ms = token_hash(session_id), self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            found = tx.sessions.find(hash_, now_ms=now_ms)
+            user = None if found is None else tx.accounts.user(found.user)
+            if user is not None:
+                note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
+            tx.sessions.remove(hash_)
+
+        await self._database.write(work)
 
     async def begin(
         self,
@@ -284,6 +298,7 @@ class Sessions:
             expires_on = now_ms + SESSION_SECONDS * 1000
             where = (visitor.address, visitor.shortened)
             tx.sessions.add(SessionRecord(token_hash(id_), user.key, mark, proof, *where, now_ms, now_ms, expires_on))
+            note(tx, AuditEvent.SIGN_IN, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
             return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof))
 
         session = await self._database.write(work)

@@ -4,12 +4,14 @@ import re
 from typing import Final
 
 from broker.accounts.hashing import Hashing
-from broker.accounts.throttle import Throttle, address_key
+from broker.accounts.throttle import Throttle
 from broker.accounts.user_names import free_user_name
 from broker.accounts.users import LOCAL
 from broker.clock import Clock
 from broker.errors import EmailTaken, Finding, NotFound, ValidationFailed
 from broker.ids import new_id
+from broker.trace.audit import AuditEvent, note
+from broker.trace.origin import address_key
 from config.limits import (
     EMAIL_MAX_CHARACTERS,
     NAME_MAX_CHARACTERS,
@@ -76,7 +78,7 @@ def add_account(
     if tx.accounts.user_by_email(email) is not None:
         raise EmailTaken
     name = free_user_name(tx, email)
-    return tx.accounts.add_user(
+    user = tx.accounts.add_user(
         UserRecord(
             key=NEW_KEY,
             id=id_ or new_id(),
@@ -90,6 +92,8 @@ def add_account(
             email_verified_on=now_ms if email_verified else None,
         )
     )
+    note(tx, AuditEvent.ACCOUNT_OPENED, f"account {user.id}", now_ms=now_ms, account_type=account_type)
+    return user
 
 
 def check_account(*, email: str, password: str, full_name: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
 
 from broker.clock import Clock
 from broker.errors import TooManyAttempts
@@ -53,16 +52,3 @@ class Throttle:
         """Forget the misses of these keys, after a right guess."""
         for key in keys:
             self._attempts.pop(key, None)
-
-
-def address_key(address: str) -> str:
-    """The throttle key of an IP address; of an IPv6 address its /64, because one customer has a whole /64."""
-    try:
-        parsed = ip_address(address.partition("%")[0])
-    except ValueError:
-        return f"address {address}"
-    if isinstance(parsed, IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return f"address {parsed.ipv4_mapped}"
-        return f"address {parsed.exploded[:19]}/64"
-    return f"address {parsed}"

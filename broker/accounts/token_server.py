@@ -13,6 +13,7 @@ from authlib.oauth2 import OAuth2Error
 from authlib.oauth2.rfc6749 import AuthorizationServer, InvalidClientError
 from authlib.oauth2.rfc8628 import DEVICE_CODE_GRANT_TYPE
 
+from broker.accounts.applications import Application
 from broker.accounts.client_credentials_grant import ClientCredentials
 from broker.accounts.clients import BY_OLD_TOKEN, authenticate_client, named_application
 from broker.accounts.code_grant import S256, AuthorizationCode
@@ -42,6 +43,8 @@ class TokenResponse:
     status: int
     body: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
+    #: The id of the application that a refused request names, if there is one; for the log.
+    application: str = ""
 
 
 class TokenServer(AuthorizationServer):
@@ -87,13 +90,15 @@ class TokenServer(AuthorizationServer):
         body = {"error": error.error}
         if description := error.description or _DESCRIPTIONS.get(error.error):
             body["error_description"] = description
+        named = named_application(self.issuance.tx, request.credentials, request.parameters)
+        application = "" if named is None else named.id
         if error.error == "invalid_client":
-            return TokenResponse(401, body, {"WWW-Authenticate": 'Basic realm="accounts"'})
+            return TokenResponse(401, body, {"WWW-Authenticate": 'Basic realm="accounts"'}, application)
         if error.error == "unsupported_grant_type":
-            return TokenResponse(302, body, self._location_of(request, error.error))
-        return TokenResponse(400, body)
+            return TokenResponse(302, body, _location_of(named, error.error), application)
+        return TokenResponse(400, body, application=application)
 
-    def _location_of(self, request: TokenServerRequest, error: str) -> dict[str, str]:
-        application = named_application(self.issuance.tx, request.credentials, request.parameters)
-        uri = application.redirect_uri(None) if application is not None else None
-        return {"Location": with_parameters(uri, [("error", error)])} if uri is not None else {}
+
+def _location_of(application: Application | None, error: str) -> dict[str, str]:
+    uri = application.redirect_uri(None) if application is not None else None
+    return {"Location": with_parameters(uri, [("error", error)])} if uri is not None else {}

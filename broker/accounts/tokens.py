@@ -10,12 +10,14 @@ import structlog
 import trio
 
 from broker.accounts.issuance import Issuance, Lifetimes
+from broker.accounts.wrong_tokens import WrongTokens
 from broker.changes import Changes
 from broker.clock import Clock
 from broker.errors import PermissionDenied, Unauthorized
 from broker.facts import DeviceChanged, FactPhase, Router, TokenRevoked
 from broker.loops import repeat
 from broker.secrets import token_hash
+from broker.trace.origin import acting
 from config.limits import EXPIRY_SWEEP_SECONDS
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
@@ -52,6 +54,21 @@ class Caller:
     device: DeviceKey | None = None
     device_id: str | None = None
 
+    @property
+    def actor(self) -> str:
+        """The holder for logs: a word and the id."""
+        match self.kind:
+            case TokenKind.USER:
+                return f"user {self.user_id}"
+            case TokenKind.APPLICATION:
+                return f"application {self.application_id}"
+            case TokenKind.DEVICE:
+                return f"device {self.device_id}"
+
+    def act(self) -> None:
+        """From now on the task works for this caller."""
+        acting(self.actor, self.application_id or "" if self.kind is TokenKind.USER else "")
+
 
 @dataclass(frozen=True, slots=True)
 class TokenInformation:
@@ -66,7 +83,9 @@ class TokenInformation:
 class Tokens:
     """Resolves tokens to callers, and ends tokens. A resolved caller is cached until its token or device changes."""
 
-    def __init__(self, database: Database, clock: Clock, router: Router, lifetimes: Lifetimes) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, router: Router, lifetimes: Lifetimes, wrong: WrongTokens
+    ) -> None:
         self._database = database
         self._clock = clock
         self._router = router
@@ -74,12 +93,18 @@ class Tokens:
         self._swept_until = clock.now_ms()
         self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
+        self._wrong = wrong
         self._changes = Changes()
         router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
 
     async def caller(self, token: str) -> Caller:
-        """The caller behind a bearer token. Raises Unauthorized when it is unknown, expired or revoked."""
+        """The caller behind a bearer token.
+
+        Raises:
+            Unauthorized: it is unknown, expired or revoked.
+            TooManyWrongTokens: it is not in memory, and too many unknown ones came from this address.
+        """
         hashed = token_hash(token)
         caller = self._known.get(hashed) or await self._load(hashed)
         if caller.expires_on is not None and caller.expires_on <= self._clock.now_ms():
@@ -94,8 +119,10 @@ class Tokens:
         return caller
 
     async def _load(self, hashed: bytes) -> Caller:
+        self._wrong.check(hashed)
         caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
         if caller is None:
+            self._wrong.note(hashed)
             raise Unauthorized
         self._known[hashed] = caller
         if len(self._known) > _CACHED_TOKENS:
@@ -123,6 +150,7 @@ class Tokens:
             PermissionDenied: the token is a device token or a token of another application.
         """
         hashed = token_hash(token)
+        self._wrong.check(hashed)
 
         def work(issuance: Issuance) -> None:
             tx = issuance.tx
@@ -201,6 +229,7 @@ class Tokens:
         """Empty the cache, because many tokens may have changed at once."""
         self._changes.note()
         self._known.clear()
+        self._wrong.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
         self._forget_hash(fact.hash)

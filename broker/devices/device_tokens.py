@@ -9,6 +9,7 @@ from broker.errors import DeviceNotFound, NotFound
 from broker.facts import Router, TokenRevoked
 from broker.ids import new_id
 from broker.secrets import Vault, token_hash
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey
 from storage.records import DeviceRecord, DeviceTokenRecord
@@ -64,9 +65,10 @@ class DeviceTokens:
         if record is None:
             raise DeviceNotFound
         former = tx.devices.token_of(device)
-        tx.devices.put_token(
-            DeviceTokenRecord(device, token_hash(token), self._vault.seal(token), application, self._clock.now_ms())
-        )
+        now_ms = self._clock.now_ms()
+        tx.devices.put_token(DeviceTokenRecord(device, token_hash(token), self._vault.seal(token), application, now_ms))
+        event = AuditEvent.DEVICE_TOKEN_MADE if former is None else AuditEvent.DEVICE_TOKEN_REPLACED
+        note(tx, event, f"device {record.id}", now_ms=now_ms)
         return TokenChange(record, None if former is None else former.hash)
 
     async def remove(self, device: Device) -> DeviceToken:
@@ -77,6 +79,7 @@ class DeviceTokens:
             if record is None:
                 raise NotFound
             tx.devices.remove_token(device.key)
+            note(tx, AuditEvent.DEVICE_TOKEN_DELETED, f"device {record.id}", now_ms=self._clock.now_ms())
             return TokenChange(record, kept[0].hash), kept
 
         _change, kept = await self._database.write(work, announce=lambda done: self.tell(done[0]))

@@ -23,6 +23,7 @@ from broker.facts import (
     TokenRevoked,
 )
 from broker.ids import new_id
+from broker.trace.audit import AuditEvent, note
 from config.limits import FORBIDDEN_IN_NAMES, NAME_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
@@ -99,6 +100,7 @@ class Inventory:
             if check is not None:
                 check(tx)
             record = _add(tx, new, now_ms)
+            note(tx, AuditEvent.DEVICE_CREATED, f"device {record.id}", now_ms=now_ms, owner=record.owner_id)
             if beside is not None:
                 beside(tx, record)
             return record
@@ -152,6 +154,7 @@ class Inventory:
             token = tx.devices.token_of(known.key)
             tx.devices.remove_token(known.key)
             tx.devices.set_deleted(known.key, now_ms)
+            note(tx, AuditEvent.DEVICE_DELETED, f"device {known.id}", now_ms=now_ms, owner=known.owner_id)
             return known, [] if token is None else [TokenRevoked(token.hash)]
 
         def tell(done: tuple[DeviceRecord, list[Fact]]) -> None:

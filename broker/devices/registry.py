@@ -144,7 +144,7 @@ class Devices:
         """
         caller = await self._tokens.caller(token)
         if caller.kind is not TokenKind.DEVICE:
-            raise PermissionDenied(f"the token of device {device_id}")
+            raise PermissionDenied("a device token")
         if caller.device_id != device_id or caller.device is None:
             raise Unauthorized
         device = await self.get(caller.device)

@@ -24,6 +24,7 @@ from broker.facts import Router, SharesChanged
 from broker.ids import new_id
 from broker.mail import DeviceShareInvitation, Mails, TooManyMails
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
 from config.limits import DEVICE_SHARES_MAX, EMAIL_MAX_CHARACTERS
 from config.mail import mail_address
 from storage.database import Database, Transaction
@@ -114,6 +115,7 @@ class Shares:
             if not self._mails.add(tx, letter):
                 raise TooManyMails
             tx.shares.put(share)
+            self._note(tx, AuditEvent.SHARE_OFFERED, share, device.id)
             return share
 
         return await self._database.write(work)
@@ -207,8 +209,10 @@ class Shares:
                 tx.accounts.verify_email(user, now_ms=self._clock.now_ms())
             answered = replace(share, user=user, status=status, code_hash=None)
             tx.shares.put(answered)
-            accepted = status is ShareStatus.ACCEPTED
-            return _Change(answered, tx.devices.device(share.device) if accepted else None)
+            accepted, device = status is ShareStatus.ACCEPTED, tx.devices.device(share.device)
+            event = AuditEvent.SHARE_ACCEPTED if accepted else AuditEvent.SHARE_REJECTED
+            self._note(tx, event, answered, device.id if device is not None else "")
+            return _Change(answered, device if accepted else None)
 
         return (await self._database.write(work, announce=self._tell)).share
 
@@ -220,10 +224,14 @@ class Shares:
             if share is None:
                 raise NotFound
             tx.shares.remove(share_id)
-            ended = share.status == ShareStatus.ACCEPTED
-            return _Change(share, tx.devices.device(share.device) if ended else None)
+            ended, device = share.status == ShareStatus.ACCEPTED, tx.devices.device(share.device)
+            self._note(tx, AuditEvent.SHARE_REMOVED, share, device.id if device is not None else "")
+            return _Change(share, device if ended else None)
 
         return (await self._database.write(work, announce=self._tell)).share
+
+    def _note(self, tx: Transaction, event: AuditEvent, share: ShareRecord, device_id: str) -> None:
+        note(tx, event, f"device {device_id}", now_ms=self._clock.now_ms(), share=share.id, email=share.email)
 
     def _tell(self, change: _Change) -> None:
         if change.device is not None:

@@ -4,10 +4,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from broker.accounts.throttle import address_key
 from broker.clock import Clock
 from broker.limits.refusals import TooManyRequests
 from broker.limits.window import WINDOW_MS, Window
+from broker.trace.origin import address_key
 
 _REMEMBERED: Final = 10_000
 

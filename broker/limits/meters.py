@@ -21,6 +21,7 @@ from broker.limits.ledger import Batch, Ledger
 from broker.limits.periods import Tally, utc_day
 from broker.limits.refusals import RateLimitExceeded, Standing
 from broker.limits.window import WINDOW_MS, Window
+from broker.trace.refusals import Refusals
 from config.rates import Rate
 from config.settings import Limits
 from storage.records import CallsRecord
@@ -62,7 +63,18 @@ def rates_of(limits: Limits) -> Rates:
 class Meter:
     """The calls of one caller on one channel."""
 
-    __slots__ = ("__weakref__", "_day", "_host", "_is_noted", "_now_ms", "_rate", "_steady_ms", "_unsaved", "_window")
+    __slots__ = (
+        "__weakref__",
+        "_day",
+        "_host",
+        "_is_noted",
+        "_now_ms",
+        "_rate",
+        "_steady_ms",
+        "_unsaved",
+        "_window",
+        "whose",
+    )
 
     def __init__(self, rate: Rate, day: Tally, window: Window, clock: Clock, host: "Meters") -> None:
         self._rate = rate
@@ -73,6 +85,7 @@ class Meter:
         self._host = host
         self._is_noted = False
         self._unsaved = 0
+        self.whose = ""  # the id of the caller, for the log
 
     @property
     def name(self) -> str:
@@ -111,8 +124,9 @@ class Meter:
             raise self._refusal("MINUTE", oldest_ms + WINDOW_MS - steady_ms)
 
     def _refusal(self, window: Literal["MINUTE", "DAILY"], wait_ms: int) -> RateLimitExceeded:
-        self._host.refused += 1
-        return RateLimitExceeded(_seconds(wait_ms), window, self.standing())
+        refusal = RateLimitExceeded(_seconds(wait_ms), window, self.standing())
+        self._host.note_refusal(self, refusal)
+        return refusal
 
     def standing(self) -> Standing:
         """The caller's limits, remaining calls and reset times now."""
@@ -157,8 +171,9 @@ class MeterStatistics:
 class Meters:
     """One meter for each caller and channel."""
 
-    def __init__(self, rates: Rates | None, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, rates: Rates | None, ledger: Ledger, clock: Clock, refusals: Refusals) -> None:
         """Without `rates`, nothing is counted."""
+        self._refusals = refusals
         self._rates = rates
         self._ledger = ledger
         self._clock = clock
@@ -184,7 +199,10 @@ class Meters:
                 actor = f"application {caller.application}"
             case TokenKind.USER:
                 actor = f"user {caller.application} {caller.user}"
-        return self.named(f"{channel.value} {actor}", self._rates[channel, caller.kind])
+        meter = self.named(f"{channel.value} {actor}", self._rates[channel, caller.kind])
+        if not meter.whose:
+            meter.whose = caller.actor
+        return meter
 
     def named(self, name: str, rate: Rate) -> Meter:
         """The meter of this name: one object for all who ask."""
@@ -211,6 +229,13 @@ class Meters:
             if not first.is_idle(steady_ms):
                 break
             del self._busy[first.name]
+
+    def note_refusal(self, meter: Meter, refusal: RateLimitExceeded) -> None:
+        self.refused += 1
+        channel = meter.name.partition(" ")[0]
+        self._refusals.note(
+            f"{channel}_rate_refused", reason=str(refusal), source=meter.name, caller=meter.whose or meter.name
+        )
 
     def statistics(self) -> MeterStatistics:
         return MeterStatistics(len(self._busy), self.counted, self.refused)

@@ -27,7 +27,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     ledger = Ledger(core.database, core.clock)
     await ledger.resume()
     life.worker("counters", ledger.save_forever, save=ledger.flush, statistics=ledger.statistics)
-    meters = Meters(rates_of(settings) if counts_calls else None, ledger, core.clock)
+    meters = Meters(rates_of(settings) if counts_calls else None, ledger, core.clock, core.refusals)
     life.observe("rate limits", meters.statistics)
     addresses = AddressLimit(settings.calls_per_address if counts_calls else None, core.clock)
     life.observe("addresses", addresses.statistics)

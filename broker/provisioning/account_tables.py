@@ -21,6 +21,7 @@ from broker.provisioning.document import (
 from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
+from broker.trace.audit import AuditEvent, note
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
 from storage.keys import ApplicationKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord
@@ -173,6 +174,7 @@ class AccountTables:
             wanted = replace(wanted, permissions=self._requests(at, entry))
         if entry.secret is not None and self._opened(at, base.secret) != entry.secret:
             wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
+            note(self._run.tx, AuditEvent.SECRET_RENEWED, f"application {base.id}", now_ms=self._run.now_ms)
         key = base.key
         if wanted != known:
             key = accounts.put_application(wanted).key

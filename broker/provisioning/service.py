@@ -24,6 +24,7 @@ from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
 from broker.site import Site
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
 
@@ -80,6 +81,8 @@ class Provisioning:
         def work(tx: Transaction) -> ProvisioningRun:
             run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
             _put_all(run, wanted, AccountTables(run, passwords, self._mails, self._site))
+            if tables := _changes(run.report):
+                note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
                 raise _DryRunDoneError(run.report)
             return run
@@ -122,6 +125,15 @@ class Provisioning:
         if stored is not None and self._passwords.matches(stored, entry.password):
             return None
         return PreparedPassword(self._passwords.hash(entry.password))
+
+
+def _changes(report: ProvisionReport) -> dict[str, str]:
+    """What was done to each table that was changed."""
+    return {
+        table: f"{counts.created} created, {counts.changed} changed"
+        for table, counts in report.tables.items()
+        if counts.created or counts.changed
+    }
 
 
 def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:

@@ -20,6 +20,7 @@ from broker.errors import INVALID, REQUIRED, Conflict, Finding, NotFound, Permis
 from broker.ids import new_id
 from broker.registration.certificates import BadCertificate, public_key, read_signer
 from broker.registration.uploads import Uploads
+from broker.trace.audit import AuditEvent, note
 from config.limits import APPROVED_CERTIFICATES_MAX, APPROVED_UPLOADS_KEPT, APPROVED_UPLOADS_WAITING
 from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey
@@ -64,6 +65,7 @@ class ApprovedLists:
                 if lists.has_devices(type_.key):
                     raise Conflict(HAS_DEVICES)
             lists.set_enabled(type_.key, enabled)
+            self._note(tx, type_, "enabled" if enabled else "disabled")
 
         await self._database.write(work)
 
@@ -83,6 +85,7 @@ class ApprovedLists:
         def work(tx: Transaction) -> ApprovedEntryRecord:
             entry = _entry(type_.key, vdid, tx)
             tx.approved_lists.remove_entry(type_.key, vdid)
+            self._note(tx, type_, "entry removed")
             return entry
 
         return await self._database.write(work)
@@ -99,6 +102,7 @@ class ApprovedLists:
                 raise Conflict(TOO_MANY_UPLOADS)
             lists.forget_uploads(type_.key, keep=APPROVED_UPLOADS_KEPT - 1)
             lists.add_upload(type_.key, upload_id, content, now_ms=now_ms)
+            self._note(tx, type_, "file uploaded")
 
         await self._database.write(work)
         self._uploads.wake()
@@ -151,16 +155,25 @@ class ApprovedLists:
                 raise Conflict("Too many certificates")
             if not tx.approved_lists.add_certificate(type_.key, id_, certificate):
                 raise Conflict(CERTIFICATE_UPLOADED)
+            self._note(tx, type_, "certificate added")
 
         await self._database.write(work)
         return id_, certificate
 
     async def remove_certificate(self, type_: DeviceType, id_: str) -> bytes:
         """Remove a certificate; returns its DER. Raises NotFound."""
-        removed = await self._database.write(lambda tx: tx.approved_lists.remove_certificate(type_.key, id_))
-        if removed is None:
-            raise NotFound
-        return removed
+
+        def work(tx: Transaction) -> bytes:
+            removed = tx.approved_lists.remove_certificate(type_.key, id_)
+            if removed is None:
+                raise NotFound
+            self._note(tx, type_, "certificate removed")
+            return removed
+
+        return await self._database.write(work)
+
+    def _note(self, tx: Transaction, type_: DeviceType, what: str) -> None:
+        note(tx, AuditEvent.APPROVED_LIST_CHANGED, f"device_type {type_.id}", now_ms=self._clock.now_ms(), what=what)
 
     # New devices
 

@@ -34,6 +34,7 @@ from broker.registration.progress import (
 )
 from broker.registration.trust import Trust
 from broker.secrets import token_hash
+from broker.trace.audit import AuditEvent, note
 from config.limits import PIN_MISSES, PIN_WINDOW_SECONDS, REGISTRATION_KEPT_DAYS
 from storage.database import Database, Transaction
 from storage.keys import DeviceTypeKey, UserKey
@@ -137,6 +138,7 @@ class Registrations:
         put_origin(tx, replace(device, certificate=registration.certificate, vdid=registration.vendor_device_id))
         change = self._device_tokens.put(tx, device.key, token, application=registration.application)
         tx.registrations.end(id_, Status.REGISTERED)
+        note(tx, AuditEvent.CERTIFICATE_REGISTERED, f"device {device.id}", now_ms=self._clock.now_ms())
         return change
 
     async def _of_device(self, shown: ClientCertificate, id_: str) -> RegistrationRecord:
@@ -227,6 +229,7 @@ class Registrations:
             tx.devices.remove_token(record.key)
             record = replace(record, certificate=None, vdid=None)
             put_origin(tx, record)
+            note(tx, AuditEvent.CERTIFICATE_REVOKED, f"device {record.id}", now_ms=self._clock.now_ms())
             return TokenChange(record, None if token is None else token.hash)
 
         await self._database.write(work, announce=self._device_tokens.tell)

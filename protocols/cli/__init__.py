@@ -21,6 +21,7 @@ _COMMANDS = {
     "plans": "monetization",
     "payments": "monetization",
     "statistics": "statistics",
+    "audit": "audit",
 }
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 

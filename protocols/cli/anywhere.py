@@ -1,11 +1,13 @@
 """Runs a command of the control socket on a stopped daemon's store, or sends it to the running daemon."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 import trio
 
 from broker.services import open_services
+from broker.trace.origin import Origin, enter
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.control.server import COMMANDS
@@ -42,5 +44,6 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
 async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
     with open_state(settings) as state:
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        enter(Origin("command line", f"operator {os.getuid()}"))
         async with open_services(settings, Database(engine), state.vault) as services:
             return await COMMANDS[command](services, arguments)

@@ -1,5 +1,7 @@
 """`trunkline key rotate`: a new key for the secrets in the store, while no daemon runs."""
 
+import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import click
 
 from broker.resealing import Resealing, reseal, told
 from broker.secrets import Vault
+from broker.trace.audit import AuditEvent, entry_of
+from broker.trace.origin import Origin, enter
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
 from protocols.cli.daemon_failures import failures_reported
@@ -14,6 +18,7 @@ from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.key_file import KeyFileError
 from protocols.state import StateError, StateInUseError, open_state
+from storage.audit import AuditStore
 from storage.engines.sqlite import SqliteEngine
 
 
@@ -74,4 +79,9 @@ def _reseal(engine: SqliteEngine, vault: Vault) -> Resealing:
     engine.migrate()
     # Closing writes all pages into the store, so that none sealed with the old key is left beside it.
     with closing(engine.open(read_only=False, erase=True)) as store:
-        return reseal(store, vault)
+        done = reseal(store, vault)
+        enter(Origin("command line", f"operator {os.getuid()}"))
+        store.begin(write=True)
+        AuditStore(store).add(entry_of(AuditEvent.KEY_ROTATED, now_ms=time.time_ns() // 1_000_000))
+        store.commit()
+        return done

@@ -264,6 +264,7 @@ class Endpoint:
             else:
                 self._answer(session, incoming, refusal(error, request))
         except DomainError as error:
+            self._resources.note_refusal(session, error)
             self._answer(session, incoming, refusal(error, request))
 
     def _answer_failure(self, session: CoapSession, incoming: Incoming, failure: Failure) -> None:

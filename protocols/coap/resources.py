@@ -25,6 +25,7 @@ from broker.errors import (
 )
 from broker.limits.meters import Channel
 from broker.nesting import check_nesting
+from broker.trace.origin import enter
 from config.limits import COAP_BODY_BYTES
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import InternalError, MethodNotAllowed, NotAcceptable, UnsupportedFormat
@@ -43,7 +44,7 @@ from protocols.coap.requests import (
 )
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionRank
-from protocols.refusals import PublishForbidden, SubscribeForbidden
+from protocols.refusals import PublishForbidden, SubscribeForbidden, note_refusal
 from storage.keys import Position
 from storage.sql import StoreError
 
@@ -132,6 +133,7 @@ class Resources:
                 self._reply(session, incoming, self._discover(session, request, now))
                 return
         check_formats(request)
+        enter(session.origin)
         token = last.decode("ascii", "replace")
         known = self._rooms.devices.registry.by_token_nowait(token)
         if known is None or token in self._unknown:
@@ -171,6 +173,7 @@ class Resources:
         """
         async for token in self._lookups_due:
             first, *_ = self._unknown[token][0]
+            enter(first.origin)
             outcome = await contain_async("coap_request_failed", first.key, self._outcome, token)
             for session, incoming, request in self._unknown.pop(token):
                 self._contained(session.key, self._serve_looked_up, session, incoming, request, outcome, now())
@@ -192,6 +195,7 @@ class Resources:
         outcome: tuple[Device, Caller] | DomainError | Failure,
         now: float,
     ) -> None:
+        enter(session.origin)
         if isinstance(outcome, tuple):
             serve = partial(self._serve_or_refuse, session, incoming, request, *outcome, now)
             failure = contain("coap_request_failed", None, session.key, serve)
@@ -222,7 +226,13 @@ class Resources:
     ) -> None:
         if isinstance(error, PermissionDenied):  # the token is valid, but not a device token
             error = PublishForbidden() if request.method == Code.POST else SubscribeForbidden()
+        if error_id is None:
+            self.note_refusal(session, error)
         self._reply(session, incoming, refusal(error, request, error_id=error_id))
+
+    def note_refusal(self, session: CoapSession, error: DomainError) -> None:
+        enter(session.origin)
+        note_refusal(self._rooms.core.refusals, "coap", error)
 
     # --- Serve -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from math import inf
 
 from broker.devices.registry import Device
 from broker.registration.certificates import ClientCertificate
+from broker.trace.origin import Origin
 from config.limits import COAP_SILENCE_SECONDS
 from protocols.coap.blockwise import Blockwise
 from protocols.coap.message_layer import MessageLayer
@@ -47,6 +48,7 @@ class CoapSession:
         "lost_pings",
         "message_layer",
         "observers",
+        "origin",
         "rank",
         "scheduled",
         "send",
@@ -75,6 +77,7 @@ class CoapSession:
             now: seconds of the endpoint's clock.
         """
         self.key = key
+        self.origin = Origin(str(key[0]) if isinstance(key, tuple) else "")
         self.message_layer = message_layer
         self.send = send
         self._end = end

@@ -12,6 +12,7 @@ import trio
 from broker.errors import DomainError, ValidationFailed
 from broker.ids import new_id
 from broker.nesting import check_nesting
+from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.rooms import ControlRooms
@@ -54,6 +55,7 @@ async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mappi
 COMMANDS: Final[Mapping[str, Command]] = {
     "provision": _provision,
     "statistics": partial(_statistics, {}),
+    **AUDIT_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
     **USER_COMMANDS,
@@ -102,6 +104,7 @@ async def _serve_client(rooms: ControlRooms, commands: Mapping[str, Command], st
         try:
             with trio.fail_after(_CLIENT_SECONDS):
                 content = await receive_all(stream)
+            enter_operator(stream)
             answer = msgspec.json.encode(await _run(rooms, commands, content))
             with trio.fail_after(_CLIENT_SECONDS):
                 await stream.send_all(answer)
@@ -120,8 +123,11 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
     command = commands.get(request.command)
     if command is None:
         return _failure(f"this daemon does not know the command {request.command!r}")
+    outcome = "refused"
     try:
-        return ControlAnswer(data=await command(rooms, request.arguments))
+        data = await command(rooms, request.arguments)
+        outcome = "done"
+        return ControlAnswer(data=data)
     except ValidationFailed as error:
         return ControlAnswer(error=ControlFailure(str(error), error.findings))
     except msgspec.ValidationError as error:
@@ -129,9 +135,11 @@ async def _run(rooms: ControlRooms, commands: Mapping[str, Command], content: by
     except (DomainError, StoreError) as error:
         return _failure(str(error))
     except Exception:  # noqa: BLE001 - a bug in one command must end only its connection
-        error_id = new_id()
+        error_id, outcome = new_id(), "failed"
         _log.exception("control_command_failed", command=request.command, error_id=error_id)
         return _failure(f"internal error {error_id}; the daemon's log says more")
+    finally:
+        await note_command(rooms, request.command, request.arguments, outcome)
 
 
 def _failure(message: str) -> ControlAnswer:

@@ -48,7 +48,7 @@ def _new_app(services: Services) -> QuartTrio:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
-    errors.install_error_handlers(app)
+    errors.install_error_handlers(app, services.core.refusals)
     Allowances(services.limits, CALLS).install(app)
     app.before_request(answers.answer_preflight)
     app.after_request(answers.add_cors)

@@ -3,14 +3,18 @@
 Every error has a fresh id that the caller and the log both see.
 """
 
+from typing import Any
+
 import structlog
-from quart import Quart, Response, request
+from quart import Quart, Response, current_app, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from broker.errors import BodyTooLarge, DomainError, StorageUnavailable
 from broker.ids import new_id
+from broker.trace.refusals import Refusals
 from protocols.http.answers import error_answer
-from protocols.refusals import refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
+from protocols.http.peers import note_origin
+from protocols.refusals import note_refusal, refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
 from storage.sql import StoreError
 
 _RETRY_SECONDS = 5
@@ -18,11 +22,22 @@ _RETRY_SECONDS = 5
 _log = structlog.get_logger(__name__)
 
 
-def install_error_handlers(app: Quart) -> None:
+_REFUSALS = "REFUSALS"
+
+
+def install_error_handlers(app: Quart, refusals: Refusals) -> None:
+    app.config[_REFUSALS] = refusals
+    app.before_request(note_origin)
     app.register_error_handler(DomainError, _refused)
     app.register_error_handler(StoreError, _store_failed)
     app.register_error_handler(HTTPException, refused_by_http)
     app.register_error_handler(Exception, _failed)
+
+
+def app_refusals() -> Refusals:
+    """Where the current application logs what it refuses."""
+    refusals: Refusals = current_app.config[_REFUSALS]
+    return refusals
 
 
 async def _refused(error: DomainError) -> Response:
@@ -31,7 +46,7 @@ async def _refused(error: DomainError) -> Response:
     if isinstance(error, StorageUnavailable):
         _log.error("http_storage_unavailable", reason=error.reason, **about)
     else:
-        _log.info("http_refused", code=error.code, reason=str(error), **about)
+        note_refusal(app_refusals(), "http", error, code=error.code, **about)
     answer = error_answer(error.status, rest_refusal_body(error, error_id))
     answer.headers.update(rest_refusal_headers(error))
     if error.status == 503:
@@ -49,7 +64,7 @@ async def refused_by_http(error: HTTPException) -> Response:
     if status == 413:
         return await _refused(BodyTooLarge())
     error_id, text = new_id(), error.name
-    _log.info("http_refused", code=status, reason=text, **_about(error_id, status))
+    app_refusals().note("http_refused", reason=text, code=status, **_about(error_id, status))
     return allow_methods(error_answer(status, rest_error_body(status, text, error_id)), error)
 
 
@@ -66,6 +81,13 @@ async def _failed(error: Exception) -> Response:
     return error_answer(500, rest_error_body(500, "Internal Server Error", error_id))
 
 
-def _about(error_id: str, status: int) -> dict[str, object]:
-    # Never the query: it may carry a token.
-    return {"error_id": error_id, "status": status, "method": request.method, "path": request.path}
+def _about(error_id: str, status: int) -> dict[str, Any]:
+    return {"error_id": error_id, "status": status, "method": request.method, "route": route_of_request()}
+
+
+def route_of_request() -> str:
+    """The path of the request with the names of what varies, for the log; empty for an unknown path.
+
+    Paths and queries as they were sent may have a token in them, also where none belongs.
+    """
+    return "" if request.url_rule is None else str(request.url_rule.rule)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-import structlog
 import trio
 
 from broker.ids import new_id
 from broker.services import Services
+from broker.trace.refusals import Refusals
 from config.settings import Address
 from protocols.http.application import build_accounts_app, build_app
 from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head, split_head
@@ -26,8 +26,6 @@ _LINGER_SECONDS: Final = 1.0
 
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
-
-_log = structlog.get_logger(__name__)
 
 
 async def serve_http(
@@ -62,8 +60,9 @@ async def serve_http(
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket).serve_connection,
+        FrontDoor(adapter, websocket, services.core.refusals).serve_connection,
         protocol="http",
+        refusals=services.core.refusals,
         connections=connections,
         ssl_context=ssl_context,
         task_status=task_status,
@@ -71,7 +70,8 @@ async def serve_http(
 
 
 class FrontDoor:
-    def __init__(self, adapter: HypercornAdapter, websocket: WebSocketServer | None) -> None:
+    def __init__(self, adapter: HypercornAdapter, websocket: WebSocketServer | None, refusals: Refusals) -> None:
+        self._refusals = refusals
         self._adapter = adapter
         self._websocket = websocket
 
@@ -83,10 +83,10 @@ class FrontDoor:
         if not head:
             return
         if scope.cancelled_caught:
-            await _refuse(stream, HTTPStatus.REQUEST_TIMEOUT)
+            await self._refuse(stream, HTTPStatus.REQUEST_TIMEOUT)
             return
         if len(head) >= HEAD_BYTES and not is_whole(head):
-            await _refuse(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            await self._refuse(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
         upgrade = bytes(head)
         if self._websocket is None:
@@ -98,10 +98,13 @@ class FrontDoor:
         if upgrade:
             await self._websocket(*split_head(upgrade), stream)
 
+    async def _refuse(self, stream: Stream, status: HTTPStatus) -> None:
+        error_id = new_id()
+        self._refusals.note("http_head_refused", reason=status.phrase, error_id=error_id, status=status.value)
+        await _answer(stream, status, error_id)
 
-async def _refuse(stream: Stream, status: HTTPStatus) -> None:
-    error_id = new_id()
-    _log.info("http_head_refused", error_id=error_id, status=status.value)
+
+async def _answer(stream: Stream, status: HTTPStatus, error_id: str) -> None:
     body = rest_error_body(status.value, status.phrase, error_id)
     answer = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"

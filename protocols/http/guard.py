@@ -56,6 +56,7 @@ class Guard:
         if token is None:
             raise Unauthorized
         caller = await self._tokens.caller(token)
+        caller.act()
         refusal = None if channel is None else self._count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")

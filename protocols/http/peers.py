@@ -1,4 +1,4 @@
-"""The client certificate of the connection on which a request came."""
+"""Who is at the other end of a request's connection: the address, and the client certificate."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ from quart import request
 
 from broker.errors import PermissionDenied
 from broker.registration.certificates import ClientCertificate
+from broker.trace.origin import Origin, enter
 
 #: The key of the certificate in ASGI's `state`, which the requests of one connection share.
 STATE_KEY: Final = "client_certificate"
@@ -27,3 +28,8 @@ def require_certificate() -> ClientCertificate:
     if shown is None:
         raise PermissionDenied("a client certificate")
     return shown
+
+
+async def note_origin() -> None:
+    """What the request leads to, comes from its client's address."""
+    enter(Origin(request.remote_addr or ""))

@@ -15,6 +15,7 @@ from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.routing.connections import CloseReason
+from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES
 from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
 from protocols.mqtt.errors import error_message
@@ -103,7 +104,7 @@ class MqttExchange:
             try:
                 events = session.receive(packet)
             except ProtocolError as fault:
-                log_fault(fault)
+                note_fault(self._rooms.core.refusals, fault)
                 self._end()
                 break
             self._outbox.put(session.take_output())
@@ -227,5 +228,5 @@ class MqttExchange:
                 self._publish(event.will.topic, event.will.payload)
 
 
-def log_fault(fault: ProtocolError) -> None:
-    _log.info("mqtt_protocol_error", reason=str(fault))
+def note_fault(refusals: Refusals, fault: ProtocolError) -> None:
+    refusals.note("mqtt_protocol_error", reason=str(fault))

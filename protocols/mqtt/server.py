@@ -6,6 +6,7 @@ socket takes at once are sent directly.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -15,17 +16,18 @@ from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
+from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS
 from config.settings import Address
 from protocols.listeners import end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connack_code
-from protocols.mqtt.exchange import MqttExchange, log_fault
+from protocols.mqtt.exchange import MqttExchange, note_fault
 from protocols.mqtt.packets import Packet, ProtocolError
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
-from protocols.refusals import refusal_for
+from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
 
@@ -57,6 +59,7 @@ async def serve_mqtt(
         bind,
         partial(serve_mqtt_connection, rooms),
         protocol="mqtt",
+        refusals=rooms.core.refusals,
         connections=connections,
         ssl_context=ssl_context,
         task_status=task_status,
@@ -122,7 +125,7 @@ class _Connection:
         try:
             return self._reader.feed(received)
         except ProtocolError as fault:
-            log_fault(fault)
+            note_fault(self._rooms.core.refusals, fault)
             self._is_over = True
             return fault.packets  # the packets before the fault are processed
 
@@ -134,7 +137,7 @@ class _Connection:
         try:
             (event,) = self._session.receive(packets[0])
         except ProtocolError as fault:
-            log_fault(fault)
+            note_fault(self._rooms.core.refusals, fault)
             return None, ()
         self._outbox.put(self._session.take_output())
         return (event, packets[1:]) if isinstance(event, CredentialsOffered) else (None, ())
@@ -150,11 +153,22 @@ class _Connection:
                 meter.check()
             return device, caller
         except (DomainError, StoreError) as error:
-            self._outbox.put(self._session.refuse(connack_code(refusal_for(error))))
+            refusal = refusal_for(error)
+            self._outbox.put(self._session.refuse(connack_code(refusal)))
+            await self._note_refusal(refusal, offered.device_id)
             return None
+
+    async def _note_refusal(self, refusal: DomainError, device_id: str) -> None:
+        """Log the refusal, with the device if there is one of this id: a stranger's text may be a mistyped secret."""
+        refusals = self._rooms.core.refusals
+        if refusals.shows_next("mqtt_credentials_refused"):
+            with suppress(DomainError, StoreError):
+                concerning((await self._rooms.devices.registry.find(device_id)).id)
+        note_refusal(refusals, "mqtt", refusal)
 
     async def _serve(self, device: Device, caller: Caller, packets: Sequence[Packet], silence_seconds: float) -> None:
         structlog.contextvars.bind_contextvars(device=device.id)
+        caller.act()
         exchange = self._exchange = MqttExchange(
             self._rooms,
             device,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl
 
-import structlog
 import trio
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, RejectConnection, RejectData, Request
@@ -15,12 +14,14 @@ from wsproto.utilities import RemoteProtocolError
 
 from broker.errors import BadRequest, DomainError
 from broker.ids import new_id
-from protocols.refusals import rest_refusal_body, rest_refusal_headers
+from broker.trace.refusals import Refusals
+from protocols.refusals import note_refusal, rest_refusal_body, rest_refusal_headers
 from protocols.websocket.frames import token_in
 
-_TRUE: Final = frozenset({"true", "1"})
+#: Where there are WebSockets.
+PATHS: Final = frozenset({"/v1.1/websocket", "/v1.1/live", "/v1.1/events"})
 
-_log = structlog.get_logger(__name__)
+_TRUE: Final = frozenset({"true", "1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class HandshakeRequest:
 
 
 class Handshake:
-    def __init__(self, head: bytes, stream: trio.abc.SendStream) -> None:
+    def __init__(self, head: bytes, stream: trio.abc.SendStream, refusals: Refusals) -> None:
         """`head` is the whole head of the client's request; `stream` takes the answer."""
+        self._refusals = refusals
         self._head = head
         self._stream = stream
         self._wire = WSConnection(ConnectionType.SERVER)
@@ -75,7 +77,9 @@ class Handshake:
         """Answer with the status, the headers and the body that REST has for this error."""
         error_id = new_id()
         # Never the query: it may carry a token.
-        _log.info("websocket_refused", error_id=error_id, status=error.status, path=self._path[:200], reason=str(error))
+        # The path as it was sent may have a token in it, also where none belongs.
+        route = self._path if self._path in PATHS else ""
+        note_refusal(self._refusals, "websocket", error, error_id=error_id, status=error.status, route=route)
         body = rest_refusal_body(error, error_id)
         headers = {
             **rest_refusal_headers(error),

@@ -30,7 +30,7 @@ from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
-from protocols.refusals import refusal_for
+from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import peer_certificate
 from protocols.websocket.connection import Conversation, OpenWebSocket
 from protocols.websocket.device_channel import (
@@ -80,7 +80,7 @@ async def serve_websocket_connection(rooms: WebSocketRooms, head: bytes, early: 
 async def _shake_hands(
     rooms: WebSocketRooms, head: bytes, early: bytes, stream: trio.abc.Stream
 ) -> OpenWebSocket | None:
-    handshake = Handshake(head, stream)
+    handshake = Handshake(head, stream, rooms.core.refusals)
     try:
         request = await handshake.receive()
         if request is None:
@@ -217,7 +217,9 @@ class DeviceConversation:
                 meter.count()
             device, reach = await self._authorize(request.sdid, request.token)
         except (DomainError, StoreError) as error:
-            self._act(self._channel.registration_refused(request.sdid, refusal_for(error)))
+            refusal = refusal_for(error)
+            note_refusal(self._rooms.core.refusals, "websocket", refusal)
+            self._act(self._channel.registration_refused(request.sdid, refusal))
         else:
             self._connect(device, reach, request.token)
             self._deadline = math.inf

@@ -97,6 +97,8 @@ _VARIABLES = [
     ("STORAGE_RETENTION_DAYS", "30", "storage.retention_days", 30),
     ("SUBSCRIPTIONS_PAYLOAD", "notification", "subscriptions.payload", "notification"),
     ("CONNECTORS_PULL_MINUTES", "5", "connectors.pull_minutes", 5),
+    ("AUDIT_KEEP_DAYS", "30", "audit.keep_days", 30),
+    ("AUDIT_KEEP_ENTRIES", "5000", "audit.keep_entries", 5000),
     ("SUBSCRIPTIONS_BATCH_SECONDS", "2", "subscriptions.batch_seconds", 2),
     ("PAYMENTS_PROCESSOR", "manual", "payments.processor", "manual"),
     ("PAYMENTS_CURRENCY", "eur", "payments.currency", "eur"),
@@ -171,6 +173,8 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
         ),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
         (STATE + "[connectors]\npull_minutes = 0", "connectors.pull_minutes: must be at least 1"),
+        (STATE + "[audit]\nkeep_days = 0", "audit.keep_days: must be at least 1"),
+        (STATE + "[audit]\nkeep_entries = 999", "audit.keep_entries: must be at least 1000"),
         (
             STATE + '[payments]\nprocessor = "cash"',
             "payments.processor: invalid enum value 'cash' (allowed: manual, stripe)",

@@ -20,6 +20,7 @@ from protocols.websocket.connection import OpenWebSocket
 from protocols.websocket.frames import FrameForm
 from protocols.websocket.handshake import Handshake
 from protocols.websocket.wire import encode_frame
+from tests.fakes import new_refusals
 from tests.protocols.websocket.peers import whole_head
 
 # 9 sends messages beyond the 64 KiB that reference 19.1 allows; 12 and 13 are about compression, which the
@@ -57,7 +58,7 @@ class Echo:
 
 async def echo(services: Services, stream: trio.SocketStream) -> None:
     head, early = split_head(await whole_head(stream))
-    handshake = Handshake(head, stream)
+    handshake = Handshake(head, stream, new_refusals())
     if await handshake.receive() is not None:
         await handshake.accept()
         await OpenWebSocket(services, stream, early, Echo).run()

@@ -8,6 +8,7 @@ import trio
 
 from config.settings import Address
 from protocols.listeners import Stream, end_gently, sender_at_once, serve_tcp
+from tests.fakes import new_refusals
 
 Handle = Callable[[Stream], Awaitable[None]]
 
@@ -15,7 +16,12 @@ Handle = Callable[[Stream], Awaitable[None]]
 async def listening(nursery: trio.Nursery, handle: Handle) -> Address:
     bound: Address = await nursery.start(
         lambda task_status: serve_tcp(
-            Address("127.0.0.1", 0), handle, protocol="test", connections=nursery, task_status=task_status
+            Address("127.0.0.1", 0),
+            handle,
+            protocol="test",
+            refusals=new_refusals(),
+            connections=nursery,
+            task_status=task_status,
         )
     )
     return bound
@@ -56,7 +62,7 @@ async def test_an_exception_in_one_connection_is_logged_and_ends_no_other(
 async def test_an_address_that_is_taken_is_an_error(nursery: trio.Nursery) -> None:
     address = await listening(nursery, answer)
     with pytest.raises(OSError, match="in use"):
-        await serve_tcp(address, answer, protocol="test", connections=nursery)
+        await serve_tcp(address, answer, protocol="test", refusals=new_refusals(), connections=nursery)
 
 
 async def test_sending_at_once_takes_what_the_socket_takes(nursery: trio.Nursery) -> None:

@@ -15,6 +15,7 @@ from config.settings import Address
 from protocols.listeners import Stream, serve_tcp
 from protocols.tls import PeerContext, peer_certificate
 from tests.certificates import Authority, Issued
+from tests.fakes import new_refusals
 from tests.protocols.http.certificates import contexts
 from tests.secure_types import NOW
 
@@ -39,7 +40,9 @@ async def address(nursery: trio.Nursery, tmp_path: Path, shown: list[ClientCerti
 
     contexts(tmp_path)
     context = PeerContext(tmp_path / "cert.pem", tmp_path / "key.pem", required=False)
-    serve = partial(serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", connections=nursery)
+    serve = partial(
+        serve_tcp, Address("127.0.0.1", 0), echo, protocol="echo", refusals=new_refusals(), connections=nursery
+    )
     bound: Address = await nursery.start(partial(serve, ssl_context=context))
     return bound
 
@@ -116,7 +119,7 @@ async def test_a_client_without_tls_is_disconnected_without_an_error_in_the_log(
             with suppress(trio.BrokenResourceError):  # reset, which is as good as closed
                 while await stream.receive_some(65_536):
                     pass
-    assert logs == []
+    assert [(line["event"], line["log_level"], line["peer"]) for line in logs] == [("tls_refused", "info", "127.0.0.1")]
 
 
 async def test_a_server_needs_a_certificate_and_its_key(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import trio
 
+from broker.trace.origin import Origin, concerning, enter
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.containment import Failure, contain_async
@@ -239,10 +240,18 @@ class _Peers:
         arriving: trio.MemoryReceiveChannel[list[bytes]],
     ) -> bool:
         """Shake hands and open a session. Returns whether the peer has done its part in time."""
+        enter(Origin(address[0]))
         connection: DtlsConnection | None = None
-        with suppress(ConnectionOver), handshake.scope:
-            connection = await self._connect(address, prestate, arriving)
+        reason = "took too long"
+        try:
+            with handshake.scope:
+                connection = await self._connect(address, prestate, arriving)
+        except ConnectionOver as over:
+            reason = str(over)
         if connection is None:
+            # A handshake that was cancelled has made room for another, and is not refused.
+            if not handshake.scope.cancelled_caught or trio.current_time() >= handshake.scope.deadline:
+                self._rooms.core.refusals.note("dtls_refused", reason=reason)
             return False
         self._handshakes += 1
         self._open_session(address, connection, handshake.hello)
@@ -283,7 +292,10 @@ class _Peers:
             )
         if isinstance(key, Failure):
             raise ConnectionOver("its key could not be read")
-        return None if key is None else (identity, key)
+        if key is None:
+            return None
+        concerning(device)
+        return identity, key
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 

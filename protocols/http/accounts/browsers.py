@@ -11,6 +11,7 @@ from broker.accounts.sessions import CodeWanted, FormKeys, Session, Sessions
 from broker.errors import DomainError
 from broker.ids import is_id, new_id
 from broker.site import AccountsRoot
+from broker.trace.origin import acting
 from config.limits import SECOND_FACTOR_SECONDS, SESSION_SECONDS
 from protocols.http.accounts.forms import as_field
 from protocols.http.accounts.pages import is_head, render_page
@@ -42,11 +43,17 @@ class Browsers:
         return request.cookies.get(_SESSION, "")
 
     async def session(self) -> Session | None:
-        return await self._sessions.find(self.session_id)
+        session = await self._sessions.find(self.session_id)
+        if session is not None:
+            acting(f"user {session.user.id}")
+        return session
 
     async def session_to_enrol(self) -> Session | None:
         """The session, also one that is good only for setting up the second factor."""
-        return await self._sessions.find(self.session_id, to_enrol=True)
+        session = await self._sessions.find(self.session_id, to_enrol=True)
+        if session is not None:
+            acting(f"user {session.user.id}")
+        return session
 
     def remember(self, answer: Response, session: Session) -> None:
         self._set(answer, _SESSION, session.id, max_age=SESSION_SECONDS)

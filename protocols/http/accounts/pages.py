@@ -15,6 +15,8 @@ from broker.accounts.authorize import AuthorizationRequest, ErrorPage, Redirect
 from broker.errors import DomainError, StorageUnavailable, TryLater, ValidationFailed
 from broker.ids import new_id
 from protocols.http.accounts.caching import accounts_path
+from protocols.http.errors import app_refusals, route_of_request
+from protocols.refusals import note_refusal
 from storage.sql import StoreError
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -74,7 +76,7 @@ def render_page(
 
     Args:
         asked: the authorization request; the forms of the page may lead to its redirect URI.
-        refused: the error because of which the page is shown once more; it decides the status.
+        refused: the error because of which the page is shown once more; it decides the status, and is logged.
         problem: the text of an error that was not raised.
         ways_out: other addresses, or only their schemes, that the forms may lead to.
     """
@@ -82,6 +84,8 @@ def render_page(
     text = _templates.get_template(template).render(
         values, root=accounts_path(), blank=blank, problem=problem if refused is None else _words_of(refused)
     )
+    if refused is not None and not isinstance(refused, StorageUnavailable):
+        note_refusal(app_refusals(), "page", refused, route=route_of_request(), status=refused.status)
     answer = Response(text, status if refused is None else refused.status, content_type=_HTML)
     schemes = (_schemes_of(one) for one in (*ways_out, *(() if asked is None else (asked.redirect_uri,))))
     targets = " ".join(dict.fromkeys(("'self'", *" ".join(schemes).split())))
@@ -150,9 +154,7 @@ async def protect(answer: Response) -> Response:
 async def _refused(error: DomainError) -> Response:
     error_id = new_id()
     if isinstance(error, StorageUnavailable):
-        _log.error("page_storage_unavailable", error_id=error_id, path=request.path, reason=error.reason)
-    else:
-        _log.info("page_refused", error_id=error_id, path=request.path, status=error.status, reason=str(error))
+        _log.error("page_storage_unavailable", error_id=error_id, route=route_of_request(), reason=error.reason)
     return render_page("error.html", refused=error, error_id=error_id)
 
 
@@ -167,7 +169,7 @@ async def _store_failed(error: StoreError) -> Response:
 async def _failed(error: Exception) -> Response:
     error_id = new_id()
     # Do not log the query or the body: they contain secrets.
-    _log.error("page_failed", exc_info=error, error_id=error_id, path=request.path)
+    _log.error("page_failed", exc_info=error, error_id=error_id, route=route_of_request())
     return _to_application() or error_page(500, "Something went wrong here. Please try again.", error_id=error_id)
 
 

@@ -129,14 +129,16 @@ class AuthorizationFlow:
         screen = await self._authorize.consent_needed(asked, session.user.key)
         if screen is None:  # the person agreed in another window, or the application was changed meanwhile
             refused = form.text("decision") == "deny"
-            return outcome_response(self._authorize.deny(asked)) if refused else await self.go_on(asked, session)
+            if refused:
+                return outcome_response(await self._authorize.deny(asked))
+            return await self.go_on(asked, session)
         if not session.proves(form.text("csrf"), *shown("consent", screen), asked.query):
             return _consent_page(asked, session, screen, status=403, problem=OLD_FORM)
         match form.text("decision"):
             case "allow":
                 return await self._allow(asked, session, agreed=screen)
             case "deny":
-                return outcome_response(self._authorize.deny(asked))
+                return outcome_response(await self._authorize.deny(asked))
             case _:
                 return _consent_page(asked, session, screen, status=400, problem="Please choose Allow or Deny.")
 

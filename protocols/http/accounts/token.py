@@ -1,6 +1,7 @@
 """POST /token and POST /device/code. Their errors are flat JSON objects, unlike those of REST (reference 3.1)."""
 
 from http import HTTPStatus
+from typing import Final
 
 import structlog
 from quart import Blueprint, Response, request
@@ -10,8 +11,14 @@ from broker.accounts.token_endpoints import TokenEndpoints, TokenRequest
 from broker.accounts.token_server import TokenResponse
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
+from broker.trace.audit import AuditEvent
 from protocols.http.answers import json_answer
+from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.reading import read_body
+from protocols.refusals import note_refusal
+
+_WAITING: Final = frozenset({"authorization_pending", "slow_down"})  # a device polls (RFC 8628, 3.5)
+_CREDENTIALS: Final = frozenset({"invalid_client", "invalid_grant"})
 
 _log = structlog.get_logger(__name__)
 
@@ -29,6 +36,7 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
 
     @routes.errorhandler(DomainError)
     async def refused(error: DomainError) -> Response:
+        note_refusal(app_refusals(), "token_request", error)
         name = "temporarily_unavailable" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "invalid_request"
         answer = json_answer({"error": name, "error_description": str(error)}, error.status)
         if isinstance(error, TryLater):
@@ -44,7 +52,7 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
     async def failed(error: Exception) -> Response:
         error_id = new_id()
         # Do not log the query or the body: they contain secrets.
-        _log.error("token_call_failed", exc_info=error, error_id=error_id, path=request.path)
+        _log.error("token_call_failed", exc_info=error, error_id=error_id, route=route_of_request())
         return json_answer({"error": "server_error", "error_description": f"Unexpected error {error_id}"}, 400)
 
     return routes
@@ -58,7 +66,17 @@ async def token_request() -> TokenRequest:
     )
 
 
+def note_refused_request(answer: TokenResponse) -> None:
+    """Log an answer that is an error, unless it only tells a device to go on waiting."""
+    error = answer.body.get("error")
+    if error is not None and error not in _WAITING:
+        audited = AuditEvent.TOKEN_REFUSED if error in _CREDENTIALS else None
+        about = {"application": answer.application} if answer.application else {}
+        app_refusals().note("token_request_refused", reason=error, audited=audited, **about)
+
+
 def _flat(answer: TokenResponse) -> Response:
+    note_refused_request(answer)
     response = json_answer(answer.body, answer.status)
     response.headers.update(answer.headers)
     return response

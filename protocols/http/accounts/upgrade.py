@@ -14,6 +14,7 @@ from broker.monetization.port import NotificationRefused
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import is_head, notice, pages_blueprint, redirect, render_page
+from protocols.http.errors import app_refusals
 from protocols.http.reading import Query, read_body
 
 _NOTIFICATION_BYTES = 64 * 1024
@@ -56,7 +57,7 @@ def upgrade_blueprint(payments: Payments) -> Blueprint:
             headers = {name.lower(): value for name, value in request.headers.items()}
             await payments.hear(await read_body(limit=_NOTIFICATION_BYTES), headers)
         except NotificationRefused as error:
-            _log.warning("payment_notification_refused", reason=str(error))
+            app_refusals().note("payment_notification_refused", reason=str(error))
             return Response(b"", 400)
         return Response(b"")
 

@@ -10,7 +10,7 @@ from broker.accounts.room import AccountsRoom
 from broker.accounts.token_server import TokenResponse
 from broker.errors import Unauthorized
 from protocols.http.accounts.information import check, tell_about
-from protocols.http.accounts.token import token_request
+from protocols.http.accounts.token import note_refused_request, token_request
 from protocols.http.answers import json_answer
 from protocols.http.calls import (
     ANY_TOKEN,
@@ -101,7 +101,9 @@ class AccountsCalls(RestCalls):
         refusals={400: IMPLICIT_ONLY},
     )
     async def refresh(self) -> Response:
-        return _with_text_code(await self._grants.refresh_implicit(await token_request()))
+        answer = await self._grants.refresh_implicit(await token_request())
+        note_refused_request(answer)
+        return _with_text_code(answer)
 
     @RestCall(
         "POST",

@@ -121,8 +121,8 @@ async def test_a_repeated_state_is_not_returned(services: Services, oauth: OAuth
 async def test_refusal_and_failure_go_to_the_application(oauth: OAuthWorld) -> None:
     web = await oauth.read(client_id=WEB, response_type="code", state="s")
     page = await oauth.read(client_id=PAGE, response_type="token", state="s")
-    assert oauth.services.accounts.authorize.deny(web).url == f"{CALLBACK}?error=access_denied&state=s"
-    assert oauth.services.accounts.authorize.deny(page).url == f"{PAGE_CALLBACK}#error=access_denied&state=s"
+    assert (await oauth.services.accounts.authorize.deny(web)).url == f"{CALLBACK}?error=access_denied&state=s"
+    assert (await oauth.services.accounts.authorize.deny(page)).url == f"{PAGE_CALLBACK}#error=access_denied&state=s"
     assert web.error("server_error").url == f"{CALLBACK}?error=server_error&state=s"
 
 
@@ -247,7 +247,7 @@ async def test_grants_are_added_and_never_removed(oauth: OAuthWorld) -> None:
     assert lock is not None
     await oauth.ask_for(WEB, [asks(THEIR_TYPE, "READ")])
     asked = await oauth.read(client_id=WEB, response_type="code")
-    oauth.services.accounts.authorize.deny(asked)
+    await oauth.services.accounts.authorize.deny(asked)
     assert await grants_of(oauth, WEB) == set()
     screen = await oauth.services.accounts.authorize.consent_needed(asked, oauth.ada.key)
     await oauth.services.accounts.authorize.allow(asked, oauth.ada.key, agreed=screen)

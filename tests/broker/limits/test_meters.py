@@ -23,7 +23,7 @@ from storage.keys import ApplicationKey, DeviceKey, UserKey
 from storage.sql import StoreError
 from tests.builders import new_engine
 from tests.factories import NOW_MS
-from tests.fakes import BreakableEngine, FakeClock, run_inline
+from tests.fakes import BreakableEngine, FakeClock, new_refusals, run_inline
 from tests.properties import examples
 
 DAY_MS = 86_400_000
@@ -38,7 +38,7 @@ class Run:
 
     def __init__(self, ledger: Ledger, clock: Clock, limits: Limits) -> None:
         self.ledger = ledger
-        self.meters = Meters(rates_of(limits), ledger, clock)
+        self.meters = Meters(rates_of(limits), ledger, clock, new_refusals(clock))
 
     def meter(self, channel: Channel = Channel.MQTT, caller: Caller = DEVICE) -> Meter:
         meter = self.meters.of(channel, caller)
@@ -285,7 +285,7 @@ async def test_counters_of_past_days_are_forgotten(engine: SqliteEngine, fake_cl
 
 
 async def test_with_rate_limits_off_there_are_no_meters(run: Run) -> None:
-    meters = Meters(None, run.ledger, Clock())
+    meters = Meters(None, run.ledger, Clock(), new_refusals())
     assert meters.of(Channel.MQTT, DEVICE) is None
 
 

@@ -23,6 +23,7 @@ from protocols.http.hypercorn_adapter import KEEP_ALIVE_SECONDS, HypercornAdapte
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
+from tests.fakes import new_refusals
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import Raw, bearer, receive_all, repeat_head
 
@@ -335,7 +336,13 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
     adapter, stopping = HypercornAdapter(answer_at_length, grace_seconds=100.0), trio.Event()
     async with AsyncExitStack() as after, trio.open_nursery() as connections:
         connections.start_soon(adapter.stop_after, stopping)
-        serve = partial(serve_tcp, Address("127.0.0.1", 0), FrontDoor(adapter, None).serve_connection, protocol="http")
+        serve = partial(
+            serve_tcp,
+            Address("127.0.0.1", 0),
+            FrontDoor(adapter, None, new_refusals()).serve_connection,
+            protocol="http",
+            refusals=new_refusals(),
+        )
         address: Address = await connections.start(partial(serve, connections=connections))
         # The client stays open until the server's connection has ended.
         stream = await after.enter_async_context(await trio.open_tcp_stream(address.host, address.port))

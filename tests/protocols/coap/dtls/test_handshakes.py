@@ -170,7 +170,7 @@ class TestPreSharedKeys:
             context = psk_context(KITCHEN, KITCHEN_TOKEN, PSK)
             with dtls_client(address, context) as client, pytest.raises(trio.TooSlowError):
                 await client.handshake(seconds=0.2)
-        assert [entry["event"] for entry in logs] == ["coap_key_not_read"]
+        assert [entry["event"] for entry in logs] == ["coap_key_not_read", "dtls_refused"]
         assert listener.statistics().handshakes_failed == 1
         await still_serves(address)
 
@@ -257,3 +257,23 @@ async def test_without_a_working_library_nothing_is_opened(
     monkeypatch.setattr(DtlsContext, "_find_key", lambda *_: -1)
     with pytest.raises(DtlsUnavailable, match="the self-test failed"):
         await serve_coap_dtls(services, Address("127.0.0.1", 0), *certificates["ecdsa"])
+
+
+async def test_failed_handshakes_have_a_line_with_the_device_if_there_is_one(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.coap.dtls.listener._HANDSHAKE_SECONDS", 0.3)
+    with capture_logs() as logs:
+        for identity, key, error in (
+            (KITCHEN_TOKEN, KITCHEN, SSL.Error),  # in the wrong fields
+            (KITCHEN, HALL_TOKEN, trio.TooSlowError),
+        ):
+            with dtls_client(address, psk_context(identity, key, PSK)) as client, pytest.raises(error):
+                await client.handshake(seconds=0.5)
+        await wait_all_tasks_blocked()
+    assert [(line["event"], line["peer"], line.get("account")) for line in logs] == [
+        ("dtls_refused", "127.0.0.1", None),
+        ("dtls_refused", "127.0.0.1", KITCHEN),
+    ]
+    assert logs[1]["reason"] == "took too long"
+    assert KITCHEN_TOKEN not in str(logs)

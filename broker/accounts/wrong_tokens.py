@@ -1,0 +1,67 @@
+"""Unknown bearer tokens, counted by address and by token (reference 28.3).
+
+A broken device sends one wrong token again and again: that is one guess, and when it comes too often only this token is
+refused without a look-up. The other devices behind its address are not affected. Who sends many different tokens
+guesses; then every token from that address that is not in memory is refused for a while without a look-up.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from broker.accounts.throttle import Throttle
+from broker.clock import Clock
+from broker.errors import TooManyAttempts, TooManyWrongTokens
+from broker.trace.origin import address_key, current_origin
+from config.limits import WRONG_TOKEN_TRIES, WRONG_TOKEN_WINDOW_SECONDS, WRONG_TOKENS
+
+_REMEMBERED: Final = 10_000
+_WINDOW_MS: Final = WRONG_TOKEN_WINDOW_SECONDS * 1000
+
+
+@dataclass(slots=True)
+class _Tried:
+    since_ms: int
+    tries: int = 1
+
+
+class WrongTokens:
+    def __init__(self, clock: Clock, *, are_limited: bool) -> None:
+        """Where rate limits are off, nothing is counted."""
+        self._are_limited = are_limited
+        self._clock = clock
+        self._by_address = Throttle(clock, misses=WRONG_TOKENS, window_seconds=WRONG_TOKEN_WINDOW_SECONDS)
+        self._tried: OrderedDict[bytes, _Tried] = OrderedDict()
+
+    def check(self, hashed: bytes) -> None:
+        """Raise TooManyWrongTokens when the token, or other tokens from this task's origin, were wrong too often."""
+        tried = self._recent(hashed)
+        if tried is None:
+            try:
+                self._by_address.check(address_key(current_origin().address))
+            except TooManyAttempts as refused:
+                raise TooManyWrongTokens(refused.retry_seconds) from None
+        elif tried.tries >= WRONG_TOKEN_TRIES:
+            raise TooManyWrongTokens(-(-(tried.since_ms + _WINDOW_MS - self._clock.steady_ms()) // 1000))
+
+    def note(self, hashed: bytes) -> None:
+        """The store does not have this token."""
+        if not self._are_limited:
+            return
+        tried = self._recent(hashed)
+        if tried is not None:
+            tried.tries += 1
+            return
+        self._tried[hashed] = _Tried(self._clock.steady_ms())
+        self._tried.move_to_end(hashed)
+        if len(self._tried) > _REMEMBERED:
+            self._tried.popitem(last=False)
+        self._by_address.missed(address_key(current_origin().address))
+
+    def _recent(self, hashed: bytes) -> _Tried | None:
+        tried = self._tried.get(hashed)
+        return tried if tried is not None and self._clock.steady_ms() - tried.since_ms < _WINDOW_MS else None
+
+    def clear(self) -> None:
+        """Tokens that were wrong may have been given to somebody."""
+        self._tried.clear()

@@ -1,0 +1,60 @@
+"""Where the work of a task comes from: the peer's address, and who asks.
+
+Front ends set it for a connection or a request. It travels with the task (PEP 567), and with a write into its
+transaction (`Database.write`), so that the capabilities need not pass it on.
+"""
+
+from contextvars import ContextVar
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import Final, NamedTuple
+
+
+class Origin(NamedTuple):
+    """`actor` is proven: `user …`, `application …` or `device …` with the id, or `operator …` with the uid.
+
+    `account` is the id of the account or device that an unproven peer names, once it is known that there is one.
+    """
+
+    address: str = ""  # IP address, or what stands for one; empty for the daemon's own work
+    actor: str = ""
+    application: str = ""  # the id of the application through which a user acts
+    account: str = ""
+
+
+_NOBODY: Final = Origin()
+_origin: ContextVar[Origin] = ContextVar("origin", default=_NOBODY)
+
+
+def current_origin() -> Origin:
+    return _origin.get()
+
+
+def enter(origin: Origin) -> None:
+    """From now on the task works for this origin."""
+    _origin.set(origin)
+
+
+def acting(actor: str, application: str = "") -> None:
+    """The peer has proven who it is."""
+    known = _origin.get()
+    _origin.set(Origin(known.address, actor, application, known.account))
+
+
+def concerning(account: str) -> None:
+    """The peer names this account or device, and has not proven anything."""
+    _origin.set(_origin.get()._replace(account=account))
+
+
+@lru_cache(maxsize=4096)
+def address_key(address: str) -> str:
+    """The key under which an IP address is counted; of an IPv6 address its /64: one customer has a whole /64."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return f"address {address}"
+    if isinstance(parsed, IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return f"address {parsed.ipv4_mapped}"
+        return f"address {parsed.exploded[:19]}/64"
+    return f"address {parsed}"

@@ -1,0 +1,99 @@
+"""The audit log. The caller holds the transaction."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from storage.records import AuditFilter, AuditRecord
+from storage.sql import StoreConnection
+
+_COLUMNS = "at_ms, event, actor, address, object, outcome, of_stranger, details"
+
+
+class AuditStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def add(self, entry: AuditRecord) -> None:
+        self._db.execute(
+            f"INSERT INTO audit_entry ({_COLUMNS}) VALUES"  # noqa: S608 - constants
+            " (:at_ms, :event, :actor, :address, :object, :outcome, :of_stranger, :details)",
+            {
+                "at_ms": entry.at_ms,
+                "event": entry.event,
+                "actor": entry.actor,
+                "address": entry.address,
+                "object": entry.object,
+                "outcome": entry.outcome,
+                "of_stranger": int(entry.of_stranger),
+                "details": json.dumps(entry.details, ensure_ascii=False),
+            },
+        )
+
+    def find(self, wanted: AuditFilter) -> list[AuditRecord]:
+        """The latest entries that match, oldest first."""
+        conditions, parameters = _conditions(wanted)
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM audit_entry WHERE {' AND '.join(conditions)} ORDER BY key DESC LIMIT :limit",  # noqa: S608 - constants
+            parameters,
+        )
+        return [_entry(row) for row in rows][::-1]
+
+    # How much is kept
+
+    def older_than(self, at_ms: int, *, limit: int) -> list[int]:
+        """The keys of the oldest entries before a time."""
+        rows = self._db.execute(
+            "SELECT key FROM audit_entry WHERE at_ms < :at_ms ORDER BY at_ms LIMIT :limit",
+            {"at_ms": at_ms, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
+    def surplus(self, keep: int, *, limit: int, of_stranger: bool = False) -> list[int]:
+        """The keys of the oldest entries beyond the number to keep, of all or of those that strangers have caused."""
+        condition = "WHERE of_stranger = 1" if of_stranger else ""
+        row = self._db.execute(
+            f"SELECT key FROM audit_entry {condition} ORDER BY key DESC LIMIT 1 OFFSET :keep",  # noqa: S608 - constants
+            {"keep": keep},
+        ).one()
+        if row is None:
+            return []
+        condition = f"{condition} AND" if condition else "WHERE"
+        rows = self._db.execute(
+            f"SELECT key FROM audit_entry {condition} key <= :last ORDER BY key LIMIT :limit",  # noqa: S608 - constants
+            {"last": row["key"], "limit": limit},
+        )
+        return [found["key"] for found in rows]
+
+    def remove(self, keys: list[int]) -> None:
+        for key in keys:
+            self._db.execute("DELETE FROM audit_entry WHERE key = :key", {"key": key})
+
+
+def _conditions(wanted: AuditFilter) -> tuple[list[str], dict[str, Any]]:
+    conditions, parameters = ["at_ms >= :since_ms", "at_ms < :until_ms"], dict[str, Any]()
+    parameters |= {"since_ms": wanted.since_ms, "until_ms": wanted.until_ms, "limit": wanted.limit}
+    # An actor or object is a word and an id, and may be asked for by both or by the id alone.
+    for name, value in (("actor", wanted.actor), ("object", wanted.object)):
+        if value:
+            conditions.append(f"({name} = :{name} OR {name} LIKE :{name}_of_any ESCAPE '!')")
+            escaped = value.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+            parameters |= {name: value, f"{name}_of_any": f"% {escaped}"}
+    for name, value in (("event", wanted.event), ("outcome", wanted.outcome)):
+        if value:
+            conditions.append(f"{name} = :{name}")
+            parameters[name] = value
+    return conditions, parameters
+
+
+def _entry(row: Mapping[str, Any]) -> AuditRecord:
+    return AuditRecord(
+        at_ms=row["at_ms"],
+        event=row["event"],
+        actor=row["actor"],
+        address=row["address"],
+        object=row["object"],
+        outcome=row["outcome"],
+        of_stranger=bool(row["of_stranger"]),
+        details=json.loads(row["details"]),
+    )

@@ -1,0 +1,131 @@
+"""Each change that is audited has its entry (reference 28.2); what people do on pages is in test_trace.py."""
+
+from typing import Any
+
+from broker.devices.inventory import NewDevice
+from broker.devices.shares import ShareStatus
+from broker.services import Services
+from storage.records import AuditFilter
+from tests.broker.accounts.oauth_world import WEB, OAuthWorld, make_oauth_world
+from tests.certificates import Authority
+from tests.factories import ADA_TOKEN, BOB, HALL, KITCHEN, World
+from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
+
+
+async def seen(services: Services, *, but: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+    """Event and object of each entry."""
+    found = await services.core.audit.find(AuditFilter(0, 2**62, 1000))
+    return [(one.event, one.object) for one in found if one.event not in but]
+
+
+async def test_device_tokens(services: Services, world: World) -> None:
+    kitchen, tokens = await services.devices.registry.find(KITCHEN), services.devices.tokens
+    former = await tokens.of(kitchen)
+    renewed = await tokens.renew(kitchen, application=None)
+    await tokens.remove(kitchen)
+    last = await tokens.renew(kitchen, application=None)
+    assert await seen(services) == [
+        ("device_token_replaced", f"device {KITCHEN}"),
+        ("device_token_deleted", f"device {KITCHEN}"),
+        ("device_token_made", f"device {KITCHEN}"),
+    ]
+    entries = str(await services.core.audit.find(AuditFilter(0, 2**62, 1000)))
+    assert not [token for token in (former, renewed, last) if token.token in entries]
+
+
+async def test_devices(services: Services, world: World) -> None:
+    kitchen = await services.devices.registry.find(KITCHEN)
+    made = await services.devices.inventory.create(NewDevice(owner=world.ada, type=kitchen.type))
+    await services.devices.inventory.delete(made)
+    assert await seen(services) == [("device_created", f"device {made.id}"), ("device_deleted", f"device {made.id}")]
+
+
+async def test_shares(services: Services, world: World) -> None:
+    shares = services.devices.shares
+    for id_, answer in ((KITCHEN, ShareStatus.ACCEPTED), (HALL, ShareStatus.REJECTED)):
+        share = await shares.offer(await services.devices.registry.find(id_), uid=BOB)
+        await shares.answer(share.id, world.bob, answer)
+        await shares.answer(share.id, world.bob, answer)  # changes nothing
+        await shares.remove(share.id)
+    assert await seen(services) == [
+        ("share_offered", f"device {KITCHEN}"),
+        ("share_accepted", f"device {KITCHEN}"),
+        ("share_removed", f"device {KITCHEN}"),
+        ("share_offered", f"device {HALL}"),
+        ("share_rejected", f"device {HALL}"),
+        ("share_removed", f"device {HALL}"),
+    ]
+
+
+async def test_registration_with_a_certificate(services: Services, world: World) -> None:
+    authority = Authority(now=NOW)
+    await provision_secure_type(services, authority)
+    shown, registrations = authority.issue().shown, services.registration.registrations
+    ada = await services.accounts.tokens.caller(ADA_TOKEN)
+    begun = await registrations.begin(shown, SECURE_TYPE, "vendor-1")
+    await registrations.confirm_new(ada, begun.pin, owner=world.ada, name="Board")
+    completed = await registrations.complete(shown, begun.id, begun.nonce)
+    await registrations.revoke(await services.devices.registry.find(completed.device_id))
+    about = f"device {completed.device_id}"
+    assert await seen(services, but=frozenset({"provisioned"})) == [
+        ("device_created", about),
+        ("device_token_made", about),
+        ("certificate_registered", about),
+        ("certificate_revoked", about),
+    ]
+    entries = str(await services.core.audit.find(AuditFilter(0, 2**62, 1000)))
+    assert not [secret for secret in (begun.pin, begun.nonce, completed.token) if secret in entries]
+
+
+async def test_approved_lists(services: Services, world: World) -> None:
+    type_ = (await services.devices.registry.find(KITCHEN)).type
+    lists, pem = services.registration.approved_lists, Authority(now=NOW).pem
+    await lists.upload(type_, b"vdid\nv1\n")
+    id_, _der = await lists.add_certificate(type_, pem)
+    await lists.remove_certificate(type_, id_)
+    await lists.set_enabled(type_, enabled=False)
+    found = await services.core.audit.find(AuditFilter(0, 2**62, 1000, event="approved_list_changed"))
+    assert [one.details["what"] for one in found] == [
+        "file uploaded",
+        "certificate added",
+        "certificate removed",
+        "disabled",
+    ]
+    assert {one.object for one in found} == {f"device_type {type_.id}"}
+
+
+async def test_consent_and_its_denial(services: Services, world: World) -> None:
+    oauth: OAuthWorld = await make_oauth_world(services)
+    await oauth.ask_for(WEB, [{"device_type": "*", "permissions": ["READ"]}])
+    await services.accounts.authorize.deny(await oauth.read(client_id=WEB, response_type="code"))
+    await oauth.code(WEB)
+    await oauth.code(WEB)
+    assert (await seen(services))[:2] == [
+        ("consent_denied", f"application {WEB}"),
+        ("consent_given", f"application {WEB}"),
+    ]
+
+
+async def test_provisioning_says_what_it_changed_once(services: Services) -> None:
+    given: dict[str, Any] = {
+        "organizations": [{"name": "Acme"}],
+        "users": [{"email": "ada@example.org", "password": "correct horse battery staple"}],
+        "applications": [{"name": "Web", "organization": "Acme", "secret": "one secret"}],
+    }
+    await services.provisioning.apply(given, dry_run=True)
+    assert await seen(services) == []
+    for _ in range(2):
+        await services.provisioning.apply(given)
+    given["applications"][0]["secret"] = "another secret"
+    await services.provisioning.apply(given)
+    assert [event for event, _ in await seen(services)] == [
+        "account_opened",
+        "provisioned",
+        "secret_renewed",
+        "provisioned",
+    ]
+    found = await services.core.audit.find(AuditFilter(0, 2**62, 1000, event="provisioned"))
+    assert found[0].details == {
+        "tables": dict.fromkeys(("organizations", "users", "applications"), "1 created, 0 changed")
+    }
+    assert found[1].details == {"tables": {"applications": "0 created, 1 changed"}}

@@ -1,0 +1,64 @@
+"""What CoAP refuses leaves a line in the log with the peer's address."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
+
+from broker.ids import new_id
+from config.limits import WRONG_TOKEN_TRIES, WRONG_TOKENS
+from config.settings import Limits, Settings
+from protocols.coap.endpoint import Endpoint
+from protocols.coap.messages import CoapMessage, Code
+from tests.factories import ADA_TOKEN, HALL_TOKEN, KITCHEN_TOKEN
+from tests.protocols.coap.peers import Peer
+
+BODY = {"data": {"state": True}}
+FORBIDDEN, NOT_FOUND, TOO_MANY = 4 << 5 | 3, 4 << 5 | 4, 4 << 5 | 29
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off"))
+
+
+async def posted(peer: Peer, token: str) -> CoapMessage:
+    peer.post(token, BODY)
+    await wait_all_tasks_blocked()
+    return peer.take()
+
+
+async def test_a_refusal_has_the_address_and_no_token(peer: Peer) -> None:
+    unknown = new_id()
+    with capture_logs() as logs:
+        assert (await posted(peer, unknown)).code == Code.UNAUTHORIZED
+        assert (await posted(peer, ADA_TOKEN)).code == FORBIDDEN
+        peer.request(Code.GET, "no/such/path")
+        await wait_all_tasks_blocked()
+        assert peer.take().code == NOT_FOUND
+    assert [(line["event"], line["peer"]) for line in logs] == [
+        ("coap_credentials_refused", "192.0.2.1"),
+        ("coap_refused", "192.0.2.1"),
+        ("coap_refused", "192.0.2.1"),
+    ]
+    assert unknown not in str(logs)
+    assert ADA_TOKEN not in str(logs)
+
+
+async def test_a_broken_device_is_told_to_wait_and_others_behind_its_address_are_served(
+    endpoint: Endpoint, peer: Peer
+) -> None:
+    unknown = new_id()
+    codes = [(await posted(peer, unknown)).code for _ in range(WRONG_TOKEN_TRIES + 1)]
+    assert codes == [Code.UNAUTHORIZED] * WRONG_TOKEN_TRIES + [TOO_MANY]
+    assert (await posted(Peer(endpoint, ("192.0.2.1", 40001)), KITCHEN_TOKEN)).code == Code.CREATED
+
+
+async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: Endpoint, peer: Peer) -> None:
+    assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED
+    for _ in range(WRONG_TOKENS):
+        assert (await posted(peer, new_id())).code == Code.UNAUTHORIZED
+    assert (await posted(peer, new_id())).code == TOO_MANY
+    assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED  # in memory
+    assert (await posted(Peer(endpoint, ("192.0.2.2", 40000)), HALL_TOKEN)).code == Code.CREATED
