@@ -7,8 +7,10 @@ from broker.devices.shares import ShareStatus
 from broker.services import Services
 from storage.records import AuditFilter
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, make_oauth_world
+from tests.broker.accounts.test_second_factors import enrolled
 from tests.certificates import Authority
-from tests.factories import ADA_TOKEN, BOB, HALL, KITCHEN, World
+from tests.factories import ADA, ADA_TOKEN, BOB, DASHBOARD, HALL, KITCHEN, World
+from tests.fakes import FakeClock
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 
@@ -129,3 +131,35 @@ async def test_provisioning_says_what_it_changed_once(services: Services) -> Non
         "tables": dict.fromkeys(("organizations", "users", "applications"), "1 created, 0 changed")
     }
     assert found[1].details == {"tables": {"applications": "0 created, 1 changed"}}
+
+
+async def test_second_factors_and_sessions(services: Services, world: World, fake_clock: FakeClock) -> None:
+    accounts, about = services.accounts, f"account {ADA}"
+    ada = await accounts.users.find(ADA)
+    session = await accounts.sessions.begin(ada)
+    await enrolled(services, session, fake_clock)
+    await accounts.second_factors.remove(session)
+    await enrolled(services, session, fake_clock)
+    await accounts.second_factors.reset(ada.email)
+    await accounts.second_factors.reset(ada.email)  # changes nothing
+    await accounts.sessions.begin(ada)
+    (open_session,) = await accounts.open_sessions.of(ada)
+    await accounts.open_sessions.end(ada, open_session.id)
+    await accounts.open_sessions.end_all(ada)
+    assert await seen(services) == [
+        ("sign_in", about),
+        ("second_factor_set", about),
+        ("second_factor_removed", about),
+        ("second_factor_set", about),
+        ("second_factor_removed", about),
+        ("sign_in", about),
+        ("sign_out", about),
+        ("sign_out", about),
+    ]
+
+
+async def test_a_revoked_application(services: Services, world: World) -> None:
+    await services.accounts.granted.revoke(world.ada, world.application)
+    events = await seen(services)
+    assert ("consent_revoked", f"application {DASHBOARD}") in events
+    assert ("token_revoked", f"user {ADA}") in events
