@@ -26,8 +26,13 @@ SILENCE_SECONDS: Final = 90  # WebSocket: no traffic at all closes with 1011
 WEBSOCKET_FRAME_BYTES: Final = 64 * 1024
 WEBSOCKET_BACKLOG: Final = 1000  # frames that may wait for a slow reader
 
+UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown no token yet
+
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
+MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
+
+PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600
 APPLICATION_TOKEN_SECONDS: Final = 86_400

@@ -7,6 +7,7 @@ from broker.devices.room import DevicesRoom
 from broker.limits.addresses import AddressLimit
 from broker.limits.ledger import Ledger
 from broker.limits.meters import Meters, rates_of
+from broker.limits.overhead import Overhead
 from broker.limits.quotas import Quotas
 from broker.mail import Mails
 
@@ -16,6 +17,7 @@ class LimitsRoom:
     ledger: Ledger
     meters: Meters
     addresses: AddressLimit
+    overhead: Overhead
     quotas: Quotas
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
@@ -31,6 +33,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     life.observe("rate limits", meters.statistics)
     addresses = AddressLimit(settings.calls_per_address if counts_calls else None, core.clock)
     life.observe("addresses", addresses.statistics)
+    overhead = Overhead()
+    life.observe("overhead", overhead.statistics)
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
@@ -38,6 +42,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         ledger=ledger,
         meters=meters,
         addresses=addresses,
+        overhead=overhead,
         quotas=quotas,
         charged=quotas if settings.quotas == "on" else None,
     )

@@ -49,11 +49,15 @@ from protocols.coap.requests import CoapRequest, CoapResponse, read_request, ref
 from protocols.coap.resources import Resources
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, CoapSessions, SessionLimits, SessionRank
+from protocols.coap.sockets import STRANGER_WEIGHT
 from protocols.coap.statistics import EndpointStatistics
+from protocols.coap.strangers import REQUESTS_PER_SECOND, Strangers
 
 SESSION_SWEEP_SECONDS = 5.0
 LOOKUP_WORKERS = 4
 _COMMIT_SECONDS = 1.0  # of `stop`
+#: The responses to a message, and to a part of one. All others are overhead.
+_OF_MESSAGES = frozenset({Code.CREATED, Code.CONTINUE})
 
 #: For the first message id and the spread of time-outs. Both are no secrets, and SystemRandom makes a system call.
 _random = random.random
@@ -93,6 +97,8 @@ class Endpoint:
         self._sooner = trio.Event()
         self._wakes_at = inf
         self._next_sweep = inf
+        self._strangers = Strangers(now, per_second=REQUESTS_PER_SECOND)
+        self._overhead_dropped = 0
         self._requests = self._dropped = self._malformed = self._challenges = self._evicted = 0
         self._duplicates = self._retransmissions = 0
         self.datagrams_lost = 0
@@ -174,8 +180,8 @@ class Endpoint:
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> None:
-        """Take a datagram from an address.
+    def receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> int:
+        """Take a datagram from an address, unless the peer has sent too many that no message comes of.
 
         Only a request opens a session. Another message of an unknown peer is rejected if it is confirmable, and leaves
         nothing behind.
@@ -184,16 +190,37 @@ class Endpoint:
             send_to: sends a datagram to an address or loses it, without waiting.
             key: the address.
             datagram: what came.
-        """
-        self.contained(key, self._receive_from, send_to, key, datagram)
 
-    def _receive_from(self, send_to: Callable[[Hashable, bytes], None], key: Hashable, datagram: bytes) -> None:
+        Returns:
+            The weight of the datagram in its wake-up, as `sockets.read_forever` needs it; 0 when it was dropped.
+        """
+        session = self._sessions.find(key)
+        weight = self._admission(key, session)
+        if weight:
+            self.contained(key, self._receive_from, send_to, key, session, datagram)
+        return weight
+
+    def _admission(self, key: Hashable, session: CoapSession | None) -> int:
+        """The weight of the next datagram of a peer; 0 when it is dropped."""
+        if session is None or session.rank is SessionRank.UNAUTHENTICATED:
+            return STRANGER_WEIGHT if self._strangers.admits(key) else 0
+        if session.overhead is not None and session.overhead.is_empty(self.now()):
+            self._overhead_dropped += 1
+            return 0
+        return 1
+
+    def _receive_from(
+        self,
+        send_to: Callable[[Hashable, bytes], None],
+        key: Hashable,
+        session: CoapSession | None,
+        datagram: bytes,
+    ) -> None:
         try:
             message = decode_message(datagram)
         except MalformedMessage as malformed:
-            self._reject(malformed, partial(send_to, key))
+            self._reject(malformed, session, partial(send_to, key))
             return
-        session = self._sessions.find(key)
         if session is not None:
             self._receive(session, message)
         elif message.is_request and message.type in (CON, NON):
@@ -202,16 +229,20 @@ class Endpoint:
             send_to(key, empty(RST, message.message_id))
 
     def receive(self, session: CoapSession, datagram: bytes) -> None:
-        """Take a datagram of a session. The caller contains exceptions (`contained`)."""
+        """Take a datagram of a session as `receive_from` does. The caller contains exceptions (`contained`)."""
+        if not self._admission(session.key, session):
+            return
         try:
             message = decode_message(datagram)
         except MalformedMessage as malformed:
-            self._reject(malformed, session.send)
+            self._reject(malformed, session, session.send)
             return
         self._receive(session, message)
 
-    def _reject(self, malformed: MalformedMessage, send: Callable[[bytes], None]) -> None:
+    def _reject(self, malformed: MalformedMessage, session: CoapSession | None, send: Callable[[bytes], None]) -> None:
         self._malformed += 1
+        if session is not None:
+            session.spend(self.now())
         if malformed.answer is not None:
             send(malformed.answer)
 
@@ -227,10 +258,14 @@ class Endpoint:
             and not message_layer.knows(message, now)
         ):
             self._dropped += 1
+            session.spend(now)
             return
         if message.code == Code.EMPTY and session.observers:
             self._observers.heard(session)
-        for event in message_layer.receive(message, now):
+        events = message_layer.receive(message, now)
+        if not events:  # a ping, a duplicate, or an acknowledgement of nothing
+            session.spend(now)
+        for event in events:
             self._handle(session, event, now)
         self._settle(session)
         self._make_room(session)
@@ -282,6 +317,8 @@ class Endpoint:
 
     def _answer(self, session: CoapSession, incoming: Incoming, response: CoapResponse) -> None:
         now = self.now()
+        if response.code not in _OF_MESSAGES:
+            session.spend(now)
         options = encode_options(response_options(response))
         if self._guard is not None and not session.is_address_verified:
             response_bytes = 4 + len(incoming.token) + len(options) + 1 + len(response.body)
@@ -375,6 +412,8 @@ class Endpoint:
             bytes_held=self._sessions.bytes_held,
             requests=self._requests,
             requests_dropped=self._dropped,
+            overhead_dropped=self._overhead_dropped,
+            strangers_dropped=self._strangers.dropped,
             malformed=self._malformed,
             duplicates=self._duplicates + sum(one.duplicates for one in message_layers),
             retransmissions=self._retransmissions + sum(one.retransmissions for one in message_layers),

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from math import inf
+from typing import Final
 
 from broker.devices.registry import Device
+from broker.limits.overhead import Bucket
 from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin
 from config.limits import COAP_SILENCE_SECONDS
@@ -17,6 +19,9 @@ from protocols.coap.blockwise import Blockwise
 from protocols.coap.message_layer import MessageLayer
 from protocols.coap.observe import Observation
 
+#: What one session may send that no message comes of. More is dropped unread, because UDP cannot make a peer wait.
+OVERHEAD_AT_ONCE: Final = 256
+OVERHEAD_PER_SECOND: Final = 20.0
 #: A session after one request, without what `bytes_held` counts separately: measured, rounded up.
 _BYTES = 2048
 
@@ -49,6 +54,7 @@ class CoapSession:
         "message_layer",
         "observers",
         "origin",
+        "overhead",
         "rank",
         "scheduled",
         "send",
@@ -92,6 +98,13 @@ class CoapSession:
         self.accounted = 0  # of `CoapSessions.account`
         self.observers: dict[bytes, Observer] = {}  # by the token of the registration
         self.blockwise: Blockwise | None = None
+        self.overhead: Bucket | None = None  # its allowance of datagrams that no message comes of, once it sent one
+
+    def spend(self, now: float) -> None:
+        """A datagram came that is no message, no answer and no part of one: a ping, a refused request, a duplicate."""
+        if self.overhead is None:
+            self.overhead = Bucket(at_once=OVERHEAD_AT_ONCE, per_second=OVERHEAD_PER_SECOND)
+        self.overhead.charge(now, 1)
 
     @property
     def blocks(self) -> Blockwise:

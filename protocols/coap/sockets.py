@@ -32,6 +32,10 @@ from config.settings import Address
 from protocols.coap.messages import DATAGRAM_BYTES
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
+#: For how many datagrams one of a stranger counts: a session is opened for it, and its token may be looked up.
+STRANGER_WEIGHT: Final = 8
+#: Short enough for the kernel's buffer, which holds 270 short datagrams where net.core.rmem_max has its usual value.
+_FLOODED_SECONDS: Final = 0.001
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _IP_PKTINFO: Final = 8  # linux/in.h; socket.IP_PKTINFO exists from Python 3.14 on
 _PKTINFO_BYTES: Final = CMSG_SPACE(20)
@@ -105,7 +109,7 @@ class DatagramSocket:
 
 
 async def read_forever(
-    sock: DatagramSocket, ingest: Ingest, take: Callable[[PeerAddress, bytes], None], taken: Callable[[], None]
+    sock: DatagramSocket, ingest: Ingest, take: Callable[[PeerAddress, bytes], int], taken: Callable[[], None]
 ) -> None:
     """Read datagrams until cancelled.
 
@@ -113,20 +117,28 @@ async def read_forever(
         sock: what to read from.
         ingest: nothing is read while it has no room. Datagrams then wait in the kernel, which drops what exceeds its
             buffer.
-        take: called with the sender and each datagram; a longer datagram is cut after DATAGRAM_BYTES + 1 bytes.
+        take: called with the sender and each datagram; a longer datagram is cut after DATAGRAM_BYTES + 1 bytes. Returns
+            for how many of the wake-up's datagrams this one counts; 0 when it was dropped.
         taken: called after all datagrams of one wake-up.
     """
     receive = sock.receive
     while True:
         await trio.lowlevel.wait_readable(sock.socket)
-        for _ in range(DATAGRAMS_PER_WAKE_UP):
+        left, is_flooded = DATAGRAMS_PER_WAKE_UP, False
+        while left > 0:
             try:
                 datagram, address = receive()
             except BlockingIOError:
                 break
             except OSError:  # an ICMP error about an earlier datagram
+                left -= 1
                 continue
-            take(address, datagram)
+            weight = take(address, datagram)
+            if not weight:
+                is_flooded = True
+            left -= weight or 1
         taken()
+        if is_flooded:  # a few wake-ups for many datagrams cost less than a wake-up for each
+            await trio.sleep(_FLOODED_SECONDS)
         if not ingest.has_room:
             await ingest.wait_room()

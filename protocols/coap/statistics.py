@@ -11,6 +11,8 @@ class EndpointStatistics:
     bytes_held: int
     requests: int
     requests_dropped: int  # beyond the unanswered requests that one session may have
+    overhead_dropped: int  # datagrams of known peers beyond their allowance of pings, refused requests and duplicates
+    strangers_dropped: int  # datagrams of strangers beyond the limits of each source and of all
     malformed: int
     duplicates: int
     retransmissions: int

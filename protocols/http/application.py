@@ -15,6 +15,7 @@ from protocols.http.guard import Guard
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
+from protocols.http.websocket_paths import install_websocket_paths
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _BODY_SECONDS: Final = 30
@@ -24,6 +25,7 @@ _ANSWER_SECONDS: Final = 60
 def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services)
+    install_websocket_paths(app)
     guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)

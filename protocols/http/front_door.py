@@ -56,7 +56,9 @@ async def serve_http(
         OSError: the address cannot be bound.
     """
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
-    adapter = HypercornAdapter(app, grace_seconds=services.core.settings.grace_seconds)
+    adapter = HypercornAdapter(
+        app, grace_seconds=services.core.settings.grace_seconds, overhead=services.limits.overhead
+    )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,

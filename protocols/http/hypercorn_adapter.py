@@ -28,11 +28,13 @@ from hypercorn.typing import (
     Scope,
 )
 
+from broker.limits.overhead import Overhead
 from broker.registration.certificates import ClientCertificate
 from protocols.http.heads import HEAD_BYTES
 from protocols.http.hypercorn_stream import EncryptedHypercornStream, HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
+from protocols.http.pipelining import PIPELINE_KEY
 from protocols.listeners import Stream
 from protocols.tls import peer_certificate
 
@@ -45,8 +47,9 @@ _log = structlog.get_logger(__name__)
 class HypercornAdapter:
     """Serves one ASGI application on any number of connections."""
 
-    def __init__(self, app: ASGIFramework, *, grace_seconds: float) -> None:
+    def __init__(self, app: ASGIFramework, *, grace_seconds: float, overhead: Overhead) -> None:
         self.timeouts = PeerTimeouts(grace_seconds=grace_seconds)
+        self._overhead = overhead
         self._app = ASGIWrapper(_Drained(app))
         self._config = _config()
         self._context = WorkerContext(None)
@@ -61,7 +64,7 @@ class HypercornAdapter:
             The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
         """
         kind = EncryptedHypercornStream if isinstance(stream, trio.SSLStream) else HypercornStream
-        http_stream = kind(head, stream, self.timeouts)
+        http_stream = kind(head, stream, self.timeouts, self._overhead)
         if not self._open:
             self._none_open = trio.Event()
         self._open += 1
@@ -104,7 +107,8 @@ class _Server(TCPServer):
     ) -> None:
         # TCPServer's annotation says SSLStream, but TCPServer serves every stream that has the methods that it uses.
         replaced: Any = stream
-        super().__init__(app, config, context, ConnectionState({STATE_KEY: certificate}), replaced)
+        state = ConnectionState({STATE_KEY: certificate, PIPELINE_KEY: stream.pipeline})
+        super().__init__(app, config, context, state, replaced)
         self._http_stream = stream
         stream.stop_idling = self.idle_task.stop
 
@@ -136,6 +140,7 @@ class _Drained:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
+        await scope["state"][PIPELINE_KEY].wait_turn()
         arrived = trio.Event()
 
         async def receive_until_arrived() -> ASGIReceiveEvent:

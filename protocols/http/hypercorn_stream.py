@@ -5,8 +5,10 @@ from typing import Final
 
 import trio
 
+from broker.limits.overhead import Overhead
 from protocols.http.heads import for_http_1, is_websocket_upgrade, read_head
 from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.pipelining import Pipeline
 from protocols.listeners import Stream
 
 _SEND_SECONDS: Final = 30.0
@@ -20,7 +22,8 @@ class HypercornStream(trio.abc.HalfCloseableStream):
     leaves in one piece, and what a client sends after receiving the answer is the beginning of a request.
     """
 
-    def __init__(self, head: bytes, stream: Stream, timeouts: PeerTimeouts) -> None:
+    def __init__(self, head: bytes, stream: Stream, timeouts: PeerTimeouts, overhead: Overhead) -> None:
+        self.pipeline = Pipeline(overhead)
         self._head = for_http_1(head)
         self._stream = stream
         self._timeouts = timeouts
@@ -54,6 +57,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             head, self._head = self._head, b""
             return head
         received = bytes(await self._stream.receive_some(max_bytes))
+        self.pipeline.read()
         if not received or not self.is_idle:
             return received
         # No request is under way, so these bytes begin a new one.

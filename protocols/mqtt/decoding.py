@@ -5,9 +5,9 @@ parsed in place; each other packet type has a small decoder. Version 3.1 allows 
 which of the two versions a connection speaks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from config.limits import MQTT_PACKET_BYTES
+from config.limits import MQTT_FILTERS_MAX, MQTT_PACKET_BYTES, PACKETS_PER_TURN
 
 from .packets import (
     MQTT_3_1,
@@ -26,6 +26,7 @@ from .packets import (
     PubRel,
     RequestedFilter,
     Subscribe,
+    TooManyFilters,
     Unsubscribe,
     UnsupportedConnect,
     Will,
@@ -34,6 +35,8 @@ from .packets import (
 _LEVELS = {(b"MQIsdp", MQTT_3_1), (b"MQTT", MQTT_3_1_1)}
 _PROTOCOL_NAMES = {name for name, _ in _LEVELS}
 _NO_ID = b"\x00\x00"
+#: Packets that end the turn of their connection, because each may have many filters.
+_LONG_WORK = frozenset({Subscribe, Unsubscribe})
 
 
 class PacketReader:
@@ -42,7 +45,7 @@ class PacketReader:
     After an error the reader cannot go on: every later call raises the same error, without packets.
     """
 
-    __slots__ = ("_fault", "_maximum", "_needed", "_rest", "_topic", "level")
+    __slots__ = ("_fault", "_maximum", "_needed", "_rest", "_topic", "is_behind", "level")
 
     def __init__(self, *, maximum_packet_size: int = MQTT_PACKET_BYTES, level: int = MQTT_3_1_1) -> None:
         self.level = level  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
@@ -51,9 +54,10 @@ class PacketReader:
         self._needed = 2
         self._topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
         self._fault: ProtocolError | None = None
+        self.is_behind = False  # more packets may have arrived: feed the reader nothing to get them
 
     def feed(self, received: bytes | bytearray) -> list[Packet]:
-        """The packets that these bytes complete, in order. Bytes of an incomplete packet are kept for the next call.
+        """The next packets, in order: as many as one turn of a connection may have. The rest is kept for the next call.
 
         Raises:
             ProtocolError: the bytes are not MQTT; its `packets` are the valid ones before the error.
@@ -87,7 +91,10 @@ class PacketReader:
         topic = self._topic
         append = packets.append
         self._needed = 2
-        while end - at >= 2:
+        self.is_behind = False
+        for _ in range(PACKETS_PER_TURN):
+            if end - at < 2:
+                break
             head = data[at]
             start = at + 2
             length = data[at + 1]
@@ -106,7 +113,10 @@ class PacketReader:
                 self._needed = stop - at
                 break
             if head & 0xF0 != 0x30:
-                append(self._decode(head, data[start:stop]))
+                append(packet := self._decode(head, data[start:stop]))
+                if type(packet) in _LONG_WORK:
+                    at, self.is_behind = stop, stop < end
+                    break
             elif length < 3:
                 raise _truncated("PUBLISH")
             else:
@@ -124,6 +134,8 @@ class PacketReader:
                 # Messages to one topic share one bytes object, which caches its hash.
                 append(Publish(topic, data[payload_start:stop], packet_id, qos, head))
             at = stop
+        else:
+            self.is_behind = at < end
         return at
 
     def _decode(self, head: int, body: bytes) -> Packet:
@@ -289,10 +301,17 @@ def _check_connect_flags(flags: int, level: int) -> None:
         raise MalformedPacket("CONNECT with will retain and no will", "MQTT-3.1.2-15")
 
 
+def _check_filters(filters: Sequence[object]) -> None:
+    """Before one more is read, so that a packet of thousands costs no more than one of the most."""
+    if len(filters) >= MQTT_FILTERS_MAX:
+        raise TooManyFilters(f"more than {MQTT_FILTERS_MAX} topic filters in one packet")
+
+
 def _decode_subscribe(fields: _Fields) -> Subscribe:
     packet_id = fields.packet_id("MQTT-2.3.1-1")
-    filters = []
+    filters: list[RequestedFilter] = []
     while not fields.is_at_end:
+        _check_filters(filters)
         topic = fields.topic("MQTT-3.8.3-1")
         qos = fields.byte()
         if qos > 2:
@@ -305,8 +324,9 @@ def _decode_subscribe(fields: _Fields) -> Subscribe:
 
 def _decode_unsubscribe(fields: _Fields) -> Unsubscribe:
     packet_id = fields.packet_id("MQTT-2.3.1-1")
-    filters = []
+    filters: list[bytes] = []
     while not fields.is_at_end:
+        _check_filters(filters)
         filters.append(fields.topic("MQTT-3.10.3-1"))
     if not filters:
         raise MalformedPacket("UNSUBSCRIBE without a topic filter", "MQTT-3.10.3-2")

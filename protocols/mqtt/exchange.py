@@ -14,6 +14,8 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
+from broker.limits.overhead import Pace
+from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES
@@ -60,6 +62,7 @@ class MqttExchange:
         "_sends_bare_actions",
         "_session",
         "_unacknowledged",
+        "pace",
     )
 
     def __init__(
@@ -86,9 +89,10 @@ class MqttExchange:
         self._sends_bare_actions = rooms.core.settings.mqtt.action_payload == "array"
         self._received: list[bytes] = []  # QoS 2 messages of this read
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
+        self.pace: Pace = rooms.limits.overhead.pace()
 
     def handle(self, packets: Sequence[Packet]) -> None:
-        """Process the packets of one read."""
+        """Process the packets of one turn."""
         session = self._session
         is_open = session.is_open
         if not is_open:  # the broker has ended it meanwhile
@@ -100,23 +104,45 @@ class MqttExchange:
                 self._publish(packet.topic, packet.payload)
                 if packet.qos:
                     stored.append(packet.packet_id)
-                continue
-            try:
-                events = session.receive(packet)
-            except ProtocolError as fault:
-                note_fault(self._rooms.core.refusals, fault)
-                self._end()
-                break
-            self._outbox.put(session.take_output())
-            for event in events:
-                self._answer(event)
-            if session.is_closed:
+            elif not self._receive(packet):
                 break
         self._outbox.uncork()
         received, self._received = self._received, []
         if stored or received:
             self._unacknowledged += len(stored) + len(received)
             self._ingest.after_commit(partial(self._acknowledge, stored, received))
+
+    def _receive(self, packet: Packet) -> bool:
+        """Process a packet that is not of the hot path. Returns whether the connection goes on."""
+        session = self._session
+        overhead = session.overhead
+        try:
+            events = session.receive(packet)
+        except ProtocolError as fault:
+            note_fault(self._rooms.core.refusals, fault)
+            self._end()
+            return False
+        self._outbox.put(session.take_output())
+        refusal = self._count(session.overhead - overhead)
+        if refusal is not None and self.pace.is_used_up:
+            about = f"{refusal}; the connection is closed"
+            self._rooms.core.refusals.note("mqtt_rate_refused", reason=about, caller=f"device {self._device.id}")
+            self._end()
+            return False
+        for event in events:
+            self._answer(event, refusal)
+        return not session.is_closed
+
+    def _count(self, overhead: int) -> RateLimitExceeded | None:
+        """Count a packet that is no message; `overhead` is 0 for one that belongs to a message (reference 21.1)."""
+        if overhead:
+            self.pace.spend(overhead)
+            try:
+                if self._meter is not None:
+                    self._meter.count()
+            except RateLimitExceeded as refusal:
+                return refusal
+        return None
 
     @property
     def has_room(self) -> bool:
@@ -146,15 +172,16 @@ class MqttExchange:
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             self._ingest.submit(device, payload)
         except DomainError as error:
+            self.pace.spend()
             self._tell(error)
 
-    def _answer(self, event: SessionEvent) -> None:
+    def _answer(self, event: SessionEvent, refusal: RateLimitExceeded | None) -> None:
         match event:
             case PublishReceived(topic=topic, payload=payload, packet_id=packet_id):
                 self._publish(topic, payload)
                 self._received.append(packet_id)
             case SubscribeRequested(packet_id=packet_id, filters=filters):
-                self._subscribe(packet_id, filters)
+                self._subscribe(packet_id, filters, refusal)
             case Unsubscribed(filters=topics):
                 for topic in topics:
                     self._forget(topic)
@@ -163,8 +190,14 @@ class MqttExchange:
             case _:  # PeerLeft; events of CONNECT cannot come any more
                 pass
 
-    def _subscribe(self, packet_id: bytes, filters: Sequence[RequestedFilter]) -> None:
+    def _subscribe(
+        self, packet_id: bytes, filters: Sequence[RequestedFilter], refusal: RateLimitExceeded | None
+    ) -> None:
         """Grant QoS 0, whatever was asked for (reference 16.3)."""
+        if refusal is not None:
+            self._outbox.put(encode_suback(packet_id, [SUBSCRIPTION_REFUSED] * len(filters)))
+            self._tell(refusal)
+            return
         codes = []
         for topic, _ in filters:
             topics = self._subscriptions_like(topic)
@@ -189,7 +222,7 @@ class MqttExchange:
         return {b"v1.1/actions": self._actions_topics, b"v1.1/errors": self._errors_topics}.get(kind)
 
     def _acknowledge(self, stored: list[bytes], received: list[bytes], error: StorageUnavailable | None) -> None:
-        """The messages of one read are durable: acknowledge them. After an error, end the connection without that."""
+        """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)
         if error is not None:
             _log.error("mqtt_messages_not_stored", device=self._device.id, reason=error.reason)

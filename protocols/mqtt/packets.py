@@ -149,3 +149,7 @@ class MalformedPacket(ProtocolError):
 
 class PacketTooLarge(ProtocolError):
     """The peer announced a packet over the maximum; no part of it is kept."""
+
+
+class TooManyFilters(ProtocolError):
+    """A SUBSCRIBE or UNSUBSCRIBE has more topic filters than are taken (reference 16.2)."""

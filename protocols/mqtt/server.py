@@ -118,10 +118,15 @@ class _Connection:
             self._scope.cancel()
 
     async def _receive(self) -> Sequence[Packet]:
-        received = await self._stream.receive_some(_RECEIVE_BYTES)
-        if not received:
-            self._has_peer, self._is_over = False, True
-            return ()
+        """The packets of the connection's next turn; none while a packet is incomplete, and at the end."""
+        received: bytes | bytearray = b""
+        if self._reader.is_behind:
+            await trio.lowlevel.checkpoint()
+        else:
+            received = await self._stream.receive_some(_RECEIVE_BYTES)
+            if not received:
+                self._has_peer, self._is_over = False, True
+                return ()
         try:
             return self._reader.feed(received)
         except ProtocolError as fault:
@@ -204,6 +209,10 @@ class _Connection:
                 await exchange.wait_room()
                 scope.deadline = trio.current_time() + silence_seconds
                 await outbox.wait_empty()
+            elif exchange.pace.owed:
+                scope.deadline = math.inf
+                await exchange.pace.wait()
+                scope.deadline = trio.current_time() + silence_seconds
             elif packets:  # an incomplete packet does not count against silence
                 scope.deadline = trio.current_time() + silence_seconds
             packets = await self._receive()

@@ -28,6 +28,7 @@ How the server loop uses it, with one reader task per connection:
   acknowledged, too, the server sends `acknowledge_received(ids)`, the PUBRECs, in the order of the messages
   [MQTT-4.6.0-3]. A message that could not be stored is never acknowledged: the server ends the connection, and the
   client sends the message again on its next connection.
+- `overhead` grows by what the server counts and paces (reference 21.1 and 21.5), instead of an event for each.
 - The reader task always ends with `connection_lost()`, also after an error; its event has the will that is due.
 """
 
@@ -165,7 +166,7 @@ _ACCEPTED_IN: dict[type[Packet], MqttSessionState] = {
 class MqttSession:
     """The state of one MQTT connection, without socket, clock and router."""
 
-    __slots__ = ("_level", "_out", "_receive_maximum", "_unreleased", "_will", "state")
+    __slots__ = ("_level", "_out", "_receive_maximum", "_unreleased", "_will", "overhead", "state")
 
     def __init__(self, *, receive_maximum: int = RECEIVE_MAXIMUM) -> None:
         self.state = MqttSessionState.AWAITING_CONNECT
@@ -174,6 +175,9 @@ class MqttSession:
         self._receive_maximum = receive_maximum
         self._unreleased: dict[bytes, bool] = {}  # QoS 2 packet id: whether its PUBREC has been sent
         self._out = b""
+        #: Packets so far that no message comes of: pings, subscriptions (one for each filter), acknowledgements of
+        #: nothing.
+        self.overhead = 0
 
     @property
     def is_open(self) -> bool:
@@ -202,13 +206,17 @@ class MqttSession:
                 return ()
             case PubAck() | PubRec() | PubComp():
                 # The server delivers with QoS 0, so these answer nothing. Version 3 names no error for that.
+                self.overhead += 1
                 return ()
             case PingRequest():
+                self.overhead += 1
                 self._out += PINGRESP
                 return (PingReceived(),)
             case Subscribe(packet_id, filters):
+                self.overhead += len(filters)
                 return (SubscribeRequested(packet_id=packet_id, filters=filters),)
             case Unsubscribe(packet_id, topics):
+                self.overhead += len(topics)
                 self._out += encode_unsuback(packet_id)
                 return (Unsubscribed(filters=topics),)
             case Connect():
@@ -276,6 +284,7 @@ class MqttSession:
             is_acknowledged = self._unreleased.get(packet_id)
             if is_acknowledged is not None:
                 # A repeated message is not published again [MQTT-4.3.3-2]. Its PUBREC is repeated if it was sent.
+                self.overhead += 1
                 if is_acknowledged:
                     self._out += encode_pubrec(packet_id)
                 return ()
@@ -290,7 +299,8 @@ class MqttSession:
         # An id of an earlier connection is unknown here; only PUBCOMP makes the client drop it.
         if self._unreleased.get(packet_id) is False:
             raise ProtocolViolation("PUBREL before PUBREC", "MQTT-4.3.3-1")
-        self._unreleased.pop(packet_id, None)
+        if self._unreleased.pop(packet_id, None) is None:
+            self.overhead += 1
         self._out += encode_pubcomp(packet_id)
 
     def _decide(self, verdict: MqttSessionState) -> None:

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from broker.errors import DomainError
+from broker.limits.overhead import Pace
 from config.limits import PING_SECONDS, SILENCE_SECONDS, WEBSOCKET_BACKLOG
 from protocols.listeners import sender_at_once
 from protocols.outbox import Outbox
@@ -31,6 +32,7 @@ from protocols.websocket.wire import (
     CloseFrame,
     FrameReader,
     PingFrame,
+    Received,
     WireError,
     encode_close_frame,
     encode_frame,
@@ -78,6 +80,9 @@ class Conversation(Protocol):
     def pinged(self) -> None:
         """The peer has sent a protocol-level Ping, which has been answered."""
 
+    def heard_overhead(self, frames: int, pings: int) -> None:
+        """The peer has sent so many frames that are no messages: Pings, Pongs and fragments; `pings` are Pings."""
+
     async def finish(self) -> None:
         """Reading has stopped: send the last answers."""
 
@@ -98,6 +103,7 @@ class OpenWebSocket:
         self._stream = stream
         self._early = early
         self._reader = FrameReader()
+        self.pace: Pace = rooms.limits.overhead.pace()
         self._outbox = Outbox(self._send, send_now=sender_at_once(stream))
         self._offered = 0  # waiting frames that are no answers
         self._behind_since = math.inf  # since when too many wait and the peer has read none
@@ -128,25 +134,43 @@ class OpenWebSocket:
         """The next messages, `str` for text and `bytes` for binary; None at the end."""
         if self._ending is not None or self._peer_gone:
             return None
-        data, self._early = self._early or await self._receive_some(), b""
-        if not data:
+        received = await self._receive_turn()
+        if received is None:
             return None
-        self._heard = trio.current_time()
-        try:
-            received = self._reader.feed(data)
-        except WireError as fault:
-            received = fault.received  # the frames before the fault are processed
-            self._faulty = True
-            self.close(fault.code, fault.reason)
+        pings: list[PingFrame] = []
         for control in received.controls:
             if isinstance(control, PingFrame):
-                # RFC 6455, 5.5.3: only the latest of several Pings must be answered, so Pongs may be dropped.
-                self._outbox.offer(encode_pong_frame(control.payload))
-                self._conversation.pinged()
+                pings.append(control)
             elif isinstance(control, CloseFrame):
                 self._peer_closed = True
                 self.close(control.code, "")  # any code is a normal end (reference 19.1), and is echoed
+        if pings:
+            # RFC 6455, 5.5.3: of several Pings, only the latest must be answered, so a Pong may be dropped, too.
+            self._outbox.offer(encode_pong_frame(pings[-1].payload))
+            self._conversation.pinged()
+        if overhead := len(received.controls) + received.fragments:
+            self.pace.spend(overhead)
+            self._conversation.heard_overhead(overhead, len(pings))
         return received.messages
+
+    async def _receive_turn(self) -> Received | None:
+        """The frames of the connection's next turn; None at the end of the stream."""
+        if self.pace.owed:
+            await self.pace.wait()
+        data: bytes | bytearray = b""
+        if self._reader.is_behind:
+            await trio.lowlevel.checkpoint()
+        else:
+            data, self._early = self._early or await self._receive_some(), b""
+            if not data:
+                return None
+        self._heard = trio.current_time()
+        try:
+            return self._reader.feed(data)
+        except WireError as fault:
+            self._faulty = True
+            self.close(fault.code, fault.reason)
+            return fault.received  # the frames before the fault are processed
 
     async def _receive_some(self) -> bytes | bytearray:
         try:
@@ -264,7 +288,7 @@ class OpenWebSocket:
         self._ending = (code, reason)
         self._reading.cancel()
         if not self._peer_closed and code not in _EXPECTED_ENDS:
-            _log.info("websocket_closed", code=code, reason=reason)
+            self._rooms.core.refusals.note("websocket_closed", reason=reason, code=code)
 
     async def _say_goodbye(self) -> None:
         self._goodbye.deadline = trio.current_time() + _GOODBYE_SECONDS
@@ -284,11 +308,10 @@ class OpenWebSocket:
             if self._faulty and isinstance(self._stream, trio.abc.HalfCloseableStream):
                 # RFC 6455, 7.1.7: after a protocol error, no reply is waited for.
                 await self._stream.send_eof()
-            while data := await self._receive_some():
-                try:
-                    if not self._faulty and any(
-                        isinstance(one, CloseFrame) for one in self._reader.feed(data).controls
-                    ):
-                        return
-                except WireError:
-                    self._faulty = True
+            while not self._faulty:
+                received = await self._receive_turn()
+                if received is None or any(isinstance(one, CloseFrame) for one in received.controls):
+                    return
+                self.pace.spend(len(received.messages) + len(received.controls) + received.fragments)
+            while await self._receive_some():
+                pass

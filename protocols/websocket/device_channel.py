@@ -20,6 +20,9 @@ frames that register, because it knows their caller.
 
 While a registration is under way, the channel does not close for lack of devices.
 
+A client without a token at the handshake is a stranger until its first registration: it is closed after a handful of
+frames, whatever they are.
+
 How the server uses the channel, with one reader task for each connection:
 
     verdicts = []
@@ -32,7 +35,7 @@ How the server uses the channel, with one reader task for each connection:
                     else: verdicts.append((event, position))
                 case ChannelAnswer(frames): outbox.extend(frames)
                 ...
-    if channel.ack and verdicts:                     # one callback for all messages of one read
+    if channel.ack and verdicts:                     # one callback for all messages of one turn
         ingest.after_commit(lambda error: act_on(channel.settle(as_mids(verdicts, error))))
 
 With `ack`, every offer must be settled exactly once, also when storing has failed.
@@ -49,6 +52,7 @@ import msgspec
 from broker.errors import REQUIRED, DeviceNotFound, DomainError, Unauthorized, ValidationFailed
 from broker.limits.meters import Meter
 from broker.limits.refusals import RateLimitExceeded
+from config.limits import UNREGISTERED_FRAMES_MAX
 from protocols.websocket.errors import (
     DeviceAlreadyRegistered,
     DeviceNotRegistered,
@@ -172,6 +176,8 @@ class DeviceChannel:
         self._handshake_token = handshake_token
         self._handshake_meter = handshake_meter
         self._closed = False
+        #: Frames that a stranger may still send; None for a client that has shown a token.
+        self._trust: int | None = UNREGISTERED_FRAMES_MAX if handshake_token is None else None
         self._registered: dict[str, Meter | None] = {}  # by sdid, in order of registration
         self._under_way: dict[str, RegistrationRequested] = {}
         self._line: deque[ChannelOffer | ChannelAnswer | ChannelClose] = deque()
@@ -199,6 +205,8 @@ class DeviceChannel:
         """Process one client frame: `str` of a text frame, `bytes` of a binary one. Ignored after the close."""
         if self._closed:
             return ()
+        if self._trust is not None and (ending := self._count_stranger(1)):
+            return ending
         frame = decode_client_frame(payload)
         self.form = frame.form
         if not isinstance(frame, RegisterFrame) and (refusal := self._count(frame)) is not None:
@@ -219,10 +227,34 @@ class DeviceChannel:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def _count(self, frame: ClientFrame) -> RateLimitExceeded | None:
+    def receive_overhead(self, frames: int, pings: int, *, is_flood: bool) -> tuple[ChannelEvent, ...]:
+        """Process frames that are no messages: Pings, Pongs and fragments. `pings` of them are Pings, which count.
+
+        Pings beyond the rate limit change nothing, because a device that has used it up still needs their Pongs. Only a
+        flood of them closes the channel.
+        """
+        if self._closed:
+            return ()
+        if self._trust is not None:
+            return self._count_stranger(frames)
+        for _ in range(pings):
+            if (refusal := self._count(None)) is not None:
+                return self._end(str(refusal)) if is_flood else ()
+        return ()
+
+    def _count_stranger(self, frames: int) -> tuple[ChannelEvent, ...]:
+        """The end of a stranger that has sent more than a handful of frames."""
+        self._trust = (self._trust or 0) - frames
+        return self._end("no device is registered") if self._trust < 0 else ()
+
+    def _end(self, reason: str) -> tuple[ChannelEvent, ...]:
+        self._closed = True
+        return self._say(ChannelClose(POLICY_VIOLATION, reason))
+
+    def _count(self, frame: ClientFrame | None) -> RateLimitExceeded | None:
         meter = self._handshake_meter
         if registered := self._registered:
-            sdid = None if isinstance(frame, ListFrame | RefusedFrame) else frame.sdid
+            sdid = None if frame is None or isinstance(frame, ListFrame | RefusedFrame) else frame.sdid
             meter = registered[sdid if sdid in registered else next(iter(registered))]
         try:
             if meter is not None:
@@ -329,6 +361,7 @@ class DeviceChannel:
         if self._closed:
             return (DeviceUnregistered(sdid),)
         request = self._under_way.pop(sdid)
+        self._trust = None
         self._registered[sdid] = meter
         return self._acknowledge(request.cid, request.form)
 

@@ -6,7 +6,7 @@ one write once they are durable.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
@@ -181,15 +181,17 @@ class DeviceConversation:
             if self._channel.statistics().answers_waiting > ANSWERS_WAITING:
                 await self._wait_settled()
 
-    async def _handle(self, payloads: Iterable[str | bytes]) -> None:
-        """Process the messages of one read, in order. Only registrations and new destinations of Actions wait."""
+    async def _handle(self, payloads: Sequence[str | bytes]) -> None:
+        """Process the messages of one turn, in order. Only registrations and new destinations of Actions wait."""
         receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
+        overhead = len(payloads)
         verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
         for payload in payloads:
             for event in receive(payload):
                 if type(event) is MessageOffered:
                     try:
                         verdicts.append((event, submit(registrations[event.sdid].device, event.data, event.ts)))
+                        overhead -= 1
                     except DomainError as error:
                         verdicts.append((event, error))
                 elif type(event) is ActionOffered:
@@ -197,7 +199,9 @@ class DeviceConversation:
                         # `after_commit` covers the rows since the last `await`, so it must come before the next one.
                         self._settle_when_durable(verdicts)
                         verdicts = []
-                    verdicts.append((event, await self._submit_action(event)))
+                    verdict = await self._submit_action(event)
+                    overhead -= not isinstance(verdict, DomainError)
+                    verdicts.append((event, verdict))
                 elif type(event) is RegistrationRequested:
                     self._settle_when_durable(verdicts)
                     verdicts = []
@@ -205,6 +209,8 @@ class DeviceConversation:
                 else:
                     self._act((event,))
         self._settle_when_durable(verdicts)
+        if overhead:  # frames that no message came of
+            self._connection.pace.spend(overhead)
 
     # --- Registrations ---
 
@@ -282,6 +288,9 @@ class DeviceConversation:
     def pinged(self) -> None:
         for registration in self._registrations.values():
             self._rooms.devices.presence.touch(registration.device.key)
+
+    def heard_overhead(self, frames: int, pings: int) -> None:
+        self._act(self._channel.receive_overhead(frames, pings, is_flood=self._connection.pace.is_used_up))
 
     # --- Messages and Actions ---
 

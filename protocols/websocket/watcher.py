@@ -47,6 +47,7 @@ class Watcher(ABC, Generic[S]):
         """Ignore the content of the client's frames; follow their form."""
         self._subscribe()
         while (payloads := await self._connection.receive()) is not None:
+            self._connection.pace.spend(len(payloads))
             if payloads and (form := form_of(payloads[-1])) is not self.form:
                 self.form = form
                 self._subscribe()
@@ -72,6 +73,9 @@ class Watcher(ABC, Generic[S]):
 
     def pinged(self) -> None:
         """A subscriber is no device."""
+
+    def heard_overhead(self, frames: int, pings: int) -> None:
+        """Feeds are not rate limited (reference 19.2)."""
 
     async def finish(self) -> None:
         self.leave()

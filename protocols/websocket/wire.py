@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from config.limits import WEBSOCKET_FRAME_BYTES
+from config.limits import PACKETS_PER_TURN, WEBSOCKET_FRAME_BYTES
 
 # RFC 6455, 5.2.
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -55,9 +55,11 @@ class CloseFrame:
 Control: TypeAlias = PingFrame | PongFrame | CloseFrame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
     """The messages in order, `str` for text and `bytes` for binary, and the control frames in order.
+
+    `fragments` is the number of frames that were parts of a message and not its end.
 
     The order between messages and control frames does not matter: a Close is the last frame, and Pings and Pongs do not
     depend on messages.
@@ -65,6 +67,7 @@ class Received:
 
     messages: list[str | bytes]
     controls: list[Control]
+    fragments: int = 0
 
 
 class WireError(Exception):
@@ -80,16 +83,17 @@ class WireError(Exception):
 class FrameReader:
     """Parses the frames of a client. Must not be used after a WireError or a Close."""
 
-    __slots__ = ("_begun", "_buffer", "_limit", "_opcode")
+    __slots__ = ("_begun", "_buffer", "_limit", "_opcode", "is_behind")
 
     def __init__(self, *, limit: int = WEBSOCKET_FRAME_BYTES) -> None:
         self._limit = limit
         self._buffer = bytearray()
         self._opcode = 0  # of the fragmented message that has begun; 0 when there is none
         self._begun: bytearray | None = None
+        self.is_behind = False  # more frames may have arrived: feed the reader nothing to get them
 
     def feed(self, data: bytes | bytearray) -> Received:
-        """The messages and control frames that these bytes complete.
+        """The next messages and control frames: those of at most PACKETS_PER_TURN frames. The rest is kept.
 
         Raises:
             WireError: the peer broke the protocol or a size limit.
@@ -106,7 +110,10 @@ class FrameReader:
         buffer = self._buffer
         buffer += data
         at, end = 0, len(buffer)
-        while end - at >= 2:
+        self.is_behind = False
+        for _ in range(PACKETS_PER_TURN):
+            if end - at < 2:
+                break
             first, length = buffer[at], buffer[at + 1]
             if length < _MASKED:
                 raise WireError(PROTOCOL_ERROR, "frame without a mask")
@@ -138,6 +145,10 @@ class FrameReader:
                     break
             elif (message := self._joined(first, payload)) is not None:
                 messages.append(message)
+            else:
+                received.fragments += 1
+        else:
+            self.is_behind = at < end
         del buffer[:at]
 
     def _long_length(self, at: int, length: int) -> int:

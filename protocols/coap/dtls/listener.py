@@ -1,14 +1,16 @@
 """The CoAP listener over DTLS: handshakes and sessions.
 
-- **Before the cookie** a peer costs one hash and leaves no state. Only HELLOS_PER_WAKE_UP ClientHellos are read at each
-  wake-up, so a flood of them does not starve the sessions.
-- **A handshake** is a task. Device keys are in the store, and GnuTLS cannot wait for them, so a record that names an
-  identity is passed to GnuTLS after its key was read.
+- **Before the cookie** a peer costs one hash and leaves no connection. `Strangers` bounds how many ClientHellos are
+  answered, so a flood of them does not starve the sessions.
+- **A handshake** is a task. Its steps are long, so one handshake takes a step at a time; while others wait for theirs,
+  the rest of the daemon gets as much time as the step took. Device keys are in the store, and GnuTLS cannot wait for
+  them, so a record that names an identity is passed to GnuTLS after its key was read.
 - **A session** has no task. Its records are decrypted as they are read, so all messages of one wake-up are submitted
   together. Its responses are encrypted as they are sent. A handshake from the address of a session does not affect the
   session until it is complete, so an attacker who sends a peer's old ClientHello again does no harm.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,12 +40,12 @@ from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionLimits
-from protocols.coap.sockets import DatagramSocket, PeerAddress, read_forever
+from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics
+from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
 from protocols.tls import Chain, require_two_kinds
 
 _HANDSHAKE_SECONDS = 30.0
-HELLOS_PER_WAKE_UP = 64
 _MAX_WAITING_DATAGRAMS = 16
 _KEYS_AT_ONCE = 2
 _KEYS_PER_HANDSHAKE = 4
@@ -151,35 +153,39 @@ class _Peers:
         self._half_open: OrderedDict[PeerAddress, _Handshake] = OrderedDict()
         self._sessions: dict[PeerAddress, _DtlsSession] = {}
         self._keys_at_once = trio.CapacityLimiter(_KEYS_AT_ONCE)
-        self._hellos = 0  # since the last wake-up
-        self._handshakes = self._failed = self._evicted = self._hellos_dropped = self._lost = 0
+        self._one_step = trio.Lock()
+        self._next_step_at = 0.0  # on trio's clock, while handshakes wait for each other
+        self._hellos = Strangers(endpoint.now, per_second=HELLOS_PER_SECOND)
+        self._handshakes = self._failed = self._evicted = self._lost = 0
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def take(self, address: PeerAddress, datagram: bytes) -> None:
-        """Take a datagram from an address."""
+    def take(self, address: PeerAddress, datagram: bytes) -> int:
+        """Take a datagram from an address. Returns its weight, as `read_forever` needs it."""
         found = records(datagram)
         if not found:
-            return
+            return 1
         if found[0][0] != APPLICATION_DATA:
             if is_client_hello(found[0]):
+                if not self._hellos.admits(address):
+                    return 0
                 self._take_hello(found[0], address)
-                return
+                return STRANGER_WEIGHT
             half_open = self._half_open.get(address)
             if half_open is not None:
                 with suppress(trio.WouldBlock):  # then it is lost, and the peer sends it again
                     half_open.arrived.send_nowait(found)
                 if is_in_clear(found[0]):
-                    return
+                    return 1
                 # An encrypted record may also be the close_notify of the session. Each side drops what is not for it.
         session = self._sessions.get(address)
         if session is not None:
             for record in found:
                 session.take(record)
+        return len(found)
 
     def taken(self) -> None:
         """All datagrams of one wake-up have been taken."""
-        self._hellos = 0
         self._endpoint.submitted()
 
     def _send(self, address: PeerAddress, datagram: bytes) -> None:
@@ -192,10 +198,6 @@ class _Peers:
     # --- Handshakes --------------------------------------------------------------------------------------------------
 
     def _take_hello(self, hello: bytes, address: PeerAddress) -> None:
-        self._hellos += 1
-        if self._hellos > HELLOS_PER_WAKE_UP:
-            self._hellos_dropped += 1
-            return
         name = repr(address).encode()
         prestate = self._context.prestate(hello, name)
         if prestate is None:
@@ -276,8 +278,24 @@ class _Peers:
                     if identity is not None and identity not in identities and len(identities) < _KEYS_PER_HANDSHAKE:
                         identities.add(identity)
                         connection.key = await self._find_key(address, identity) or connection.key
-                if connection.shake_hands(record):
+                if await self._step(connection, record):
                     return connection
+
+    async def _step(self, connection: DtlsConnection, record: bytes | None) -> bool:
+        """Continue a handshake. Returns whether it is done, at once: the peer may send its first message already.
+
+        Raises:
+            ConnectionOver: the handshake has failed.
+        """
+        async with self._one_step:
+            if self._next_step_at > trio.current_time():
+                await trio.sleep_until(self._next_step_at)
+            began = time.perf_counter()
+            try:
+                return connection.shake_hands(record)
+            finally:
+                if self._one_step.statistics().tasks_waiting:
+                    self._next_step_at = trio.current_time() + time.perf_counter() - began
 
     async def _find_key(self, address: PeerAddress, identity: bytes) -> tuple[bytes, bytes] | None:
         """A device id and its key, from the store; None when the device does not exist.
@@ -345,7 +363,7 @@ class _Peers:
             handshakes=self._handshakes,
             handshakes_failed=self._failed,
             half_open_evicted=self._evicted,
-            hellos_dropped=self._hellos_dropped,
+            hellos_dropped=self._hellos.dropped,
             datagrams_lost=self._lost,
         )
 

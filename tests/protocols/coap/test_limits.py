@@ -52,12 +52,12 @@ async def test_invalid_requests_count_and_each_device_has_its_own_limit(peer: Pe
     assert (await posted(peer, token=HALL_TOKEN)).code == Code.CREATED
 
 
-async def test_an_observation_does_not_count(peer: Peer) -> None:
-    for _ in range(5):
-        peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}", options=[(int(Option.OBSERVE), b"")])
+async def test_an_observation_counts_and_its_end_does_not(peer: Peer) -> None:
+    for observe, code in [(0, Code.CONTENT)] * 3 + [(0, TOO_MANY_REQUESTS), (1, Code.CONTENT)]:
+        option = (int(Option.OBSERVE), bytes(observe and (observe,)))
+        peer.request(Code.GET, f"v1.1/actions/{KITCHEN_TOKEN}", options=[option])
         await wait_all_tasks_blocked()
-        assert peer.take().code == Code.CONTENT
-    assert (await posted(peer)).code == Code.CREATED
+        assert peer.take().code == code
 
 
 async def test_an_exhausted_quota_is_answered_with_429(peer: Peer, services: Services, world: World) -> None:

@@ -130,6 +130,17 @@ async def test_another_method_is_405(api: httpx.AsyncClient, method: str, path: 
     assert answer.headers["allow"] == allowed
 
 
+@pytest.mark.parametrize("path", ["/websocket", "/live", "/events", "/live/"])
+async def test_a_websocket_path_takes_get_only(api: httpx.AsyncClient, path: str) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE", "PROPFIND"):
+        answer = await api.request(method, path, headers={"Connection": "Upgrade", "Upgrade": "websocket"})
+        error = error_of(answer, 405)
+        assert (error["code"], error["message"]) == (405, "Method Not Allowed")
+        assert answer.headers["allow"] == "GET"
+    error_of(await api.get(path), 404)
+    assert (await api.options(path)).status_code == (await api.options("/nope")).status_code
+
+
 async def test_head_is_get_without_the_body(api: httpx.AsyncClient) -> None:
     got = await api.get(DEVICE, headers=bearer(ADA_TOKEN))
     head = await api.head(DEVICE, headers=bearer(ADA_TOKEN))

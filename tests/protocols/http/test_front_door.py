@@ -15,12 +15,14 @@ from structlog.testing import capture_logs
 from structlog.types import EventDict
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import HEAD_SECONDS, FrontDoor, serve_http
 from protocols.http.heads import HEAD_BYTES
 from protocols.http.hypercorn_adapter import KEEP_ALIVE_SECONDS, HypercornAdapter
 from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.pipelining import REQUEST_FRAMES
 from protocols.listeners import serve_tcp
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.fakes import new_refusals
@@ -63,6 +65,21 @@ async def test_a_request_is_answered_by_the_rest_api(raw: Raw) -> None:
     assert answer.startswith(b"HTTP/1.1 200")
     assert b'"name":"Kitchen light"' in answer
     assert b"\r\nserver:" not in answer.lower()
+
+
+async def test_requests_that_wait_for_no_answer_wait_in_line(raw: Raw, services: Services) -> None:
+    answer = await raw(2 * GET_DEVICE + GET_DEVICE_AND_CLOSE)
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert services.limits.overhead.statistics().delayed == 2 * REQUEST_FRAMES
+
+
+async def test_a_request_that_waits_for_the_answer_before_it_does_not_wait(
+    stream: trio.SocketStream, services: Services
+) -> None:
+    for _ in range(3):
+        await stream.send_all(GET_DEVICE)
+        await receive_answer(stream)
+    assert services.limits.overhead.statistics().delayed == 0
 
 
 async def test_an_upgrade_is_handed_over_from_its_first_byte_on(raw: Raw) -> None:
@@ -333,7 +350,7 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": False})
 
-    adapter, stopping = HypercornAdapter(answer_at_length, grace_seconds=100.0), trio.Event()
+    adapter, stopping = HypercornAdapter(answer_at_length, grace_seconds=100.0, overhead=Overhead()), trio.Event()
     async with AsyncExitStack() as after, trio.open_nursery() as connections:
         connections.start_soon(adapter.stop_after, stopping)
         serve = partial(

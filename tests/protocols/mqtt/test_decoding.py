@@ -1,13 +1,13 @@
 """The packet reader, compared with amqtt's codec, with streams cut and damaged anywhere, and clause by clause."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from config.limits import MQTT_PACKET_BYTES
+from config.limits import MQTT_FILTERS_MAX, MQTT_PACKET_BYTES, PACKETS_PER_TURN
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.encoding import encode_publish
 from protocols.mqtt.packets import (
@@ -23,6 +23,7 @@ from protocols.mqtt.packets import (
     PubRel,
     RequestedFilter,
     Subscribe,
+    TooManyFilters,
     Unsubscribe,
     UnsupportedConnect,
 )
@@ -35,6 +36,7 @@ from tests.protocols.mqtt.packets_by_amqtt import (
     publishes,
     unhurried,
 )
+from tests.protocols.mqtt.peers import PINGREQ, subscribe, unsubscribe
 
 
 @unhurried
@@ -55,6 +57,8 @@ def outcome_of(pieces: Sequence[bytes]) -> Outcome:
     for piece in pieces:
         try:
             packets += reader.feed(piece)
+            while reader.is_behind:
+                packets += reader.feed(b"")
         except ProtocolError as fault:
             packets += fault.packets
             return packets, (type(fault), fault.reason, fault.clause)
@@ -102,6 +106,34 @@ def test_garbage_gives_packets_or_a_protocol_error_and_the_same_ones_for_any_cut
     data: bytes, places: list[int]
 ) -> None:
     assert outcome_of(cut(data, places)) == outcome_of([data])
+
+
+def test_one_turn_has_a_bounded_number_of_packets_and_the_rest_stands_for_the_next() -> None:
+    reader = PacketReader()
+    assert reader.feed(PINGREQ * (2 * PACKETS_PER_TURN + 1)) == [PingRequest()] * PACKETS_PER_TURN
+    assert reader.is_behind
+    assert reader.feed(b"") == [PingRequest()] * PACKETS_PER_TURN
+    assert reader.feed(PINGREQ) == [PingRequest()] * 2
+    assert not reader.is_behind
+
+
+@pytest.mark.parametrize("packet", [subscribe(b"a", b"b"), unsubscribe(b"a", b"b")])
+def test_a_packet_with_filters_ends_the_turn(packet: bytes) -> None:
+    reader = PacketReader()
+    assert len(reader.feed(PINGREQ + packet + packet)) == 2
+    assert reader.is_behind
+    assert len(reader.feed(b"")) == 1
+    assert not reader.is_behind
+
+
+@pytest.mark.parametrize("build", [subscribe, unsubscribe])
+def test_a_packet_has_a_bounded_number_of_filters(build: Callable[..., bytes]) -> None:
+    most = [b"/v1.1/actions/%d" % number for number in range(MQTT_FILTERS_MAX)]
+    (packet,) = PacketReader().feed(build(*most))
+    assert isinstance(packet, Subscribe | Unsubscribe)
+    assert len(packet.filters) == MQTT_FILTERS_MAX
+    with pytest.raises(TooManyFilters, match="more than 50 topic filters in one packet"):
+        PacketReader().feed(build(*most, b"one more"))
 
 
 @unhurried

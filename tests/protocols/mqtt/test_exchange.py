@@ -12,6 +12,7 @@ from trio.testing import (
 )
 
 from broker.services import Services
+from config.limits import PACKETS_PER_TURN
 from config.settings import Limits, Mqtt, Settings
 from protocols.mqtt.encoding import encode_publish
 from tests.factories import BOBS, HALL, HALL_TOKEN, KITCHEN, NOW_MS
@@ -23,6 +24,8 @@ from tests.protocols.mqtt.peers import (
     ERRORS,
     MESSAGES,
     ON,
+    PINGREQ,
+    PINGRESP,
     Peer,
     Server,
     connect,
@@ -45,6 +48,34 @@ async def act(services: Services, device_id: str = KITCHEN, data: str = SET_ON) 
     device = await services.devices.registry.find(device_id)
     services.messages.ingest.submit_action(device, device, data.encode())
     await services.messages.ingest.wait_committed()
+
+
+# --- Fairness -------------------------------------------------------------------------------------------------------
+
+
+async def test_one_connection_takes_bounded_turns(server: Server) -> None:
+    flood, device = await server.connected(HALL, HALL_TOKEN), await server.connected()
+    topic = f"/v1.1/messages/{HALL}".encode()
+    await flood.send(publish(payload=b'{"state":false}', topic=topic, qos=0) * 10 * PACKETS_PER_TURN)
+    await device.send(publish(1))
+    await device.expect(puback(1))
+    await flood.expect_nothing()
+    stored = await server.stored()
+    assert len(stored) == 10 * PACKETS_PER_TURN + 1
+    assert stored.index('{"state":true}') <= 3 * PACKETS_PER_TURN
+
+
+async def test_all_pings_of_one_write_are_answered(server: Server) -> None:
+    peer = await server.connected()
+    await peer.send(PINGREQ * 3 * PACKETS_PER_TURN)
+    await peer.expect(PINGRESP * 3 * PACKETS_PER_TURN)
+    assert server.services.limits.overhead.statistics().delayed >= 2 * PACKETS_PER_TURN
+
+
+async def test_too_many_filters_end_the_connection(server: Server) -> None:
+    peer = await server.connected()
+    await peer.send(subscribe(*[b"a"] * 13_000))
+    await peer.expect_end()
 
 
 # --- Messages -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Real sockets, peers that do not read, and the memory and tasks of a connection."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -14,13 +15,16 @@ from trio.testing import (
 
 from config.settings import Address
 from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
+from protocols.outbox import OUTBOX_BYTES
 from tests.factories import (
     HALL,
     HALL_TOKEN,
+    KITCHEN,
 )
 from tests.protocols.mqtt.conftest import Runner
 from tests.protocols.mqtt.peers import (
     ACCEPTED,
+    ACTIONS,
     DISCONNECT,
     ERRORS,
     PINGREQ,
@@ -129,6 +133,7 @@ class Counting(trio.abc.ReceiveStream):
 
 
 async def test_memory_is_bounded_for_a_peer_that_never_reads(server: Server) -> None:
+    server.services.limits.overhead.per_second = math.inf  # the outbox bounds it, not the pace of pings
     to_server, reads = memory_stream_one_way_pair()
     writes, from_server = lockstep_stream_one_way_pair()
     counting = Counting(reads)
@@ -148,14 +153,25 @@ async def test_error_messages_are_dropped_when_too_many_bytes_wait(server: Serve
     writes, from_server = lockstep_stream_one_way_pair()
     server.serve(trio.StapledStream(writes, reads))
     peer = Peer(trio.StapledStream(to_server, from_server))
-    await peer.send(connect(), subscribe(ERRORS))
-    await peer.expect(ACCEPTED, suback(0))
-    sent = 5_000  # seven bytes each, and their errors two hundred
-    await peer.send(publish(topic=b"t", payload=b"{}", qos=0) * sent, PINGREQ)
+    await peer.send(connect(), subscribe(ACTIONS, ERRORS))
+    await peer.expect(ACCEPTED, suback(0, 0))
+    await fill_outbox(server)
+    await peer.send(publish(topic=b"t", payload=b"{}", qos=0), PINGREQ)
     received = b""
     while not received.endswith(PINGRESP):
         received += await peer.stream.receive_some()
-    assert 200_000 < len(received) < 400_000
+    assert OUTBOX_BYTES < len(received) < OUTBOX_BYTES + 2_000
+    assert b"permission" not in received
+
+
+async def fill_outbox(server: Server) -> None:
+    """Send a device that does not read as many Actions as may wait."""
+    services = server.services
+    device = await services.devices.registry.find(KITCHEN)
+    action = '{"actions":[{"name":"setOn","parameters":{"x":"%s"}}]}' % ("x" * 900)
+    for _ in range(OUTBOX_BYTES // 900):
+        services.messages.ingest.submit_action(device, device, action.encode())
+    await services.messages.ingest.wait_committed()
 
 
 async def test_memory_is_bounded_while_the_store_does_not_commit(server: Server, runner: Runner) -> None:

@@ -17,6 +17,9 @@ from broker.services import Services
 from protocols.http.heads import read_head, split_head
 from protocols.websocket.server import serve_websocket_connection
 
+#: A Ping without a payload, masked with zeros, as a client may send it.
+EMPTY_PING = b"\x89\x80\0\0\0\0"
+
 Headers = Sequence[tuple[str, str]]
 
 

@@ -19,6 +19,7 @@ from broker.errors import (
     TimestampInFuture,
     Unauthorized,
 )
+from config.limits import UNREGISTERED_FRAMES_MAX
 from protocols.websocket.device_channel import (
     ActionOffered,
     ChannelAnswer,
@@ -515,12 +516,48 @@ def test_any_payload_gives_an_answer_or_silence(payloads: list[str | bytes], ack
 SDIDS = st.sampled_from(["a", "b", "c"])
 
 
+# --- Strangers --------------------------------------------------------------------------------------------------------
+
+TOO_MANY = (ChannelClose(1008, "no device is registered"),)
+
+
+@pytest.mark.parametrize("payload", ["", "{}", '{"type":"list"}', '{"data":{"a":1}}', "no JSON"])
+def test_a_stranger_is_closed_after_a_handful_of_frames(payload: str) -> None:
+    channel = DeviceChannel()
+    for _ in range(UNREGISTERED_FRAMES_MAX):
+        assert not any(isinstance(event, ChannelClose) for event in channel.receive(payload))
+    assert channel.receive(payload) == TOO_MANY
+    assert channel.receive(payload) == ()
+
+
+def test_pings_and_fragments_are_frames_of_a_stranger() -> None:
+    channel = DeviceChannel()
+    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 0, is_flood=False) == ()
+    assert channel.receive_overhead(1, 1, is_flood=False) == TOO_MANY
+
+
+def test_refused_registrations_are_frames_of_a_stranger() -> None:
+    channel = DeviceChannel()
+    for number in range(UNREGISTERED_FRAMES_MAX):
+        say(channel, type="register", sdid=f"d{number}", Authorization=TOKEN)
+        channel.registration_refused(f"d{number}", Unauthorized())
+    assert say(channel, type="list") == TOO_MANY
+
+
+@pytest.mark.parametrize("channel", [DeviceChannel(handshake_token=TOKEN), registered_channel("d1")])
+def test_who_has_shown_a_token_is_no_stranger(channel: DeviceChannel) -> None:
+    for _ in range(UNREGISTERED_FRAMES_MAX + 1):
+        channel.receive("")
+    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 1, is_flood=True) == ()
+    assert channel.state is not DeviceChannelState.CLOSED
+
+
 class Conversation(RuleBasedStateMachine):
     """Compares the channel with a model: registered devices, pending registrations, unanswered messages."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.channel = DeviceChannel(ack=True)
+        self.channel = DeviceChannel(ack=True, handshake_token=TOKEN)
         self.registered: list[str] = []
         self.under_way: set[str] = set()
         self.had_enough = False  # something has happened after which an empty channel closes

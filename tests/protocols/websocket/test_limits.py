@@ -6,6 +6,7 @@ import trio.testing
 
 from broker.limits.meters import Channel
 from broker.services import Services
+from config.limits import PACKETS_PER_TURN
 from config.settings import Limits, Settings
 from tests.certificates import Authority
 from tests.factories import (
@@ -19,7 +20,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
-from tests.protocols.websocket.peers import Peers, ask, register, said, say
+from tests.protocols.websocket.peers import EMPTY_PING, Peers, ask, register, said, say
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 WITH_ACK, WITHOUT_ACK = "/v1.1/websocket?ack=true", "/v1.1/websocket"
@@ -189,3 +190,23 @@ async def test_a_used_up_quota_has_the_text_of_the_table(peers: Peers, services:
     assert "mid" in (await ask(socket, data=DATA))["data"]
     text = f"Plan quota exceeded for device {KITCHEN}. Reason: Daily message limit."
     assert await ask(socket, data=DATA) == {"error": {"code": 429, "message": text}}
+
+
+async def test_pings_count_and_are_answered_beyond_the_limit(
+    peers: Peers, services: Services, autojump_clock: trio.testing.MockClock
+) -> None:
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    for number in range(5):
+        await socket.ping(b"%d" % number)  # returns with the Pong
+    await say(socket, data=DATA, cid="late")
+    assert await said(socket) == limit(cid="late")
+    assert services.messages.ingest.statistics().messages == 0
+
+
+async def test_a_flood_of_pings_beyond_the_limit_ends_the_connection(peers: Peers) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await peer.said()
+    await peer.stream.send_all(EMPTY_PING * PACKETS_PER_TURN)
+    assert await peer.end() == (1008, "MINUTE rate limit exceeded")

@@ -8,12 +8,13 @@ import msgpack
 import pytest
 import trio
 import trio.testing
-from wsproto.events import BytesMessage, CloseConnection, Message
+from wsproto.events import BytesMessage, CloseConnection, Message, Pong
 
 from broker.facts import DeviceWentOffline, DeviceWentOnline, TokenRevoked
 from broker.ids import is_id
 from broker.secrets import token_hash
 from broker.services import Services
+from config.limits import PACKETS_PER_TURN, UNREGISTERED_FRAMES_MAX
 from storage.records import GrantRecord
 from tests.factories import (
     ADA,
@@ -36,7 +37,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.websocket.conftest import Disk
-from tests.protocols.websocket.peers import Peers, ask, closing, register, said, say
+from tests.protocols.websocket.peers import EMPTY_PING, Peers, ask, closing, register, said, say
 
 CHANNEL = "/v1.1/websocket"
 WITH_ACK = "/v1.1/websocket?ack=true"
@@ -589,6 +590,31 @@ async def test_a_ping_is_answered_and_counts_as_presence(
     fake_clock.advance(5000)
     await socket.ping(b"payload")  # returns with the Pong
     assert (await services.devices.presence.of(world.kitchen)).last_seen_on == NOW_MS + 5000
+
+
+async def test_of_many_pings_in_one_turn_the_last_is_answered(peers: Peers) -> None:
+    peer = await peers.connect_plain(f"/v1.1/live?authorization={KITCHEN_TOKEN}")
+    await peer.stream.send_all(EMPTY_PING * 50 + b"\x89\x84\0\0\0\0last")
+    assert await peer.event() == Pong(b"last")
+
+
+async def test_a_stranger_on_the_device_channel_is_closed_after_a_handful_of_frames(peers: Peers) -> None:
+    peer = await peers.connect_plain(WITH_ACK)
+    await peer.stream.send_all(EMPTY_PING * (UNREGISTERED_FRAMES_MAX + 1))
+    assert await peer.end() == (1008, "no device is registered")
+
+
+@pytest.mark.parametrize("path", ["/v1.1/live", CHANNEL])
+async def test_a_flood_of_pings_waits_in_line_and_is_answered(
+    peers: Peers, services: Services, path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = await peers.connect_plain(f"{path}?authorization={KITCHEN_TOKEN}")
+    began = trio.current_time()
+    await peer.stream.send_all(EMPTY_PING * 10 * PACKETS_PER_TURN)
+    for _ in range(10):  # one answer for each turn
+        assert await peer.event() == Pong()
+    assert services.limits.overhead.statistics().delayed >= 9 * PACKETS_PER_TURN
+    assert trio.current_time() - began >= 9 * PACKETS_PER_TURN / services.limits.overhead.per_second
 
 
 # --- The end ---

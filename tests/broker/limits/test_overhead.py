@@ -1,0 +1,83 @@
+"""What peers send that no message comes of: the allowance of each, and the line of all (reference 21.5)."""
+
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from broker.limits.overhead import FRAMES_AT_ONCE, FRAMES_PER_SECOND, Bucket, Overhead
+
+
+class TestBucket:
+    def test_gives_so_many_at_once(self) -> None:
+        bucket = Bucket(at_once=3, per_second=0.1)
+        assert [bucket.take(5.0) for _ in range(5)] == [True, True, True, False, False]
+
+    def test_fills_with_time(self) -> None:
+        bucket = Bucket(at_once=2, per_second=2)
+        assert [bucket.take(0.0) for _ in range(3)] == [True, True, False]
+        assert [bucket.take(0.5) for _ in range(2)] == [True, False]
+        assert [bucket.take(100.0) for _ in range(3)] == [True, True, False]
+
+    def test_a_debt_is_at_most_what_the_bucket_holds(self) -> None:
+        bucket = Bucket(at_once=10, per_second=1)
+        bucket.charge(0.0, 1_000_000)
+        assert bucket.is_empty(10.0)
+        assert not bucket.is_empty(11.0)
+
+
+async def test_a_polite_peer_never_waits(autojump_clock: MockClock) -> None:
+    line = Overhead()
+    pace = line.pace()
+    for _ in range(100):
+        pace.spend()
+        assert not pace.owed
+        assert not pace.is_used_up
+        await trio.sleep(1 / FRAMES_PER_SECOND)
+    assert line.statistics().delayed == 0
+
+
+async def test_a_peer_beyond_its_allowance_waits_for_what_it_has_sent(autojump_clock: MockClock) -> None:
+    line = Overhead(per_second=10)
+    pace = line.pace()
+    pace.spend(FRAMES_AT_ONCE - 1)
+    assert (pace.owed, pace.is_used_up) == (0, False)
+    pace.spend(20)
+    assert (pace.owed, pace.is_used_up) == (20, True)
+    began = trio.current_time()
+    await pace.wait()
+    assert trio.current_time() - began == pytest.approx(2)
+    assert pace.owed == 0
+
+
+async def test_all_peers_wait_in_one_line(autojump_clock: MockClock) -> None:
+    """So a hundred of them take no more than one."""
+    line = Overhead(per_second=10)
+    served: list[tuple[int, float]] = []
+
+    async def flood(number: int) -> None:
+        pace = line.pace()
+        pace.spend(FRAMES_AT_ONCE)
+        pace.owed = 10
+        await pace.wait()
+        served.append((number, trio.current_time() - began))
+
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        for number in range(5):
+            nursery.start_soon(partial(flood, number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert line.statistics().waiting == 5
+    assert sorted(seconds for _, seconds in served) == pytest.approx([1, 2, 3, 4, 5])
+    assert (line.statistics().waiting, line.statistics().delayed) == (0, 50)
+
+
+async def test_a_peer_that_leaves_is_not_waited_for(autojump_clock: MockClock) -> None:
+    line = Overhead(per_second=10)
+    pace = line.pace()
+    pace.spend(2 * FRAMES_AT_ONCE)
+    with trio.move_on_after(0.1):
+        await pace.wait()
+    assert line.statistics().waiting == 0
