@@ -5,6 +5,11 @@ from typing import Final
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
 MAX_BODY_BYTES: Final = 1024 * 1024  # reference 1.3: every other body
+MAX_FORM_BYTES: Final = 16 * 1024  # reference 1.3: forms of the accounts paths
+UNCOUNTED_BODY_BYTES: Final = 4 * 1024  # reference 21.6: shorter bodies are bounded by the number of connections
+BODIES_BYTES: Final = 16 * 1024 * 1024  # reference 21.6: HTTP bodies in flight
+UNAUTHENTICATED_BODIES_BYTES: Final = 2 * 1024 * 1024  # of them, those without a valid token
+BODY_WAIT_SECONDS: Final = 5  # for room for a body
 MAX_ACTIONS_PER_MESSAGE: Final = 20  # reference 9.1
 JSON_NESTING_MAX: Final = 850  # levels of arrays and objects; Python 3.11 itself decodes fewer than 1,000
 
@@ -59,6 +64,7 @@ PASSWORD_ADDRESS_MISSES: Final = 50  # wrong passwords from one address within t
 PASSWORD_WINDOW_SECONDS: Final = 900
 PASSWORD_MIN_CHARACTERS: Final = 8  # reference 4.2
 PASSWORD_MAX_CHARACTERS: Final = 1_024  # longer passwords are refused before they are hashed
+PASSWORD_MEMORY_MIB: Final = 19  # reference 4.2: what hashing one password takes
 PASSWORD_RESET_SECONDS: Final = 1_800  # validity of the code in a reset mail
 PASSWORD_RESETS: Final = 10  # asked for from one address within the window
 PASSWORD_RESET_WINDOW_SECONDS: Final = 900
@@ -72,6 +78,9 @@ SIGN_UP_WINDOW_SECONDS: Final = 900
 EMAIL_MAX_CHARACTERS: Final = 254
 APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 
+UNAUTHENTICATED_CONNECTIONS: Final = 200  # reference 21.6: over all TCP listeners
+UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS: Final = 100
+UNAUTHENTICATED_SECONDS: Final = 2  # how long such a connection keeps its place when another one needs it
 CALLS_PER_ADDRESS: Final = 600  # reference 21.1: a minute, where no token is counted
 FREE_MONTHLY_MESSAGES: Final = 100_000  # reference 24: what an organization has without a plan
 

@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,8 +22,11 @@ from config.limits import (
     CONNECTOR_PULL_MINUTES,
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
+    PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
+    UNAUTHENTICATED_CONNECTIONS,
+    UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS,
     USER_TOKEN_SECONDS,
 )
 from config.mail import Sender, SmtpServer
@@ -70,6 +74,14 @@ class Http(_Table, frozen=True):
 
     bind: Address | None = None
     tls_bind: Address | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    proxy_protocol: Literal["off", "required"] = "off"
+    hsts_seconds: int = 0
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`trusted_proxies`, each as a network. Raises ValueError."""
+        return tuple(map(ip_network, self.trusted_proxies))
 
 
 class Secure(_Table, frozen=True):
@@ -103,6 +115,7 @@ class Accounts(_Table, frozen=True):
     device_poll_seconds: int = DEVICE_POLL_SECONDS
     signup: Literal["closed", "open"] = "closed"
     second_factor: Literal["optional", "administrators"] = "optional"
+    password_memory_mib: int = PASSWORD_MEMORY_MIB
     providers: tuple[IdentityProvider, ...] = ()
 
 
@@ -153,6 +166,8 @@ class Limits(_Table, frozen=True):
     mqtt_device: str = "1000/100000"
     coap_device: str = "100/10000"
     calls_per_address: int = CALLS_PER_ADDRESS
+    unauthenticated_connections: int = UNAUTHENTICATED_CONNECTIONS
+    unauthenticated_connections_per_address: int = UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS
 
     @property
     def rates(self) -> dict[str, str]:
@@ -270,7 +285,7 @@ def _from_text(text: str, keys: list[str], where: str) -> object:
         return text
     kind = _kind_of(keys)
     if get_origin(kind) is tuple:
-        return _tables_from_json(text, where)
+        return _array_from_json(text, kind, where)
     try:
         value = msgspec.convert(text, kind, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -278,12 +293,13 @@ def _from_text(text: str, keys: list[str], where: str) -> object:
     return text if isinstance(value, Path) else value
 
 
-def _tables_from_json(text: str, where: str) -> object:
-    """Decode an array of tables, which a variable holds as JSON. Its contents are checked with the other settings."""
+def _array_from_json(text: str, kind: Any, where: str) -> object:
+    """Decode an array, which a variable holds as JSON. The contents of tables are checked with the other settings."""
+    is_of_texts = get_args(kind)[0] is str
     try:
-        return msgspec.json.decode(text, type=list[dict[str, Any]])
+        return msgspec.json.decode(text, type=list[str] if is_of_texts else list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeEncodeError):  # the error's text could quote a secret
-        raise SettingsError(f"{where}: expected a JSON array of objects") from None
+        raise SettingsError(f"{where}: expected a JSON array of {'texts' if is_of_texts else 'objects'}") from None
 
 
 def _variables() -> dict[str, list[str]]:
@@ -380,6 +396,14 @@ def _checked(settings: Settings, where: str) -> Settings:
     for key, value, lowest in (
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("limits.calls_per_address", settings.limits.calls_per_address, 1),
+        ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),
+        (
+            "limits.unauthenticated_connections_per_address",
+            settings.limits.unauthenticated_connections_per_address,
+            1,
+        ),
+        ("http.hsts_seconds", settings.http.hsts_seconds, 0),
+        ("accounts.password_memory_mib", settings.accounts.password_memory_mib, PASSWORD_MEMORY_MIB),
         ("storage.retention_days", settings.storage.retention_days, 0),
         ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
         ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
@@ -395,11 +419,21 @@ def _checked(settings: Settings, where: str) -> Settings:
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
+    _check_proxies(settings.http, where)
     _check_providers(settings.accounts.providers, where)
     _check_rates(settings.limits, where)
     _check_mail(settings, where)
     _check_payments(settings.payments, where)
     return settings
+
+
+def _check_proxies(http: Http, where: str) -> None:
+    try:
+        proxies = http.proxies
+    except ValueError as error:
+        raise SettingsError(f"{where}: http.trusted_proxies: {error}") from None
+    if http.proxy_protocol == "required" and not proxies:
+        raise SettingsError(f"{where}: http.proxy_protocol: needs http.trusted_proxies")
 
 
 def _check_rates(limits: Limits, where: str) -> None:

@@ -1,20 +1,28 @@
-"""What all TCP listeners share: bind, accept, TLS handshake, and containing the errors of one connection."""
+"""What all TCP listeners share: bind, accept, admit, TLS handshake, and containing the errors of one connection."""
 
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import structlog
 import trio
 
+from broker.limits.strangers import Strangers
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
-from config.settings import Address
+from config.settings import Address, Settings
+from protocols.accepting import Episodes, accept_forever
+from protocols.peers import Peer, set_peer
+from protocols.proxies import TrustedProxies
+from protocols.proxy_protocol import ProxyHeaderError, receive_source
 from protocols.tls import TlsContext, TlsStream, server_stream
 
-TLS_HANDSHAKE_SECONDS = 10.0
-BACKLOG = 2048
+TLS_HANDSHAKE_SECONDS: Final = 10.0
+PROXY_HEADER_SECONDS: Final = 3.0
+BACKLOG: Final = 2048
 _LINGER_BYTES = 1024 * 1024
 
 Stream = trio.SocketStream | TlsStream
@@ -26,6 +34,58 @@ class ListenerError(Exception):
     """A listener cannot be opened. The text names it and its address."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Whom the listeners admit, and whom they believe about a client's address."""
+
+    strangers: Strangers
+    proxies: TrustedProxies
+    _refusals: Episodes = field(default_factory=Episodes)
+
+    @classmethod
+    def of(cls, strangers: Strangers, settings: Settings) -> "Entrance":
+        return cls(strangers, TrustedProxies.of(settings))
+
+    def admit(self, stream: trio.SocketStream) -> Peer | None:
+        """Who has connected; None when the connection has no place, or is not one of a proxy and must be."""
+        try:
+            address, port = stream.socket.getpeername()[:2]
+        except OSError:  # the peer has gone
+            return None
+        peer = Peer(address, port, is_proxy=self.proxies.trusts(address))
+        if self.proxies.send_header:
+            if not peer.is_proxy:
+                self._log_refusal("the peer is no trusted proxy", address)
+                return None
+            return peer  # `client` gives it a place
+        return peer if self._has_place(peer, stream) else None
+
+    async def client(self, proxy: Peer, stream: trio.SocketStream) -> Peer | None:
+        """Whom a proxy speaks for; None when there is no place, or no valid header. Raises TooSlowError."""
+        if not self.proxies.send_header:
+            return proxy
+        try:
+            with trio.fail_after(PROXY_HEADER_SECONDS):
+                source = await receive_source(stream.socket)
+        except ProxyHeaderError as error:
+            self._log_refusal(str(error), proxy.address)
+            return None
+        peer = proxy
+        if source is not None:
+            peer = Peer(str(source[0]), source[1], is_proxy=self.proxies.trusts(str(source[0])))
+        return peer if self._has_place(peer, stream) else None
+
+    def _has_place(self, peer: Peer, stream: trio.SocketStream) -> bool:
+        peer.place = self.strangers.enter(None if peer.is_proxy else peer.address, stream.socket.close)
+        if peer.place is None:
+            self._log_refusal("too many unauthenticated connections", peer.address)
+        return peer.place is not None
+
+    def _log_refusal(self, reason: str, address: str) -> None:
+        if self._refusals.has_begun():
+            _log.warning("connections_refused", reason=reason, peer=address)
+
+
 async def serve_tcp(
     bind: Address,
     handle: Callable[[Stream], Awaitable[None]],
@@ -33,6 +93,7 @@ async def serve_tcp(
     protocol: str,
     refusals: Refusals,
     connections: trio.Nursery,
+    entrance: Entrance | None = None,
     ssl_context: TlsContext | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -44,6 +105,7 @@ async def serve_tcp(
         protocol: the name in log entries.
         refusals: where failed TLS handshakes are logged.
         connections: the nursery in which connections go on when this listener has ended.
+        entrance: who is admitted; None where everybody is.
         ssl_context: for TLS; None for plain text.
         task_status: told the bound address, once the listener accepts connections.
 
@@ -53,32 +115,51 @@ async def serve_tcp(
     listeners = await trio.open_tcp_listeners(bind.port, host=bind.host, backlog=BACKLOG)
     host, port = listeners[0].socket.getsockname()[:2]
     task_status.started(Address(host, port))
-    await trio.serve_listeners(
-        partial(_contain, handle, protocol, refusals, ssl_context), listeners, handler_nursery=connections
+    await accept_forever(
+        listeners,
+        partial(_contain, handle, protocol, refusals, entrance, ssl_context),
+        _admit_all if entrance is None else entrance.admit,
+        protocol=protocol,
+        connections=connections,
+        wait_room=trio.lowlevel.checkpoint if entrance is None else entrance.strangers.wait_room,
     )
+
+
+def _admit_all(stream: trio.SocketStream) -> Peer:
+    return Peer(_address_of(stream))
 
 
 async def _contain(
     handle: Callable[[Stream], Awaitable[None]],
     protocol: str,
     refusals: Refusals,
+    entrance: Entrance | None,
     ssl_context: TlsContext | None,
     socket_stream: trio.SocketStream,
+    admitted: Peer,
 ) -> None:
     """Serve one connection. An error in it ends this connection only, and is logged once."""
     stream: Stream = socket_stream
+    peer: Peer | None = admitted
     try:
-        enter(Origin(_address_of(socket_stream)))
+        if entrance is not None:
+            peer = await entrance.client(admitted, socket_stream)
+        if peer is None:
+            return
+        set_peer(peer)
+        enter(Origin(peer.address))
         socket_stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         if ssl_context is not None:
             stream = server_stream(socket_stream, ssl_context)
             await _shake_hands(stream, protocol, refusals)
         await handle(stream)
-    except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, ConnectionError):
         pass  # the peer has gone, or did not speak TLS
     except* Exception:  # noqa: BLE001 - a bug must end only its connection
         _log.exception("connection_failed", protocol=protocol)
     finally:
+        if peer is not None and peer.place is not None:
+            peer.place.leave()
         await trio.aclose_forcefully(stream)
 
 
@@ -119,14 +200,16 @@ def _send_at_once(socket: trio.socket.SocketType, data: bytes) -> int:
         return 0
 
 
-async def end_gently(stream: trio.abc.Stream) -> None:
+async def end_gently(stream: trio.abc.Stream, *, most: int = _LINGER_BYTES) -> None:
     """Send the end of the stream, then read and discard until the peer has closed. The caller sets a time limit.
+
+    At most `most` bytes are read.
 
     If a TCP connection were closed with unread bytes, it would be reset, and bytes on the way to the peer be lost.
     """
     below = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     if isinstance(below, trio.abc.HalfCloseableStream):
         await below.send_eof()
-    unread = _LINGER_BYTES
+    unread = most
     while unread > 0 and (received := await below.receive_some(65536)):
         unread -= len(received)

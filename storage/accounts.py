@@ -135,6 +135,10 @@ class AccountStore:
             {"key": user, "type": account_type, "hash": password_hash, "now": now_ms},
         )
 
+    def renew_password_hash(self, user: UserKey, password_hash: str) -> None:
+        """Set another hash of the same password: for the user nothing has changed."""
+        self._db.execute("UPDATE user SET password_hash = :hash WHERE key = :key", {"key": user, "hash": password_hash})
+
     # Applications
 
     def application(self, key: ApplicationKey) -> ApplicationRecord | None:

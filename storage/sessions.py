@@ -52,5 +52,12 @@ class SessionStore:
         """Remove the sessions of a user, except the one with the hash `but`."""
         self._db.execute("DELETE FROM session WHERE user = :user AND hash <> :but", {"user": user, "but": but})
 
+    def renew_password(self, user: UserKey, *, before: bytes, after: bytes) -> None:
+        """The mark of the user's password is another one, and the password is the same: the sessions go on."""
+        self._db.execute(
+            "UPDATE session SET password = :after WHERE user = :user AND password = :before",
+            {"user": user, "before": before, "after": after},
+        )
+
     def purge(self, *, now_ms: int) -> None:
         self._db.execute("DELETE FROM session WHERE expires_on <= :now", {"now": now_ms})

@@ -72,7 +72,7 @@ def stated_defaults() -> dict[str, str]:
 
 
 def test_example_configuration_states_the_true_defaults() -> None:
-    spelled = {"": "none", "True": "true", "False": "false"}
+    spelled = {"": "none", "True": "true", "False": "false", "()": "none"}
     settings, actual = Settings(state_dir=Path()), {}
     for key in stated_defaults():
         value = str(attrgetter(key)(settings))

@@ -10,7 +10,9 @@ from broker.ids import new_id
 from broker.secrets import Passwords
 from config.limits import PASSWORD_MAX_CHARACTERS
 
-HASHED_AT_ONCE: Final = 4  # each takes 64 MiB while it is computed
+#: One: each takes `accounts.password_memory_mib` while it is computed (64 MiB for a hash made at the former cost), and
+#: a processor, of which a small gateway has few. More than ten people can sign in within a second all the same.
+HASHED_AT_ONCE: Final = 1
 WAITING_AT_MOST: Final = 32
 
 
@@ -43,6 +45,10 @@ class Hashing:
             return await trio.to_thread.run_sync(self._passwords.hash, password, limiter=self._limiter)
         finally:
             self._asked -= 1
+
+    def is_outdated(self, hashed: str) -> bool:
+        """Whether a hash of a known password should be made anew (`Passwords.is_outdated`)."""
+        return self._passwords.is_outdated(hashed)
 
     async def matches(self, hashed: str | None, password: str) -> bool:
         """Compare. This takes the same time when `hashed` is None (no password, no account). Raises TooBusy."""

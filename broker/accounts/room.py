@@ -53,7 +53,7 @@ class AccountsRoom:
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
     """Without `providers`, signing in with an external identity provider is not possible."""
     database, clock, vault, settings = core.database, core.clock, core.vault, core.settings.accounts
-    passwords = Passwords()
+    passwords = Passwords.taking(settings.password_memory_mib)
     hashing = Hashing(passwords)
     factor_check = FactorCheck(vault, settings)
     wrong = WrongTokens(clock, are_limited=core.settings.limits.rate_limits == "on")

@@ -10,7 +10,7 @@ was right: whichever way a person comes, the code is asked for.
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -18,7 +18,7 @@ import msgspec
 from cryptography.fernet import InvalidToken
 
 from broker.accounts.factor_check import FactorCheck, WrongCode
-from broker.accounts.hashing import Hashing
+from broker.accounts.hashing import Hashing, TooBusy
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
 from broker.errors import DomainError
@@ -186,7 +186,31 @@ class Sessions:
             self._by_address.missed(address)
             raise WrongPassword
         self._throttle.forgive(key)
+        if user.password_hash is not None and self._hashing.is_outdated(user.password_hash):
+            user = await self._renewed(user, password)
         return await self.begin(user, instead_of=instead_of, visitor=visitor)
+
+    async def _renewed(self, user: UserRecord, password: str) -> UserRecord:
+        """The user with a hash at the cost of today. The person's other sessions go on: the password is the same.
+
+        While too many passwords are being hashed, the hash stays as it is until the next sign-in.
+        """
+        try:
+            hashed = await self._hashing.hash(password)
+        except TooBusy:
+            return user
+
+        def work(tx: Transaction) -> UserRecord:
+            now = tx.accounts.user(user.key)
+            if now is None or now.password_hash != user.password_hash:  # the password was changed meanwhile
+                return user
+            tx.accounts.renew_password_hash(user.key, hashed)
+            renewed = replace(now, password_hash=hashed)
+            tx.sessions.renew_password(user.key, before=password_mark(now), after=password_mark(renewed))
+            tx.codes.remove_resets(user.key)  # nobody needs them: the password is known
+            return renewed
+
+        return await self._database.write(work)
 
     async def finish(
         self, waiting: str, code: str, *, address: str, instead_of: str | None = None, user_agent: str = ""

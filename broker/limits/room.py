@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from broker.core import Core
 from broker.devices.room import DevicesRoom
 from broker.limits.addresses import AddressLimit
+from broker.limits.bodies import BodyBudget
 from broker.limits.ledger import Ledger
 from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
 from broker.limits.quotas import Quotas
+from broker.limits.strangers import Strangers
 from broker.mail import Mails
 
 
@@ -18,6 +20,8 @@ class LimitsRoom:
     meters: Meters
     addresses: AddressLimit
     overhead: Overhead
+    strangers: Strangers
+    bodies: BodyBudget
     quotas: Quotas
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
@@ -35,6 +39,13 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     life.observe("addresses", addresses.statistics)
     overhead = Overhead()
     life.observe("overhead", overhead.statistics)
+    strangers = Strangers(
+        in_all=settings.unauthenticated_connections,
+        of_one_address=settings.unauthenticated_connections_per_address,
+    )
+    life.observe("unauthenticated connections", strangers.statistics)
+    bodies = BodyBudget()
+    life.observe("bodies", bodies.statistics)
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
@@ -43,6 +54,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         meters=meters,
         addresses=addresses,
         overhead=overhead,
+        strangers=strangers,
+        bodies=bodies,
         quotas=quotas,
         charged=quotas if settings.quotas == "on" else None,
     )

@@ -12,6 +12,7 @@ import trio
 from broker.errors import DomainError, ValidationFailed
 from broker.ids import new_id
 from broker.nesting import check_nesting
+from protocols.accepting import accept_forever
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
@@ -83,7 +84,7 @@ async def serve_control(
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     limit = trio.CapacityLimiter(_MAX_CONNECTIONS)
 
-    async def serve(stream: trio.SocketStream) -> None:
+    async def serve(stream: trio.SocketStream, _admitted: bool) -> None:
         async with limit:
             await _serve_client(rooms, commands, stream)
 
@@ -93,7 +94,14 @@ async def serve_control(
         path.chmod(0o600)  # before it listens: until then no process can connect
         listener.listen()
         task_status.started()
-        await trio.serve_listeners(serve, [trio.SocketListener(listener)])
+        async with trio.open_nursery() as connections:
+            await accept_forever(
+                [trio.SocketListener(listener)],
+                serve,
+                lambda _: True,
+                protocol="control",
+                connections=connections,
+            )
     finally:
         listener.close()
         path.unlink(missing_ok=True)

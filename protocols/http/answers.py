@@ -67,6 +67,12 @@ async def add_cors(answer: Response) -> Response:
     return answer
 
 
+async def add_hsts(seconds: int, answer: Response) -> Response:
+    """Tell browsers to come back over TLS only, for so long (RFC 6797). For TLS listeners."""
+    answer.headers["Strict-Transport-Security"] = f"max-age={seconds}"
+    return answer
+
+
 def is_rest() -> bool:
     """Whether the request is for a path of the REST API."""
     path = request.path

@@ -5,24 +5,33 @@ requests before; then Hypercorn gives the connection back.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
-from typing import Final
 
 import trio
 
-from broker.ids import new_id
 from broker.services import Services
+from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address
+from protocols.http.answers import add_hsts
 from protocols.http.application import build_accounts_app, build_app
-from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade, is_whole, read_head, split_head
+from protocols.http.forwarded import Forwarded
+from protocols.http.heads import (
+    HEAD_BYTES,
+    HEAD_SECONDS,
+    headers_of,
+    is_websocket_upgrade,
+    is_whole,
+    read_head,
+    refuse_head,
+    split_head,
+)
 from protocols.http.hypercorn_adapter import HypercornAdapter
-from protocols.listeners import Stream, end_gently, serve_tcp
-from protocols.refusals import rest_error_body
+from protocols.listeners import Entrance, Stream, serve_tcp
+from protocols.peers import current_peer
+from protocols.proxies import TrustedProxies
 from protocols.tls import TlsContext
-
-HEAD_SECONDS: Final = 10.0
-_LINGER_SECONDS: Final = 1.0
 
 #: Called with the head of a request for a WebSocket, the bytes that came behind the head, and the connection.
 WebSocketServer = Callable[[bytes, bytes, Stream], Awaitable[None]]
@@ -55,27 +64,45 @@ async def serve_http(
     Raises:
         OSError: the address cannot be bound.
     """
+    settings = services.core.settings
+    entrance = Entrance.of(services.limits.strangers, settings)
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
+    if ssl_context is not None and settings.http.hsts_seconds:
+        app.after_request(partial(add_hsts, settings.http.hsts_seconds))
+    refusals, limits = services.core.refusals, services.limits
     adapter = HypercornAdapter(
-        app, grace_seconds=services.core.settings.grace_seconds, overhead=services.limits.overhead
+        app,
+        grace_seconds=settings.grace_seconds,
+        refusals=refusals,
+        overhead=limits.overhead,
+        bodies=limits.bodies,
+        proxies=entrance.proxies,
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket, services.core.refusals).serve_connection,
+        FrontDoor(adapter, websocket, refusals, entrance.proxies).serve_connection,
         protocol="http",
-        refusals=services.core.refusals,
+        refusals=refusals,
         connections=connections,
+        entrance=entrance,
         ssl_context=ssl_context,
         task_status=task_status,
     )
 
 
 class FrontDoor:
-    def __init__(self, adapter: HypercornAdapter, websocket: WebSocketServer | None, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        adapter: HypercornAdapter,
+        websocket: WebSocketServer | None,
+        refusals: Refusals,
+        proxies: TrustedProxies | None = None,
+    ) -> None:
         self._refusals = refusals
         self._adapter = adapter
         self._websocket = websocket
+        self._proxies = proxies or TrustedProxies()
 
     async def serve_connection(self, stream: Stream) -> None:
         """Serve one connection from its first byte to its last."""
@@ -85,10 +112,10 @@ class FrontDoor:
         if not head:
             return
         if scope.cancelled_caught:
-            await self._refuse(stream, HTTPStatus.REQUEST_TIMEOUT)
+            await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
             return
         if len(head) >= HEAD_BYTES and not is_whole(head):
-            await self._refuse(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._refusals)
             return
         upgrade = bytes(head)
         if self._websocket is None:
@@ -98,20 +125,13 @@ class FrontDoor:
         if not is_websocket_upgrade(head):
             upgrade = await self._adapter.serve_connection(upgrade, stream)
         if upgrade:
+            _name_client(upgrade, self._proxies)
             await self._websocket(*split_head(upgrade), stream)
 
-    async def _refuse(self, stream: Stream, status: HTTPStatus) -> None:
-        error_id = new_id()
-        self._refusals.note("http_head_refused", reason=status.phrase, error_id=error_id, status=status.value)
-        await _answer(stream, status, error_id)
 
-
-async def _answer(stream: Stream, status: HTTPStatus, error_id: str) -> None:
-    body = rest_error_body(status.value, status.phrase, error_id)
-    answer = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    ).encode()
-    with trio.move_on_after(_LINGER_SECONDS):
-        await stream.send_all(answer + body)
-        await end_gently(stream)
+def _name_client(head: bytes, proxies: TrustedProxies) -> None:
+    """A WebSocket that comes through a trusted proxy is one of the client that the proxy names."""
+    peer = current_peer()
+    if peer.is_proxy:
+        peer.address, peer.port = Forwarded(headers_of(head)).client(peer.address, proxies), 0
+        enter(Origin(peer.address))

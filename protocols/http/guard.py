@@ -11,6 +11,7 @@ from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
 from protocols.http.peers import request_certificate
+from protocols.peers import authenticated
 
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
@@ -55,8 +56,9 @@ class Guard:
         token = token_in_header() or offered
         if token is None:
             raise Unauthorized
-        caller = await self._tokens.caller(token)
+        caller = g.caller = await self._tokens.caller(token)
         caller.act()
+        authenticated()
         refusal = None if channel is None else self._count(caller, channel)
         if caller.kind not in accepted:
             raise PermissionDenied(f"{' or '.join(kind.value for kind in accepted)} token")

@@ -1,15 +1,23 @@
 """The head of an HTTP request, examined before Hypercorn or the WebSocket server gets it."""
 
 import re
+from http import HTTPStatus
 from typing import Final
 
 import trio
 
+from broker.ids import new_id
+from broker.trace.refusals import Refusals
+from protocols.listeners import Stream, end_gently
+from protocols.refusals import rest_error_body
+
 HEAD_BYTES: Final = 16 * 1024
+#: From the first byte of a head to its last; for the first head of a connection, from the connection's begin.
+HEAD_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 1.0
 
 _END: Final = re.compile(rb"\n\r?\n")  # as lenient as h11
 _LINE_END: Final = re.compile(rb"\r?\n")
-_UPGRADE: Final = re.compile(rb"\nupgrade[ \t]*:[^\n]*", re.IGNORECASE)
 
 
 async def read_head(stream: trio.abc.ReceiveStream, head: bytearray) -> None:
@@ -39,22 +47,32 @@ def is_websocket_upgrade(head: bytes | bytearray) -> bool:
     end = _END.search(head)
     if end is None or not head.startswith(b"GET "):
         return False
-    request_line, *lines = _LINE_END.split(bytes(head[: end.start()]))
-    if not request_line.endswith(b" HTTP/1.1"):
+    if not _LINE_END.split(bytes(head[: end.start()]), 1)[0].endswith(b" HTTP/1.1"):
         return False
     named: dict[bytes, set[bytes]] = {b"connection": set(), b"upgrade": set()}
-    for line in lines:
-        name, _, value = line.partition(b":")
-        if (tokens := named.get(name.lower())) is not None:
+    for name, value in headers_of(head):
+        if (tokens := named.get(name)) is not None:
             tokens.update(token.strip().lower() for token in value.split(b","))
     return b"upgrade" in named[b"connection"] and b"websocket" in named[b"upgrade"]
 
 
-def for_http_1(head: bytes | bytearray) -> bytes:
-    """The head as Hypercorn gets it, without a request for HTTP/2, which Hypercorn would grant."""
-    if head.startswith(b"PRI "):
-        return b"\0" + head  # not HTTP/1 any more, so h11 refuses it
+def headers_of(head: bytes | bytearray) -> list[tuple[bytes, bytes]]:
+    """Names in lower case, and values. A malformed line is one whose name no header has."""
     end = _END.search(head)
-    if end is None or _UPGRADE.search(head, 0, end.start()) is None:
-        return bytes(head)
-    return _UPGRADE.sub(b"", head[: end.start()]) + head[end.start() :]
+    lines = _LINE_END.split(bytes(head if end is None else head[: end.start()]).rstrip(b"\r"))[1:]
+    split = (line.partition(b":") for line in lines)
+    return [(name.lower(), value.strip()) for name, _, value in split]
+
+
+async def refuse_head(stream: Stream, status: HTTPStatus, refusals: Refusals) -> None:
+    """Answer a request whose head cannot be read, and close."""
+    error_id = new_id()
+    refusals.note("http_head_refused", reason=status.phrase, error_id=error_id, status=status.value)
+    body = rest_error_body(status.value, status.phrase, error_id)
+    answer = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    with trio.move_on_after(_LINGER_SECONDS):
+        await stream.send_all(answer + body)
+        await end_gently(stream)

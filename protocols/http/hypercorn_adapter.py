@@ -1,5 +1,8 @@
 """Hypercorn as a function of one connection: its configuration, its log, and how it stops.
 
+It speaks HTTP/1.1 only: a request for an upgrade is answered as if it did not ask (RFC 9110, 7.8), and a client that
+begins with HTTP/2 gets 505. Hypercorn would grant both. WebSockets never come here: front_door.py hands them on.
+
 Hypercorn shields what it sends from cancellation, so a peer that does not read could keep a stopping daemon waiting
 without end. Therefore each wait for a peer is in a scope of `PeerTimeouts`, which the adapter can end.
 
@@ -10,12 +13,15 @@ Hypercorn's version above, and tests/protocols/http/test_hypercorn_adapter.py fa
 from contextlib import suppress
 from typing import Any, Final
 
+import h11
 import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Event, Updated
 from hypercorn.logging import Logger
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import (
@@ -25,21 +31,31 @@ from hypercorn.typing import (
     ASGISendCallable,
     ASGISendEvent,
     ConnectionState,
+    HTTPScope,
     Scope,
 )
 
+from broker.limits.bodies import BodyBudget
 from broker.limits.overhead import Overhead
 from broker.registration.certificates import ClientCertificate
+from broker.trace.refusals import Refusals
+from protocols.http.bodies import STATE_KEY as BODY_KEY
+from protocols.http.bodies import HeldBody
+from protocols.http.forwarded import Forwarded
 from protocols.http.heads import HEAD_BYTES
-from protocols.http.hypercorn_stream import EncryptedHypercornStream, HypercornStream
+from protocols.http.hypercorn_stream import HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
 from protocols.http.pipelining import PIPELINE_KEY
 from protocols.listeners import Stream
+from protocols.peers import Peer, current_peer
+from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
 
 KEEP_ALIVE_SECONDS: Final = 75
 _DRAIN_SECONDS: Final = 2.0
+#: The key of the connection's stream in the state that its requests share.
+_STREAM: Final = "stream"
 
 _log = structlog.get_logger(__name__)
 
@@ -47,11 +63,23 @@ _log = structlog.get_logger(__name__)
 class HypercornAdapter:
     """Serves one ASGI application on any number of connections."""
 
-    def __init__(self, app: ASGIFramework, *, grace_seconds: float, overhead: Overhead) -> None:
+    def __init__(
+        self,
+        app: ASGIFramework,
+        *,
+        grace_seconds: float,
+        refusals: Refusals,
+        overhead: Overhead,
+        bodies: BodyBudget | None = None,
+        proxies: TrustedProxies | None = None,
+    ) -> None:
+        """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts."""
         self.timeouts = PeerTimeouts(grace_seconds=grace_seconds)
+        self._refusals = refusals
         self._overhead = overhead
-        self._app = ASGIWrapper(_Drained(app))
+        self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies()))
         self._config = _config()
+        self._bodies = bodies or BodyBudget()
         self._context = WorkerContext(None)
         self._open = 0  # connections
         self._none_open = trio.Event()  # replaced when a connection opens
@@ -63,13 +91,12 @@ class HypercornAdapter:
         Returns:
             The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
         """
-        kind = EncryptedHypercornStream if isinstance(stream, trio.SSLStream) else HypercornStream
-        http_stream = kind(head, stream, self.timeouts, self._overhead)
+        http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals)
         if not self._open:
             self._none_open = trio.Event()
         self._open += 1
         try:
-            await _Server(self._app, self._config, self._context, http_stream, peer_certificate(stream))
+            await _Server(self._app, self._config, self._context, http_stream, peer_certificate(stream), self._bodies)
         finally:
             self._open -= 1
             if not self._open:
@@ -94,8 +121,39 @@ class HypercornAdapter:
         await self._context.terminated.set()  # Hypercorn's events set without waiting
 
 
+class _Http1Connection(h11.Connection):
+    """Refuses requests of other versions, and hides requests for an upgrade from Hypercorn, which would grant them."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and not event.http_version.startswith(b"1."):
+            raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
+        if isinstance(event, h11.Request) and any(name == b"upgrade" for name, _ in event.headers):
+            kept = [(name, value) for name, value in event.headers if name != b"upgrade"]
+            return h11.Request(method=event.method, target=event.target, headers=kept, http_version=event.http_version)
+        return event
+
+
+class _Http1(H11Protocol):
+    def __init__(self, http_stream: HypercornStream, bodies: BodyBudget, *args: Any) -> None:
+        super().__init__(*args)
+        self._http_stream = http_stream
+        self._bodies = bodies
+        self.connection = _Http1Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        # Before the task that reads asks the stream for more.
+        self._http_stream.held = HeldBody.of(request.headers, self._bodies)
+        await super()._create_stream(request)
+
+    @property
+    def has_begun_head(self) -> bool:
+        """Whether bytes of the next request have come."""
+        return bool(self.connection.trailing_data[0])
+
+
 class _Server(TCPServer):
-    """Tells its stream when no request is under way."""
+    """Speaks HTTP/1.1, and tells its stream when no request is under way."""
 
     def __init__(
         self,
@@ -104,19 +162,49 @@ class _Server(TCPServer):
         context: WorkerContext,
         stream: HypercornStream,
         certificate: ClientCertificate | None,
+        bodies: BodyBudget,
     ) -> None:
         # TCPServer's annotation says SSLStream, but TCPServer serves every stream that has the methods that it uses.
         replaced: Any = stream
-        state = ConnectionState({STATE_KEY: certificate, PIPELINE_KEY: stream.pipeline})
+        state = ConnectionState({STATE_KEY: certificate, PIPELINE_KEY: stream.pipeline, _STREAM: stream})
         super().__init__(app, config, context, state, replaced)
+        self._bodies = bodies
         self._http_stream = stream
         stream.stop_idling = self.idle_task.stop
+
+    async def run(self) -> None:
+        """As TCPServer's, for HTTP/1.1 on a stream whose TLS handshake is over."""
+        peer = current_peer()
+        try:
+            async with TaskGroup() as task_group:
+                self._task_group = task_group
+                http: Any = _Http1(
+                    self._http_stream,
+                    self._bodies,
+                    self.app,
+                    self.config,
+                    self.context,
+                    task_group,
+                    ConnectionState(self.state),
+                    self._http_stream.is_encrypted,
+                    (peer.address, peer.port),
+                    self._http_stream.bound,
+                    self.protocol_send,
+                )
+                self.protocol = self._http = http
+                await self.idle_task.restart(task_group, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass
+        finally:
+            await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, Updated):
             await super().protocol_send(event)
             return
         self._http_stream.is_idle = event.idle
+        self._http_stream.has_begun_head = event.idle and self._http.has_begun_head
         # Hypercorn calls this method, too, from the task of a request that it has just cancelled. The shield makes sure
         # that the timer of the idle connection is set.
         with trio.CancelScope(shield=True):
@@ -127,35 +215,62 @@ class _Server(TCPServer):
                     await self._http_stream.flush()
 
 
-class _Drained:
-    """An application whose answers wait until the request has arrived.
+class _Requests:
+    """The application as Hypercorn calls it: each request with its client's address, and perhaps with a held body.
 
-    If the connection were closed while the peer still sends, the peer would get a reset instead of the answer.
+    An answer waits until the request has arrived: if the connection were closed while the peer still sends, the peer
+    would get a reset instead of the answer. Where a held body has not been taken, the stream takes care of that.
     """
 
-    def __init__(self, app: ASGIFramework) -> None:
+    def __init__(self, app: ASGIFramework, proxies: TrustedProxies) -> None:
         self._app = app
+        self._proxies = proxies
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
         await scope["state"][PIPELINE_KEY].wait_turn()
-        arrived = trio.Event()
+        _name_client(scope, current_peer(), self._proxies)
+        arrived, held = trio.Event(), _held(scope)
 
         async def receive_until_arrived() -> ASGIReceiveEvent:
             event = await receive()
             if not event.get("more_body", False):
                 arrived.set()
-            return event
+            return event if held is None else held.counted(event)
 
         async def send_when_arrived(event: ASGISendEvent) -> None:
             if event["type"] == "http.response.start" and not arrived.is_set():
-                with trio.move_on_after(_DRAIN_SECONDS):
-                    await arrived.wait()
+                if held is not None and not held.opened.is_set():
+                    event["headers"] = [*event["headers"], (b"connection", b"close")]
+                else:
+                    with trio.move_on_after(_DRAIN_SECONDS):
+                        await arrived.wait()
             await send(event)
 
-        await self._app(scope, receive_until_arrived, send_when_arrived)
+        try:
+            await self._app(scope, receive_until_arrived, send_when_arrived)
+        finally:
+            if held is not None:
+                held.release()
+
+
+def _held(scope: HTTPScope) -> HeldBody | None:
+    """The body of the request, if it is held; the application finds it in the same state."""
+    stream: HypercornStream = scope["state"].pop(_STREAM)
+    scope["state"][BODY_KEY] = stream.held
+    return stream.held
+
+
+def _name_client(scope: HTTPScope, peer: Peer, proxies: TrustedProxies) -> None:
+    """Put the address and the scheme of the client into a request that a trusted proxy has sent."""
+    if not peer.is_proxy:
+        return
+    forwarded = Forwarded(scope["headers"])
+    scope["client"] = (forwarded.client(peer.address, proxies), 0)
+    if forwarded.is_https is not None:
+        scope["scheme"] = "https" if forwarded.is_https else "http"
 
 
 class _Log(Logger):

@@ -1,18 +1,29 @@
 """The stream of one connection as Hypercorn sees it."""
 
+import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
 from typing import Final
 
 import trio
 
 from broker.limits.overhead import Overhead
-from protocols.http.heads import for_http_1, is_websocket_upgrade, read_head
+from broker.trace.refusals import Refusals
+from protocols.http.bodies import HeldBody
+from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, read_head, refuse_head
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
-from protocols.listeners import Stream
+from protocols.listeners import Stream, end_gently
 
 _SEND_SECONDS: Final = 30.0
 _HELD_BYTES: Final = 64 * 1024
+#: Hypercorn keeps ten chunks of a body that its application has not read yet.
+_CHUNK_BYTES: Final = 16 * 1024
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 16 * 1024 * 1024
+#: How many connections may be read at the same time only to throw away what comes.
+_LINGERING: Final = trio.CapacityLimiter(4)
 
 
 class HypercornStream(trio.abc.HalfCloseableStream):
@@ -20,27 +31,42 @@ class HypercornStream(trio.abc.HalfCloseableStream):
 
     An answer is held back until Hypercorn is ready for the next request, or until the answer grows large. So an answer
     leaves in one piece, and what a client sends after receiving the answer is the beginning of a request.
+
+    A body that is held is not read. If the connection is closed without it, what the peer has sent meanwhile is read
+    and thrown away: otherwise the peer would get a reset instead of the answer.
     """
 
-    def __init__(self, head: bytes, stream: Stream, timeouts: PeerTimeouts, overhead: Overhead) -> None:
+    def __init__(
+        self, head: bytes, stream: Stream, timeouts: PeerTimeouts, overhead: Overhead, refusals: Refusals
+    ) -> None:
         self.pipeline = Pipeline(overhead)
-        self._head = for_http_1(head)
+        self._refusals = refusals
+        self._head = head
         self._stream = stream
         self._timeouts = timeouts
         self._held = bytearray()
         self._is_streaming = False
         self._sending = trio.Lock()
         self.is_idle = True
+        #: Whether Hypercorn has bytes of the next request already. They came behind the request before.
+        self.has_begun_head = False
+        #: The body of the request that is under way, if it is a long one.
+        self.held: HeldBody | None = None
         #: The head of a request for a WebSocket. After this request, the stream reports end of file to Hypercorn.
         self.upgrade = b""
         #: Called at the end of the stream, because Hypercorn would keep the connection for its keep-alive time.
         self.stop_idling: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
     @property
-    def socket(self) -> trio.socket.SocketType:
-        """The socket below, for the addresses of both ends."""
+    def is_encrypted(self) -> bool:
+        return isinstance(self._stream, trio.SSLStream)
+
+    @property
+    def bound(self) -> tuple[str, int]:
+        """The address of this end."""
         below = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
-        return below.socket
+        host, port = below.socket.getsockname()[:2]
+        return host, port
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         received = b""
@@ -56,17 +82,31 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint()
             head, self._head = self._head, b""
             return head
-        received = bytes(await self._stream.receive_some(max_bytes))
+        if self.held is not None and not self.is_idle:
+            await self.held.opened.wait()
+        # No request is under way, but one has begun: the rest of its head is due.
+        seconds = HEAD_SECONDS if self.is_idle and self.has_begun_head else math.inf
+        with self._timeouts.limit(seconds, in_flight=False) if seconds < math.inf else trio.CancelScope() as scope:
+            received = bytes(await self._stream.receive_some(min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)))
+        if scope.cancelled_caught:
+            return await self._refuse_slow_head()
         self.pipeline.read()
         if not received or not self.is_idle:
             return received
         # No request is under way, so these bytes begin a new one.
         following = bytearray(received)
-        await read_head(self._stream, following)
+        with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
+            await read_head(self._stream, following)
+        if scope.cancelled_caught:
+            return await self._refuse_slow_head()
         if is_websocket_upgrade(following):
             self.upgrade = bytes(following)
             return b""
-        return for_http_1(following)
+        return bytes(following)
+
+    async def _refuse_slow_head(self) -> bytes:
+        await refuse_head(self._stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
+        return b""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._held += data
@@ -102,19 +142,17 @@ class HypercornStream(trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        if not self.upgrade:
-            await self._stream.aclose()
+        if self.upgrade:
+            return
+        if self.held is not None and not self.held.opened.is_set():
+            # Shielded as in `send_eof`.
+            with trio.CancelScope(shield=True), self._timeouts.limit(_LINGER_SECONDS, in_flight=False):
+                await self._linger()
+            self.held.opened.set()  # the task that reads finds the end
+        await self._stream.aclose()
 
-
-class EncryptedHypercornStream(HypercornStream):
-    """What Hypercorn uses of an SSLStream, after the handshake."""
-
-    async def do_handshake(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def selected_alpn_protocol(self) -> str:
-        return "http/1.1"
-
-    @property
-    def transport_stream(self) -> HypercornStream:
-        return self
+    async def _linger(self) -> None:
+        below = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with _LINGERING:
+                await end_gently(below, most=_LINGER_BYTES)

@@ -25,7 +25,6 @@ from broker.errors import (
     REQUIRED,
     TEXT_ONLY,
     BadRequest,
-    BodyTooLarge,
     Finding,
     ValidationFailed,
     too_high,
@@ -34,6 +33,7 @@ from broker.errors import (
 )
 from broker.nesting import check_nesting
 from config.limits import IDS_MAX, MAX_BODY_BYTES
+from protocols.http.bodies import body_within
 
 M = TypeVar("M", bound=msgspec.Struct)
 D = TypeVar("D", bool, None)
@@ -174,13 +174,13 @@ def has_value(raw: Raw) -> bool:
 
 
 async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body of the request. Quart refuses bodies over its own limit, and slow ones. Raises BodyTooLarge."""
-    if (request.content_length or 0) > limit:
-        raise BodyTooLarge
-    body = await request.get_data(cache=True, as_text=False, parse_form_data=False)
-    if len(body) > limit:
-        raise BodyTooLarge
-    return body
+    """The body of the request. Quart refuses bodies over its own limit, and slow ones.
+
+    Raises:
+        BodyTooLarge: the body is longer than `limit`.
+        TooManyBodies: there is no room for it in memory (reference 21.6).
+    """
+    return await body_within(limit)
 
 
 def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:

@@ -19,7 +19,7 @@ from broker.limits.meters import Channel
 from broker.trace.origin import concerning
 from config.limits import MQTT_CONNECT_SECONDS
 from config.settings import Address
-from protocols.listeners import end_gently, sender_at_once, serve_tcp
+from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connack_code
 from protocols.mqtt.exchange import MqttExchange, note_fault
@@ -27,6 +27,7 @@ from protocols.mqtt.packets import Packet, ProtocolError
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
 from protocols.outbox import Outbox
+from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import TlsContext, peer_certificate
 from storage.sql import StoreError
@@ -61,6 +62,7 @@ async def serve_mqtt(
         protocol="mqtt",
         refusals=rooms.core.refusals,
         connections=connections,
+        entrance=Entrance.of(rooms.limits.strangers, rooms.core.settings),
         ssl_context=ssl_context,
         task_status=task_status,
     )
@@ -156,6 +158,7 @@ class _Connection:
             # reference 16.2: a device that has used up its rate limit is refused. CONNECT does not count as a message.
             if (meter := self._rooms.limits.meters.of(Channel.MQTT, caller)) is not None:
                 meter.check()
+            authenticated()
             return device, caller
         except (DomainError, StoreError) as error:
             refusal = refusal_for(error)

@@ -30,6 +30,7 @@ from broker.limits.meters import Channel
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from config.limits import REGISTRATION_SECONDS
+from protocols.peers import authenticated
 from protocols.refusals import note_refusal, refusal_for
 from protocols.tls import peer_certificate
 from protocols.websocket.connection import Conversation, OpenWebSocket
@@ -95,6 +96,8 @@ async def _shake_hands(
         except (DomainError, StoreError) as error:
             await handshake.refuse(refusal_for(error))
             return None
+        if request.token:
+            authenticated()
         await handshake.accept()
         return OpenWebSocket(rooms, stream, early, conversation)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -258,6 +261,7 @@ class DeviceConversation:
                 is_allowed=partial(_may_speak_for, reach, device),
             )
         )
+        authenticated()
         self._registrations[device.id] = _Registration(device, reach, token, link)
 
     def _end_link(self, sdid: str, reason: CloseReason) -> None:

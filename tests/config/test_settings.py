@@ -89,6 +89,17 @@ _VARIABLES = [
     ("LIMITS_WEBSOCKET_APPLICATION", "10/20", "limits.websocket_application", "10/20"),
     ("LIMITS_MQTT_DEVICE", "10/20", "limits.mqtt_device", "10/20"),
     ("LIMITS_COAP_DEVICE", "10/20", "limits.coap_device", "10/20"),
+    ("HTTP_TRUSTED_PROXIES", '["10.0.0.0/8","::1"]', "http.trusted_proxies", ("10.0.0.0/8", "::1")),
+    ("HTTP_PROXY_PROTOCOL", "off", "http.proxy_protocol", "off"),
+    ("HTTP_HSTS_SECONDS", "3600", "http.hsts_seconds", 3600),
+    ("ACCOUNTS_PASSWORD_MEMORY_MIB", "32", "accounts.password_memory_mib", 32),
+    ("LIMITS_UNAUTHENTICATED_CONNECTIONS", "40", "limits.unauthenticated_connections", 40),
+    (
+        "LIMITS_UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS",
+        "20",
+        "limits.unauthenticated_connections_per_address",
+        20,
+    ),
     ("LIMITS_CALLS_PER_ADDRESS", "60", "limits.calls_per_address", 60),
     ("LIMITS_QUOTAS", "off", "limits.quotas", "off"),
     ("LIMITS_FUTURE_GRACE_SECONDS", "5", "limits.future_grace_seconds", 5),
@@ -156,7 +167,7 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
         ('state_dir = ""', "state_dir: expected a path, got ''"),
         (STATE + "colour = 1", "colour: unknown setting (allowed: state_dir, public_url, http,"),
         (STATE + "[htpp]\nport = 1", "htpp: unknown setting (allowed: state_dir, public_url, http,"),
-        (STATE + "[http]\nport = 1", "http.port: unknown setting (allowed: bind, tls_bind)"),
+        (STATE + "[http]\nport = 1", "http.port: unknown setting (allowed: bind, tls_bind, "),
         (STATE + "http = 1", "http: expected `object`, got `int`"),
         (
             STATE + '[mqtt]\naction_payload = "x"',
@@ -166,6 +177,22 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
         (STATE + '[limits]\nfuture_grace_seconds = "60"', "limits.future_grace_seconds: expected `int`, got `str`"),
         (STATE + "[limits]\nfuture_grace_seconds = 1.5", "limits.future_grace_seconds: expected `int`, got `float`"),
         (STATE + "[limits]\nfuture_grace_seconds = -1", "limits.future_grace_seconds: must be at least 0"),
+        (
+            STATE + '[http]\ntrusted_proxies = ["10.0.0.1/8"]',
+            "http.trusted_proxies: 10.0.0.1/8 has host bits set",
+        ),
+        (STATE + '[http]\ntrusted_proxies = ["proxy"]', "http.trusted_proxies: 'proxy' does not appear to be"),
+        (STATE + '[http]\nproxy_protocol = "required"', "http.proxy_protocol: needs http.trusted_proxies"),
+        (STATE + "[http]\nhsts_seconds = -1", "http.hsts_seconds: must be at least 0"),
+        (STATE + "[accounts]\npassword_memory_mib = 18", "accounts.password_memory_mib: must be at least 19"),
+        (
+            STATE + "[limits]\nunauthenticated_connections = 0",
+            "limits.unauthenticated_connections: must be at least 1",
+        ),
+        (
+            STATE + "[limits]\nunauthenticated_connections_per_address = 0",
+            "limits.unauthenticated_connections_per_address: must be at least 1",
+        ),
         (STATE + "[limits]\ncalls_per_address = 0", "limits.calls_per_address: must be at least 1"),
         *(
             (STATE + f'[limits]\nmqtt_device = "{text}"', f"limits.mqtt_device: {EXPECTED_RATE}, got '{text}'")

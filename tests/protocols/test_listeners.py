@@ -1,29 +1,32 @@
-"""The TCP listener: an error ends only its own connection."""
+"""The TCP listener: an error ends only its own connection, and who may have one."""
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from ipaddress import ip_network
 
 import pytest
 import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.limits.strangers import Strangers
+from config.limits import UNAUTHENTICATED_SECONDS
 from config.settings import Address
-from protocols.listeners import Stream, end_gently, sender_at_once, serve_tcp
+from protocols.listeners import PROXY_HEADER_SECONDS, Entrance, Stream, end_gently, sender_at_once, serve_tcp
+from protocols.peers import authenticated, current_peer
+from protocols.proxies import TrustedProxies
 from tests.fakes import new_refusals
 
 Handle = Callable[[Stream], Awaitable[None]]
 
 
-async def listening(nursery: trio.Nursery, handle: Handle) -> Address:
-    bound: Address = await nursery.start(
-        lambda task_status: serve_tcp(
-            Address("127.0.0.1", 0),
-            handle,
-            protocol="test",
-            refusals=new_refusals(),
-            connections=nursery,
-            task_status=task_status,
-        )
+async def listening(nursery: trio.Nursery, handle: Handle, entrance: Entrance | None = None) -> Address:
+    serve = partial(
+        serve_tcp, Address("127.0.0.1", 0), handle, protocol="test", refusals=new_refusals(), entrance=entrance
     )
+    bound: Address = await nursery.start(partial(serve, connections=nursery))
     return bound
 
 
@@ -109,3 +112,130 @@ async def test_end_gently_lets_a_peer_that_still_sends_read_the_last_bytes(nurse
         while data := await stream.receive_some():
             received += data
     assert received == answered
+
+
+# Who may have a connection
+
+
+async def name_peer(stream: Stream) -> None:
+    """Say who the peer is; at the word `token` it is authenticated."""
+    while question := await stream.receive_some():
+        if question == b"token":
+            authenticated()
+        await stream.send_all(current_peer().address.encode())
+
+
+def entrance(*networks: str, send_header: bool = False, of_one_address: int = 2) -> Entrance:
+    strangers = Strangers(in_all=10, of_one_address=of_one_address)
+    return Entrance(strangers, TrustedProxies(tuple(map(ip_network, networks)), send_header))
+
+
+Connect = Callable[[Address], Awaitable[trio.SocketStream]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens connections, waits until the listener has admitted or refused each, and closes them after the test."""
+    async with AsyncExitStack() as streams:
+
+        async def open_one(address: Address) -> trio.SocketStream:
+            stream = await streams.enter_async_context(await trio.open_tcp_stream(address.host, address.port))
+            await wait_all_tasks_blocked()
+            return stream
+
+        yield open_one
+
+
+async def answers(stream: trio.SocketStream, question: bytes) -> bytes:
+    try:
+        with trio.fail_after(10):
+            await stream.send_all(question)
+            return bytes(await stream.receive_some())
+    except trio.BrokenResourceError:
+        return b""
+
+
+async def test_an_address_has_so_many_connections_without_authentication(
+    nursery: trio.Nursery, connect: Connect
+) -> None:
+    admitting = entrance()
+    address = await listening(nursery, name_peer, admitting)
+    first, second, refused = [await connect(address) for _ in range(3)]
+    assert await answers(first, b"who") == await answers(second, b"who") == b"127.0.0.1"
+    assert await answers(refused, b"who") == b""
+    assert await answers(first, b"token") == b"127.0.0.1"  # its place is free now
+    assert await answers(await connect(address), b"who") == b"127.0.0.1"
+    assert await answers(await connect(address), b"who") == b""
+    assert admitting.strangers.statistics().connections == 2
+    await second.aclose()
+    await wait_all_tasks_blocked()
+    assert admitting.strangers.statistics().connections == 1
+
+
+async def test_the_oldest_stranger_makes_room_and_those_who_are_known_stay(
+    nursery: trio.Nursery, connect: Connect, autojump_clock: MockClock
+) -> None:
+    address = await listening(nursery, name_peer, entrance())
+    known = await connect(address)
+    assert await answers(known, b"token") == b"127.0.0.1"
+    silent = await connect(address)
+    other = await connect(address)
+    await trio.sleep(UNAUTHENTICATED_SECONDS)
+    newcomer = await connect(address)
+    assert await answers(newcomer, b"who") == b"127.0.0.1"
+    assert await answers(silent, b"who") == b""
+    assert await answers(other, b"who") == await answers(known, b"who") == b"127.0.0.1"
+
+
+async def test_a_flood_of_strangers_is_one_log_entry(nursery: trio.Nursery, connect: Connect) -> None:
+    address = await listening(nursery, name_peer, entrance())
+    with capture_logs() as logs:
+        for _ in range(10):
+            await connect(address)
+    assert [(entry["event"], entry["peer"]) for entry in logs] == [("connections_refused", "127.0.0.1")]
+
+
+async def test_connections_of_a_trusted_proxy_are_not_limited_by_its_address(
+    nursery: trio.Nursery, connect: Connect
+) -> None:
+    address = await listening(nursery, name_peer, entrance("127.0.0.0/8"))
+    streams = [await connect(address) for _ in range(5)]
+    assert {await answers(stream, b"who") for stream in streams} == {b"127.0.0.1"}
+
+
+# The PROXY protocol
+
+
+HEADER = b"PROXY TCP4 203.0.113.7 192.0.2.1 54321 1883\r\n"
+
+
+async def test_a_trusted_proxy_names_the_client(nursery: trio.Nursery, connect: Connect) -> None:
+    admitting = entrance("127.0.0.0/8", send_header=True, of_one_address=1)
+    address = await listening(nursery, name_peer, admitting)
+    stream = await connect(address)
+    assert await answers(stream, HEADER + b"who") == b"203.0.113.7"
+    second = await connect(address)
+    assert await answers(second, HEADER + b"who") == b""  # the limit is that of the client
+    check = await connect(address)
+    assert await answers(check, b"PROXY UNKNOWN\r\nwho") == b"127.0.0.1"
+
+
+@pytest.mark.parametrize("sent", [b"who", HEADER[:-1] + b"x" * 100])
+async def test_a_trusted_proxy_must_send_a_header(nursery: trio.Nursery, sent: bytes) -> None:
+    address = await listening(nursery, name_peer, entrance("127.0.0.0/8", send_header=True))
+    with capture_logs() as logs:
+        assert await ask(address, sent * 10) == b""
+    assert [entry["event"] for entry in logs] == ["connections_refused"]
+
+
+async def test_a_header_has_little_time(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    address = await listening(nursery, name_peer, entrance("127.0.0.0/8", send_header=True))
+    assert await ask(address, HEADER[:10]) == b""
+    assert trio.current_time() == pytest.approx(PROXY_HEADER_SECONDS, abs=0.5)
+
+
+async def test_nobody_else_may_send_a_header(nursery: trio.Nursery) -> None:
+    address = await listening(nursery, name_peer, entrance("192.0.2.0/24", send_header=True))
+    with capture_logs() as logs:
+        assert await ask(address, HEADER + b"who") == b""
+    assert [(entry["reason"], entry["peer"]) for entry in logs] == [("the peer is no trusted proxy", "127.0.0.1")]

@@ -3,9 +3,9 @@
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_plus
 
+from config.limits import MAX_FORM_BYTES
 from protocols.http.reading import read_body
 
-_FORM_BYTES: Final = 64 * 1024
 _STANDS_IN_A_QUERY: Final = "%&=+?/:@!$'()*,;"
 
 
@@ -19,7 +19,7 @@ class FormData:
     @classmethod
     async def of_request(cls) -> "FormData":
         """Raises BodyTooLarge."""
-        return cls(await read_body(limit=_FORM_BYTES))
+        return cls(await read_body(limit=MAX_FORM_BYTES))
 
     def text(self, name: str) -> str:
         return self._values.get(name, "")

@@ -7,6 +7,7 @@ from quart import Blueprint, Response
 
 from broker.accounts.tokens import TokenKind, Tokens
 from broker.errors import PermissionDenied, Unauthorized
+from config.limits import MAX_FORM_BYTES
 from protocols.http.answers import json_answer
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.reading import Query, members, read_body
@@ -68,7 +69,7 @@ class _TokenBody(msgspec.Struct):
 
 async def _token_in_body() -> str | None:
     """The member `token` of a JSON body, or the field `token` of a form."""
-    body = await read_body()
+    body = await read_body(limit=MAX_FORM_BYTES)
     if body.lstrip().startswith(b"{"):
         return members(body, _TokenBody).token
     return parse_qs(body.decode("latin-1"), errors="replace").get("token", [None])[-1]

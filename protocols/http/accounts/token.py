@@ -12,6 +12,7 @@ from broker.accounts.token_server import TokenResponse
 from broker.errors import DomainError, TryLater
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent
+from config.limits import MAX_FORM_BYTES
 from protocols.http.answers import json_answer
 from protocols.http.errors import app_refusals, route_of_request
 from protocols.http.reading import read_body
@@ -61,7 +62,7 @@ def token_blueprint(grants: TokenEndpoints) -> Blueprint:
 async def token_request() -> TokenRequest:
     return TokenRequest.of(
         query=request.query_string,
-        body=await read_body(),
+        body=await read_body(limit=MAX_FORM_BYTES),
         authorization=request.headers.get("Authorization", ""),
     )
 

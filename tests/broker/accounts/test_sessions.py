@@ -1,12 +1,17 @@
 """Signing in and sessions, without pages."""
 
+from dataclasses import replace
+
 import pytest
 import trio
+from argon2.profiles import CHEAPEST
 
-from broker.accounts.sessions import FormKeys, Session, WrongPassword
+from broker.accounts.sessions import FormKeys, Session, WrongPassword, password_mark
 from broker.errors import TooManyAttempts
+from broker.secrets import Passwords
 from broker.services import Services
 from config.limits import PASSWORD_ADDRESS_MISSES
+from storage.database import Transaction
 from tests.factories import ADA, World
 from tests.fakes import FakeClock
 from tests.protocols.http.accounts.browser import PASSWORD, give_password
@@ -126,3 +131,33 @@ async def test_the_right_password_does_not_reset_the_count_of_the_address(
             await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
     with pytest.raises(TooManyAttempts):
         await services.accounts.sessions.sign_in("ada-example", PASSWORD, address=HERE)
+
+
+async def test_a_hash_at_another_cost_is_renewed_at_the_next_sign_in(services: Services, signed_in: Session) -> None:
+    """Other sessions go on, because the password is the same; open codes for a reset are void."""
+    sessions, before = services.accounts.sessions, await services.accounts.users.find(ADA)
+    dear = Passwords(replace(CHEAPEST, memory_cost=64)).hash(PASSWORD)
+    older = replace(before, password_hash=dear)
+
+    def weaken(tx: Transaction) -> None:
+        tx.accounts.renew_password_hash(before.key, dear)
+        tx.sessions.renew_password(before.key, before=password_mark(before), after=password_mark(older))
+
+    await services.core.database.write(weaken)
+    assert await sessions.find(signed_in.id) is not None
+    await services.accounts.resets.ask("ada@example.org", address=HERE)
+
+    again = await sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    renewed = (await services.accounts.users.find(ADA)).password_hash
+    assert renewed is not None
+    assert renewed != dear
+    assert not services.accounts.passwords.is_outdated(renewed)
+    assert await sessions.find(again.id) is not None
+    assert await sessions.find(signed_in.id) is not None
+    marks = await services.core.database.read(
+        lambda tx: list(tx.connection.execute("SELECT count(*) AS n FROM password_reset WHERE user IS NOT NULL"))
+    )
+    assert marks[0]["n"] == 0
+
+    await sessions.sign_in("ada-example", PASSWORD, address=HERE)
+    assert (await services.accounts.users.find(ADA)).password_hash == renewed  # once is enough

@@ -18,8 +18,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.settings import Address
-from protocols.http.front_door import HEAD_SECONDS, FrontDoor, serve_http
-from protocols.http.heads import HEAD_BYTES
+from protocols.http.front_door import FrontDoor, serve_http
+from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS
 from protocols.http.hypercorn_adapter import KEEP_ALIVE_SECONDS, HypercornAdapter
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import REQUEST_FRAMES
@@ -135,7 +135,29 @@ async def test_http_2_is_not_spoken(raw: Raw) -> None:
         b"Connection: close", b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
     )
     assert (await raw(asked)).startswith(b"HTTP/1.1 200")
-    assert (await raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert (await raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).startswith(b"HTTP/1.1 505")
+
+
+@pytest.mark.parametrize("gap", ["none", "inside the head", "before the head"])
+async def test_http_2_is_not_spoken_after_a_first_request(stream: trio.SocketStream, gap: str) -> None:
+    """Also where only Hypercorn sees the second head, because both requests came at once."""
+    asked = GET_DEVICE_AND_CLOSE.replace(
+        b"Connection: close", b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
+    )
+    cut = len(GET_DEVICE) + {"none": len(asked), "inside the head": 20, "before the head": 0}[gap]
+    sent = GET_DEVICE + asked
+    await stream.send_all(sent[:cut])
+    await wait_all_tasks_blocked(0.01)
+    await stream.send_all(sent[cut:])
+    answers = await receive_all(stream)
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert b" 101 " not in answers
+
+
+async def test_http_2_that_is_sent_ahead_is_refused(raw: Raw) -> None:
+    answers = await raw(GET_DEVICE + b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert answers.count(b"HTTP/1.1 200") == 1
+    assert answers.count(b"HTTP/1.1 505") == 1
 
 
 async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.SocketStream) -> None:
@@ -167,6 +189,35 @@ async def test_a_slow_head_is_408(stream: trio.SocketStream, autojump_clock: Moc
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 408
     assert trio.current_time() - started == pytest.approx(HEAD_SECONDS, abs=1.5)
+
+
+@pytest.mark.parametrize("is_sent_ahead", [False, True])
+async def test_a_later_head_has_the_same_time(
+    stream: trio.SocketStream, autojump_clock: MockClock, is_sent_ahead: bool
+) -> None:
+    """From its first byte on, also when that byte came together with the request before."""
+    begun = b"GET / HTTP/1.1\r\n"
+    await stream.send_all(GET_DEVICE + begun * is_sent_ahead)
+    await receive_answer(stream)
+    if not is_sent_ahead:
+        await stream.send_all(begun)
+    started = trio.current_time()
+    answer = await receive_all(stream)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert trio.current_time() - started == pytest.approx(HEAD_SECONDS, abs=1.5)
+
+
+async def test_a_later_head_that_drips_does_not_get_more_time(
+    stream: trio.SocketStream, autojump_clock: MockClock
+) -> None:
+    await stream.send_all(GET_DEVICE)
+    await receive_answer(stream)
+    started = trio.current_time()
+    for _ in range(5):
+        await stream.send_all(b"G")
+        await trio.sleep(3)
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 408")
+    assert trio.current_time() - started < 20
 
 
 async def test_a_connection_that_sends_nothing_is_closed_without_an_answer(
@@ -350,7 +401,10 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": False})
 
-    adapter, stopping = HypercornAdapter(answer_at_length, grace_seconds=100.0, overhead=Overhead()), trio.Event()
+    adapter, stopping = (
+        HypercornAdapter(answer_at_length, grace_seconds=100.0, refusals=new_refusals(), overhead=Overhead()),
+        trio.Event(),
+    )
     async with AsyncExitStack() as after, trio.open_nursery() as connections:
         connections.start_soon(adapter.stop_after, stopping)
         serve = partial(

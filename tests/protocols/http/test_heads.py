@@ -1,6 +1,6 @@
 import pytest
 
-from protocols.http.heads import for_http_1, is_websocket_upgrade, is_whole
+from protocols.http.heads import headers_of, is_websocket_upgrade, is_whole
 
 
 def head(*lines: str, line_end: str = "\r\n") -> bytes:
@@ -48,7 +48,6 @@ def test_a_head_ends_with_an_empty_line(received: bytes, whole: bool) -> None:
     assert is_whole(received) is whole
 
 
-def test_a_change_to_http_2_is_not_passed_on() -> None:
-    asked = head("POST / HTTP/1.1", "Upgrade: h2c", "Host: a") + b"\nupgrade: in the body"
-    assert for_http_1(asked) == b"POST / HTTP/1.1\r\nHost: a\r\n\r\n\nupgrade: in the body"
-    assert not for_http_1(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").startswith(b"PRI")
+def test_headers_are_those_before_the_empty_line() -> None:
+    received = head("GET / HTTP/1.1", "Host: a", "X-Forwarded-For:  1.2.3.4 ", "nonsense") + b"X-Forwarded-For: body"
+    assert headers_of(received) == [(b"host", b"a"), (b"x-forwarded-for", b"1.2.3.4"), (b"nonsense", b"")]

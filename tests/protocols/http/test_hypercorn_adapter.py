@@ -17,7 +17,7 @@ import hypercorn.trio.worker_context
 RELIED_ON: list[tuple[ModuleType, str, str]] = [
     (
         hypercorn.trio.tcp_server,
-        "`_Server` overrides `protocol_send`, and `HypercornStream` answers every call of TCPServer to its stream",
+        "`_Server` overrides `run` and `protocol_send`, and `HypercornStream` answers TCPServer's calls to its stream",
         "fbec50b5df48e46d",
     ),
     (
@@ -25,13 +25,13 @@ RELIED_ON: list[tuple[ModuleType, str, str]] = [
         "the adapter sets `terminated`, and a stream stops TCPServer's `idle_task`",
         "431948d8c2f013ce",
     ),
-    (hypercorn.protocol, "the ALPN protocol decides that HTTP/1.1 is spoken", "c34f9d102bb59741"),
+    (hypercorn.protocol, "`_Http1` takes the place of ProtocolWrapper", "c34f9d102bb59741"),
     (
         hypercorn.protocol.h11,
-        "a head begins with `HTTP/1.1 ` in one piece, and `Updated(idle=True)` comes between two requests",
+        "`_Http1` replaces `connection`, a head begins with `HTTP/1.1 `, and requests are apart by `Updated`",
         "5d2cfe635578adc6",
     ),
-    (hypercorn.protocol.http_stream, "`_Drained` wraps the application's `receive` and `send`", "b28bb59de67f2f28"),
+    (hypercorn.protocol.http_stream, "`_Requests` wraps the application's `receive` and `send`", "b28bb59de67f2f28"),
     (hypercorn.app_wrappers, "ASGIWrapper calls the application", "73b5284c21881692"),
     (hypercorn.logging, "`_Log` overrides `access`, `exception` and `warning`", "7947f4d8c23963f9"),
 ]

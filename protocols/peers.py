@@ -1,0 +1,43 @@
+"""Who is at the other end of the connection that the current task serves.
+
+All tasks of a connection share one `Peer`: a listener sets it before the connection's first byte is read.
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from broker.limits.strangers import Place
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """The client, and not the proxy before it. `address` is empty where it is unknown."""
+
+    address: str = ""
+    port: int = 0
+    #: Whether the other end of the connection is a trusted proxy whose requests name the client.
+    is_proxy: bool = False
+    #: The place that the connection takes until the peer is authenticated; None afterwards.
+    place: Place | None = None
+
+
+_current: Final[ContextVar[Peer]] = ContextVar("peer")
+
+
+def current_peer() -> Peer:
+    """The peer of this task's connection; one without an address in a task that serves none."""
+    return _current.get(None) or Peer()
+
+
+def set_peer(peer: Peer) -> None:
+    """For listeners: `peer` is who this task and those that it starts serve."""
+    _current.set(peer)
+
+
+def authenticated() -> None:
+    """The peer has proved who it is: from now on its connection is not one of a stranger (reference 21.6)."""
+    peer = _current.get(None)
+    if peer is not None and peer.place is not None:
+        peer.place.leave()
+        peer.place = None

@@ -1,0 +1,110 @@
+"""Places for unauthenticated connections (reference 21.6)."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from broker.limits.strangers import Place, Strangers
+from config.limits import UNAUTHENTICATED_SECONDS
+
+
+class Connections:
+    """Those that have entered, and those that had to go."""
+
+    def __init__(self, strangers: Strangers) -> None:
+        self.strangers = strangers
+        self.ended: list[str] = []
+
+    def enter(self, name: str, address: str | None = None) -> Place | None:
+        return self.strangers.enter(address, lambda: self.ended.append(name))
+
+    def must_enter(self, name: str, address: str | None = None) -> Place:
+        place = self.enter(name, address)
+        assert place is not None
+        return place
+
+
+async def test_one_address_has_so_many_places_and_leaves_the_others_alone(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=10, of_one_address=2))
+    first = connections.must_enter("a", "192.0.2.1")
+    connections.must_enter("b", "192.0.2.1")
+    assert connections.enter("c", "192.0.2.1") is None
+    connections.must_enter("d", "192.0.2.2")
+    first.leave()
+    first.leave()  # no effect: it has left
+    connections.must_enter("e", "192.0.2.1")
+    assert connections.enter("f", "192.0.2.1") is None
+    assert connections.ended == []
+    statistics = connections.strangers.statistics()
+    assert (statistics.connections, statistics.refused, statistics.ended_for_others) == (3, 2, 0)
+
+
+async def test_all_addresses_of_an_ipv6_network_are_one(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=10, of_one_address=1))
+    connections.must_enter("a", "2001:db8::1")
+    assert connections.enter("b", "2001:db8::2:1") is None
+    connections.must_enter("c", "2001:db8:0:1::1")
+
+
+async def test_a_shared_address_is_not_limited(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=3, of_one_address=1))
+    for name in "abc":
+        connections.must_enter(name)
+    assert connections.enter("d") is None
+
+
+async def test_who_has_had_a_place_for_long_makes_room_for_another_of_the_address(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=10, of_one_address=2))
+    connections.must_enter("other", "192.0.2.9")
+    connections.must_enter("a", "192.0.2.1")
+    await trio.sleep(UNAUTHENTICATED_SECONDS)
+    connections.must_enter("b", "192.0.2.1")
+    connections.must_enter("c", "192.0.2.1")
+    assert connections.ended == ["a"]
+    assert connections.enter("d", "192.0.2.1") is None  # b and c are new
+    assert connections.strangers.statistics().ended_for_others == 1
+
+
+async def test_a_listener_waits_until_there_is_room(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=2, of_one_address=2)
+    connections = Connections(strangers)
+    place = connections.must_enter("a", "192.0.2.1")
+    await strangers.wait_room()
+    connections.must_enter("b", "192.0.2.2")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(strangers.wait_room)
+        await trio.testing.wait_all_tasks_blocked()
+        place.leave()
+    assert trio.current_time() == 0
+    assert connections.ended == []
+
+
+async def test_a_listener_waits_at_most_until_the_oldest_has_to_go(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=2, of_one_address=2)
+    connections = Connections(strangers)
+    connections.must_enter("a", "192.0.2.1")
+    connections.must_enter("b", "192.0.2.2")
+    await strangers.wait_room()
+    assert trio.current_time() == pytest.approx(UNAUTHENTICATED_SECONDS)
+    connections.must_enter("c", "192.0.2.3")
+    assert connections.ended == ["a"]
+
+
+async def test_a_storm_of_connections_that_authenticate_gets_through(autojump_clock: MockClock) -> None:
+    """A thousand devices behind one address connect at once: each needs its place for a moment only."""
+    strangers = Strangers(in_all=20, of_one_address=20)
+    connections = Connections(strangers)
+    served = 0
+
+    async def authenticate(place: Place) -> None:
+        nonlocal served
+        await trio.sleep(0.05)
+        place.leave()
+        served += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1000):
+            await strangers.wait_room()
+            nursery.start_soon(authenticate, connections.must_enter(str(number), "192.0.2.1"))
+    assert served == 1000
+    assert strangers.statistics().refused == 0

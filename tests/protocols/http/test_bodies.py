@@ -1,0 +1,154 @@
+"""A body stays with the peer until the call takes it and there is room (reference 21.6)."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from broker.limits.bodies import BodyStatistics
+from broker.services import Services
+from config.limits import (
+    BODIES_BYTES,
+    BODY_WAIT_SECONDS,
+    MAX_BODY_BYTES,
+    MAX_FORM_BYTES,
+    UNAUTHENTICATED_BODIES_BYTES,
+    UNCOUNTED_BODY_BYTES,
+)
+from config.settings import Address
+from tests.factories import ADA_TOKEN
+from tests.protocols.http.conftest import Raw, receive_all
+
+FORM = b"grant_type=client_credentials&padding=".ljust(10_000, b"x")
+
+
+def post(path: str, length: int | None, *headers: str) -> bytes:
+    """The head of a request; `length` is None for a body in chunks."""
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    lines = [f"POST {path} HTTP/1.1", "Host: a", "Connection: close", framing, *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def used(services: Services) -> tuple[int, int]:
+    """Bytes of all bodies, and of those of strangers."""
+    statistics: BodyStatistics = services.limits.bodies.statistics()
+    return statistics.bytes, statistics.unauthenticated_bytes
+
+
+@pytest.fixture
+async def stream(door: Address) -> AsyncIterator[trio.SocketStream]:
+    async with await trio.open_tcp_stream(door.host, door.port) as opened:
+        yield opened
+
+
+async def test_a_form_takes_room_among_strangers_while_it_arrives(
+    stream: trio.SocketStream, services: Services
+) -> None:
+    await stream.send_all(post("/accounts/token", len(FORM)) + FORM[:-1])
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (len(FORM), len(FORM))
+    await stream.send_all(FORM[-1:])
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 400")
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (0, 0)
+
+
+async def test_a_caller_with_a_token_takes_no_room_from_strangers(
+    stream: trio.SocketStream, services: Services
+) -> None:
+    sent = post("/v1.1/devices", 100_000, f"Authorization: bearer {ADA_TOKEN}") + b"x" * 99_999
+    await stream.send_all(sent)
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (100_000, 0)
+    await stream.send_all(b"x")
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 400")
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (0, 0)
+
+
+async def test_a_body_in_chunks_takes_what_it_may_have(stream: trio.SocketStream, services: Services) -> None:
+    await stream.send_all(post("/accounts/token", None) + b"5\r\nabcde\r\n")
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (MAX_FORM_BYTES, MAX_FORM_BYTES)
+    await stream.send_all(b"0\r\n\r\n")
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 4")
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (0, 0)
+
+
+async def test_a_short_body_is_not_counted(stream: trio.SocketStream, services: Services) -> None:
+    await stream.send_all(post("/accounts/token", UNCOUNTED_BODY_BYTES) + b"x")
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (0, 0)
+    await stream.send_all(b"x" * (UNCOUNTED_BODY_BYTES - 1))
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 4")
+
+
+async def test_a_peer_that_goes_gives_its_room_back(stream: trio.SocketStream, services: Services) -> None:
+    await stream.send_all(post("/accounts/token", len(FORM)) + FORM[:-1])
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (len(FORM), len(FORM))
+    await stream.aclose()
+    await wait_all_tasks_blocked(0.05)
+    assert used(services) == (0, 0)
+
+
+async def test_a_body_that_nobody_reads_takes_no_room(stream: trio.SocketStream, services: Services) -> None:
+    """Refused by its head: without a token, or at a path that is unknown."""
+    await stream.send_all(post("/v1.1/devices", MAX_BODY_BYTES) + b"x" * 500_000)
+    await wait_all_tasks_blocked(0.01)
+    assert used(services) == (0, 0)
+    await stream.send_all(b"x" * (MAX_BODY_BYTES - 500_000))
+    assert (await receive_all(stream)).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("path", ["/accounts/token", "/accounts/device/code"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_form_over_its_limit_is_413(raw: Raw, path: str, is_chunked: bool) -> None:
+    body = b"x" * (MAX_FORM_BYTES + 1)
+    if is_chunked:
+        answer = await raw(post(path, None) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    else:
+        answer = await raw(post(path, len(body)) + body)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "invalid_request"
+
+
+@pytest.mark.parametrize("path", ["/accounts/login", "/accounts/signup", "/accounts/go", "/accounts/checkToken"])
+async def test_every_form_has_this_limit(raw: Raw, path: str) -> None:
+    body = b"email=" + b"x" * MAX_FORM_BYTES
+    assert (await raw(post(path, len(body)) + body)).startswith(b"HTTP/1.1 413")
+
+
+async def test_without_room_strangers_are_told_to_come_back_and_others_are_served(
+    door: Address, raw: Raw, services: Services, autojump_clock: MockClock
+) -> None:
+    share = UNAUTHENTICATED_BODIES_BYTES // 4
+    held = [
+        await services.limits.bodies.reserve(share, f"address {number}", is_authenticated=False) for number in range(4)
+    ]
+    started = trio.current_time()
+    answer = await raw(post("/accounts/token", len(FORM)) + FORM)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"\r\nretry-after: 5\r\n" in answer.lower()
+    assert trio.current_time() - started == pytest.approx(BODY_WAIT_SECONDS, abs=1)
+    started = trio.current_time()
+    body = b'{"name":"' + b"x" * 20_000 + b'"}'
+    asked = post("/v1.1/devices", len(body), f"Authorization: bearer {ADA_TOKEN}") + body
+    assert (await raw(asked)).startswith(b"HTTP/1.1 400")
+    assert trio.current_time() - started < 1
+    services.limits.bodies.release(held[0])
+    assert (await raw(post("/accounts/token", len(FORM)) + FORM)).startswith(b"HTTP/1.1 400")
+
+
+async def test_without_room_callers_are_told_to_come_back(
+    raw: Raw, services: Services, autojump_clock: MockClock
+) -> None:
+    for number in range(4):
+        await services.limits.bodies.reserve(BODIES_BYTES // 4, f"caller {number}", is_authenticated=True)
+    asked = post("/v1.1/devices", 20_000, f"Authorization: bearer {ADA_TOKEN}") + b"x" * 20_000
+    answer = await raw(asked)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"\r\nretry-after: 5\r\n" in answer.lower()
