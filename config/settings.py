@@ -143,6 +143,11 @@ class Tls(_Table, frozen=True):
     key_rsa: Path | None = None
 
     @property
+    def first(self) -> tuple[Path, Path] | None:
+        """The chain and its key."""
+        return None if self.certificate is None or self.key is None else (self.certificate, self.key)
+
+    @property
     def second(self) -> tuple[Path, Path] | None:
         """A second chain and key, for peers without a cipher suite for the first."""
         return None if self.certificate_rsa is None or self.key_rsa is None else (self.certificate_rsa, self.key_rsa)

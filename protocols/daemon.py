@@ -19,10 +19,15 @@ import trio
 from broker.services import Services, open_services
 from config.settings import Address, Settings, SettingsError
 from protocols import systemd
+from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
+from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
+from protocols.coap.lwm2m.server import Lwm2mServer
+from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
+from protocols.coap.lwm2m.unmanaged import Unmanaged
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
@@ -101,7 +106,6 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections)
                     services.core.site.listens_on(addresses)
-                    _warn_of_what_is_missing(settings)
                     set_aside_what_stays()
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
@@ -157,6 +161,14 @@ async def _listen(
         key=settings.tls.key or Path(),
         second=settings.tls.second,
     )
+    lwm2m = Lwm2mServer(services, Unmanaged())
+    lwm2m_dtls = DtlsListener(services, endpoint=Lwm2mEndpoint(lwm2m), priorities=LWM2M_PRIORITIES)
+    lwm2m_tcp, lwm2m_tls = (
+        partial(serve_lwm2m_tcp, lwm2m, connections=connections, ssl_context=context)
+        for context in (None, _tls_with_peers(settings, required=False) if settings.lwm2m.tls_bind else None)
+    )
+    if any((settings.lwm2m.dtls_bind, settings.lwm2m.tcp_bind, settings.lwm2m.tls_bind)):
+        await listeners.start(lwm2m.run)
     addresses: dict[str, Address] = {}
     for name, bind, serve in (
         ("http", settings.http.bind, http),
@@ -167,6 +179,13 @@ async def _listen(
         ("mqtts", settings.mqtt.tls_bind, mqtts),
         ("coap", settings.coap.bind, partial(serve_coap, services, endpoint=endpoint)),
         ("coaps", settings.coap.dtls_bind, coaps),
+        (
+            "lwm2m_dtls",
+            settings.lwm2m.dtls_bind,
+            partial(lwm2m_dtls.serve, first=settings.tls.first, second=settings.tls.second),
+        ),
+        ("lwm2m_tcp", settings.lwm2m.tcp_bind, lwm2m_tcp),
+        ("lwm2m_tls", settings.lwm2m.tls_bind, lwm2m_tls),
     ):
         if bind is None:
             continue
@@ -181,14 +200,19 @@ async def _listen(
         counters["coap"] = endpoint.statistics
     if "coaps" in addresses:
         counters |= {"coaps": dtls.endpoint.statistics, "coaps handshakes": dtls.statistics}
+    if addresses.keys() & {"lwm2m_dtls", "lwm2m_tcp", "lwm2m_tls"}:
+        counters["lwm2m"] = lwm2m.statistics
+    if "lwm2m_dtls" in addresses:
+        counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
     return addresses
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
     """The context of TLS listeners. The certificate is checked when any listener uses it, also one of DTLS."""
-    needing = settings.http, settings.accounts, settings.secure, settings.mqtt
-    if settings.coap.dtls_bind is None and all(listener.tls_bind is None for listener in needing):
+    needing = settings.http, settings.accounts, settings.secure, settings.mqtt, settings.lwm2m
+    has_dtls = settings.coap.dtls_bind is not None or (settings.lwm2m.dtls_bind is not None and settings.tls.first)
+    if not has_dtls and all(listener.tls_bind is None for listener in needing):
         return None
     certificate, key = settings.tls.certificate, settings.tls.key
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -239,14 +263,3 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # a sandbox may forbid it; then fewer can connect
         _log.warning("open_files_limited", limit=soft, reason=str(error))
-
-
-def _warn_of_what_is_missing(settings: Settings) -> None:
-    """Log each setting that reference 25 has and this version does not serve yet."""
-    for name, value in (
-        ("lwm2m.dtls_bind", settings.lwm2m.dtls_bind),
-        ("lwm2m.tcp_bind", settings.lwm2m.tcp_bind),
-        ("lwm2m.tls_bind", settings.lwm2m.tls_bind),
-    ):
-        if value is not None:
-            _log.warning("not_in_this_version", setting=name, value=str(value))

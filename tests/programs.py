@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from typing import Never
 
 import pytest
@@ -16,6 +17,15 @@ def require_program(name: str) -> str:
     if path is None:
         skip_without(name)
     return path
+
+
+def require_node_module(name: str) -> str:
+    """The value of NODE_PATH with which Node finds a module. Where it finds none, see `skip_without`."""
+    node = require_program("node")
+    found = subprocess.run([node, "-e", f"require.resolve({name!r})"], capture_output=True, check=False)
+    if found.returncode:
+        skip_without(name, "is not in NODE_PATH")
+    return os.environ.get("NODE_PATH", "")
 
 
 def require_dtls() -> None:

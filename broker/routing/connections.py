@@ -54,7 +54,7 @@ class DeviceLink:
         device: Device,
         protocol: str,
         token: bytes,
-        deliver: Callable[[Action], bool],
+        deliver: Callable[[Action], bool] | None,
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool],
     ) -> None:
@@ -69,13 +69,17 @@ class DeviceLink:
     def offer(self, action: Action) -> bool:
         """Hand an Action to the connection. A slow device loses its own Actions and never slows the router."""
         try:
-            taken = self._deliver(action)
+            taken = self._deliver is not None and self._deliver(action)
         except Exception:  # noqa: BLE001 - the boundary between the router and one connection
             _log.exception("link_failed", device=self.device.id, protocol=self.protocol)
             taken = False
         if not taken:
             self.dropped += 1
         return taken
+
+    @property
+    def takes_actions(self) -> bool:
+        return self._deliver is not None
 
     def close(self, reason: CloseReason) -> None:
         try:
@@ -128,7 +132,7 @@ class Connections:
         protocol: str,
         token: bytes,
         exclusive: bool,
-        deliver: Callable[[Action], bool],
+        deliver: Callable[[Action], bool] | None,
         close: Callable[[CloseReason], None],
         is_allowed: Callable[[], bool] = lambda: True,
     ) -> Iterator[DeviceLink]:
@@ -140,6 +144,7 @@ class Connections:
             token: SHA-256 of the connection's token; when the token is revoked, the link is closed.
             exclusive: the token is the device's own, so the one-connection rule applies.
             deliver: called on the loop with each Action; takes the Action or returns False, without waiting.
+                None for a connection that takes no Actions.
             close: called on the loop when the broker ends the link; must return at once.
             is_allowed: asked, without waiting, when shares or grants have changed; always true for a device token.
         """
@@ -180,6 +185,8 @@ class Connections:
     def _deliver(self, fact: ActionStored) -> None:
         quota, action = self._quota, fact.action
         for link in self._links.get(fact.destination, ()):
+            if not link.takes_actions:
+                continue
             if quota is not None and not quota.admits(link.device, action):
                 link.dropped += 1
             elif link.offer(action):

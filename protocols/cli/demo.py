@@ -20,7 +20,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Http, Log, Mqtt, Settings
+from config.settings import Address, Http, Log, Lwm2m, Mqtt, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -31,8 +31,9 @@ _HOST = "127.0.0.1"
 _ORGANIZATION = "example"  # owner of the shipped device types (reference 8.7)
 _ADMINISTRATOR = "admin@example.org"
 _APPLICATION = "Demo"
-_LIGHT, _WEATHER = "example.smart_light", "example.weather_station"
+_LIGHT, _WEATHER, _BOARD = "example.smart_light", "example.weather_station", "example.managed_board"
 _DAY_SECONDS = 86_400
+_LISTENERS = {"mqtt": "mqtt", "websocket": "http", "http": "http", "lwm2m": "lwm2m_dtls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ _DEVICES = (
     _Device("d0" * 15 + "02", "Garden weather", _WEATHER, "websocket"),
     _Device("d0" * 15 + "03", "Roof weather", _WEATHER, "http"),
     _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
+    _Device("d0" * 15 + "05", "Workshop board", _BOARD, "lwm2m"),
 )
 
 
@@ -68,6 +70,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
         mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port))),
+        lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
         log=Log(level="warning"),
     )
     configure_logging(settings.log.level, settings.log.format)
@@ -100,8 +103,8 @@ async def _run(settings: Settings) -> None:
             click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))
             stopping = services.core.life.stopping
             for device in _DEVICES:
-                if device.protocol is not None:
-                    address = addresses["mqtt" if device.protocol == "mqtt" else "http"]
+                address = addresses.get(_LISTENERS.get(device.protocol or "", ""))
+                if address is not None:  # LWM2M needs GnuTLS
                     simulators.start_soon(_simulate, device, address, tokens[device.id], stopping)
 
         await run_daemon(settings, ready=ready)
@@ -196,6 +199,7 @@ def _introduction(
         f"  REST and live feed  {api}",
         f"  Documentation       {api.removesuffix('/v1.1')}/docs",
         f"  MQTT                {mqtt}",
+        *([f"  LWM2M (DTLS)        {addresses['lwm2m_dtls']}"] if "lwm2m_dtls" in addresses else []),
         f"  State directory     {settings.state_dir}",
         f"  Administrator       {_ADMINISTRATOR}",
         f"  Password            {password}",

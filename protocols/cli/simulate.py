@@ -16,7 +16,7 @@ from protocols.cli.failures import CommandError
 from protocols.cli.simulated.readings import readings_of
 from protocols.cli.simulated.simulation import LinkLostError, RefusedError, Simulation
 
-_PROTOCOLS = ("mqtt", "websocket", "http", "coap")
+_PROTOCOLS = ("mqtt", "websocket", "http", "coap", "lwm2m")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 

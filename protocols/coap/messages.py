@@ -41,7 +41,11 @@ class Code(IntEnum):
     EMPTY = 0
     GET = 1
     POST = 2
+    PUT = 3
+    DELETE = 4
     CREATED = 0x41
+    DELETED = 0x42
+    CHANGED = 0x44
     CONTENT = 0x45
     CONTINUE = 0x5F
     UNAUTHORIZED = 0x81
@@ -55,6 +59,7 @@ class Option(IntEnum):
     IF_NONE_MATCH = 5
     OBSERVE = 6
     URI_PORT = 7
+    LOCATION_PATH = 8
     URI_PATH = 11
     CONTENT_FORMAT = 12
     MAX_AGE = 14
@@ -117,7 +122,7 @@ def decode_message(datagram: bytes) -> CoapMessage:
     if is_odd or token_bytes > _MAX_TOKEN_BYTES or start > len(datagram) or code >> 5 in _RESERVED_CLASSES:
         raise MalformedMessage(_rejection(type_, message_id))
     try:
-        options, payload = _repeated(datagram, start) or _split(datagram, start)
+        options, payload = _repeated(datagram, start) or split_options(datagram, start)
     except IndexError:
         raise MalformedMessage(_rejection(type_, message_id)) from None
     if len(datagram) > DATAGRAM_BYTES and len(payload) <= DATAGRAM_BYTES // 2:
@@ -131,7 +136,7 @@ def _rejection(type_: int, message_id: int) -> bytes | None:
 
 
 def _repeated(datagram: bytes, start: int) -> tuple[tuple[tuple[int, bytes], ...], bytes] | None:
-    """As `_split`, with a cache for options that a device sends again and again. None where `_split` must decide."""
+    """As `split_options`, with a cache for options that a device sends again and again. None where that must decide."""
     marker = datagram.find(b"\xff", start)
     if not 0 < marker - start <= _REPEATED_BYTES or marker + 1 == len(datagram):
         return None
@@ -143,10 +148,10 @@ def _repeated(datagram: bytes, start: int) -> tuple[tuple[tuple[int, bytes], ...
 
 @lru_cache(maxsize=2048)
 def _options(encoded: bytes) -> tuple[tuple[int, bytes], ...]:
-    return _split(encoded, 0)[0]
+    return split_options(encoded, 0)[0]
 
 
-def _split(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], bytes]:
+def split_options(datagram: bytes, at: int) -> tuple[tuple[tuple[int, bytes], ...], bytes]:
     """Options and payload. Raises IndexError when they are malformed."""
     options: list[tuple[int, bytes]] = []
     number, size = 0, len(datagram)

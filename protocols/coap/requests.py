@@ -151,19 +151,28 @@ def _refuse_tag(*_: object) -> NoReturn:
 _NO_TAGS: Final[dict[int, Any]] = dict.fromkeys(_TAGS, _refuse_tag)
 
 
+def decode_cbor(payload: bytes) -> object:
+    """Decode one CBOR value. Raises BadRequest when the payload is not one, has tags or is nested too deeply."""
+    stream = BytesIO(payload)
+    try:
+        found = cbor2.load(stream, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS, max_depth=_MAX_DEPTH)
+    except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
+        raise BadRequest from error
+    if stream.tell() < len(payload):
+        raise BadRequest
+    return found
+
+
 def cbor_to_json(payload: bytes) -> bytes:
     """Convert as RFC 8949, 6.1 advises: byte strings become BASE64, numbers as keys become text.
 
     Raises:
         BadRequest: the payload is not one CBOR value, has tags, or has no equivalent in JSON.
     """
-    stream = BytesIO(payload)
+    found = decode_cbor(payload)
     try:
-        found = cbor2.load(stream, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS, max_depth=_MAX_DEPTH)
-        if stream.tell() < len(payload):
-            raise BadRequest
         return _encode_json(found)
-    except (cbor2.CBORError, ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest from error
 
 

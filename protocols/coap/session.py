@@ -55,6 +55,7 @@ class CoapSession:
         "observers",
         "origin",
         "overhead",
+        "pre_shared_key",
         "rank",
         "scheduled",
         "send",
@@ -91,6 +92,7 @@ class CoapSession:
         self.is_address_verified = is_address_verified
         self.last_heard = now
         self.certificate: ClientCertificate | None = None  # the peer's, not verified
+        self.pre_shared_key: tuple[bytes, bytes] | None = None  # the identity and the key that the peer has
         self.rank = SessionRank.UNAUTHENTICATED
         self.lost_pings = 0
         self.is_closed = False

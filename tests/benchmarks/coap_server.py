@@ -19,6 +19,7 @@ import trio
 from broker.devices.registry import Device
 from broker.secrets import Vault, token_hash
 from broker.services import Services, open_services
+from config.logging import configure_logging
 from config.settings import Address, Limits, Settings
 from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.echo import new_guard
@@ -46,7 +47,7 @@ async def main() -> None:
     database = Database(SqliteEngine(folder / "store.sqlite"))
     async with open_services(settings, database, vault) as services:
         await build_world(database, vault)
-        await database.write(lambda tx: _add_devices(tx, vault, devices))
+        await database.write(lambda tx: add_devices(tx, vault, devices))
         endpoint = Endpoint(services, guard=new_guard())
         listener = DtlsListener(services)
         async with trio.open_nursery() as nursery:
@@ -82,7 +83,7 @@ async def _lines() -> AsyncIterator[str]:
         yield line
 
 
-def _add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
+def add_devices(tx: Transaction, vault: Vault, devices: int) -> None:
     for number in range(devices):
         key = tx.devices.put_device(
             new_device(
@@ -117,5 +118,6 @@ async def _send_rounds(services: Services, lights: list[Device], end: float) -> 
 
 
 if __name__ == "__main__":
+    configure_logging("warning", "console")  # to standard error: standard output is for the one who asks
     switch_threads_often()  # as the daemon does
     trio.run(main)

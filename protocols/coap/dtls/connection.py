@@ -21,11 +21,13 @@ from protocols.coap.dtls.gnutls import Datum, Prestate
 from protocols.tls import CHAIN_BYTES, Chain
 
 #: Forward secrecy for clients that support it, AES-128-CCM-8 for constrained ones (RFC 7252, 9.1.3; RFC 7925, 4).
-_PRIORITIES: Final = (
+PRIORITIES: Final = (
     b"NONE:+VERS-DTLS1.2:+ECDHE-ECDSA:+ECDHE-RSA:+ECDHE-PSK:+PSK"
     b":+AES-128-GCM:+AES-128-CCM-8:+AES-128-CCM:+AES-128-CBC:+AEAD:+SHA256"
     b":+COMP-NULL:+SIGN-ALL:-SIGN-RSA-SHA1:-SIGN-ECDSA-SHA1:+GROUP-ALL:+CTYPE-X509:%SERVER_PRECEDENCE"
 )
+#: With AES-128-CBC-SHA for LWM2M (reference 18.1).
+LWM2M_PRIORITIES: Final = PRIORITIES + b":+SHA1"
 RETRANSMISSION_SECONDS: Final = 1.0
 #: For this long after a handshake GnuTLS sends its last flight again when the client asks (OpenSSL's clients ask after
 #: 1, 3, 7, 15 and 31 s). The listener bounds the handshake itself.
@@ -41,8 +43,8 @@ class DtlsContext:
 
     side = gnutls.SERVER
 
-    def __init__(self, chains: Iterable[Chain], *, now: Callable[[], float]) -> None:
-        """A context with these certificate chains; `now` gives seconds.
+    def __init__(self, chains: Iterable[Chain], *, now: Callable[[], float], priorities: bytes = PRIORITIES) -> None:
+        """A context with these certificate chains; `now` gives seconds, `priorities` are GnuTLS's.
 
         Raises:
             DtlsUnavailable: GnuTLS is missing, too old, or lacks a cipher.
@@ -50,6 +52,7 @@ class DtlsContext:
         """
         self.library = gnutls.load()
         self._now = now
+        self._priority_string = priorities
         self._cookie_keys = _new_cookie_key(), _new_cookie_key()
         self._next_cookie_key = now() + COOKIE_SECONDS
         self.pull, self.push, self.wait = (
@@ -69,7 +72,7 @@ class DtlsContext:
 
     def _prepare(self, chains: Iterable[Chain]) -> None:
         library = self.library
-        self._check(library.gnutls_priority_init(byref(self._priorities), _PRIORITIES, None))
+        self._check(library.gnutls_priority_init(byref(self._priorities), self._priority_string, None))
         self._check(library.gnutls_psk_allocate_server_credentials(byref(self._keys)))
         self._check(library.gnutls_certificate_allocate_credentials(byref(self._certificates)))
         # A connection refers to its context, so the context is freed last. At the end of the process the order is
@@ -153,6 +156,8 @@ class DtlsContext:
         if not known or known[0] != identity:
             self.has_no_key = True
             return -1
+        if self.at_work is not None:
+            self.at_work.used_key = known
         key = known[1]
         place[0].data = copy = self.library.allocate(len(key))
         place[0].size = len(key)
@@ -163,7 +168,7 @@ class DtlsContext:
 class DtlsConnection:
     """The connection of one peer."""
 
-    __slots__ = ("_context", "_handle", "_send", "key")
+    __slots__ = ("_context", "_handle", "_send", "key", "used_key")
 
     def __init__(self, context: DtlsContext, send: Callable[[bytes], None], prestate: Prestate | None = None) -> None:
         """A connection before its handshake.
@@ -180,6 +185,8 @@ class DtlsConnection:
         self._send = send
         #: An identity and its pre-shared key, with which the peer can authenticate in the handshake.
         self.key: tuple[bytes, bytes] | None = None
+        #: The one with which it did. A handshake asks for one key at most.
+        self.used_key: tuple[bytes, bytes] | None = None
         self._handle: c_void_p | None = None
         library, handle = context.library, c_void_p()
         flags = context.side | gnutls.DATAGRAM | gnutls.NONBLOCK | gnutls.NO_TICKETS

@@ -12,19 +12,20 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
+from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import Origin, concerning, enter
 from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.containment import Failure, contain_async
-from protocols.coap.dtls.connection import DtlsConnection, DtlsContext
+from protocols.coap.dtls.connection import PRIORITIES, DtlsConnection, DtlsContext
 from protocols.coap.dtls.errors import ConnectionOver
 from protocols.coap.dtls.gnutls import Prestate
 from protocols.coap.dtls.records import (
@@ -41,7 +42,7 @@ from protocols.coap.endpoint import Endpoint
 from protocols.coap.rooms import CoapRooms
 from protocols.coap.session import CoapSession, SessionLimits
 from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, PeerAddress, read_forever
-from protocols.coap.statistics import DtlsStatistics
+from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
 from protocols.tls import Chain, require_two_kinds
 
@@ -55,24 +56,66 @@ _CHANGES_PER_HANDSHAKE = 16
 _SOONEST_RETRANSMISSION_SECONDS = 0.25
 
 
+class DtlsEndpoint(Protocol):
+    """What a listener needs of the endpoint behind it; `Endpoint` explains the methods."""
+
+    contained: Callable[..., object]
+    submitted: Callable[[], None]
+    now: Callable[[], float]
+
+    def open(
+        self,
+        key: Hashable,
+        send: Callable[[bytes], None],
+        end: Callable[[], None],
+        *,
+        idle_seconds: float,
+        is_address_verified: bool,
+        certificate: ClientCertificate | None,
+    ) -> CoapSession: ...
+
+    def find(self, key: Hashable) -> CoapSession | None: ...
+
+    def close(self, session: CoapSession) -> None: ...
+
+    def receive(self, session: CoapSession, datagram: bytes) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def start(self, nursery: trio.Nursery) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def statistics(self) -> EndpointStatistics: ...
+
+
 class DtlsListener:
     """One UDP socket and its DTLS sessions."""
 
-    def __init__(self, rooms: CoapRooms, *, endpoint: Endpoint | None = None, limits: SessionLimits | None = None):
+    def __init__(
+        self,
+        rooms: CoapRooms,
+        *,
+        endpoint: DtlsEndpoint | None = None,
+        limits: SessionLimits | None = None,
+        priorities: bytes = PRIORITIES,
+    ) -> None:
         self._rooms = rooms
+        self._priorities = priorities
         # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
-        self.endpoint = endpoint or Endpoint(rooms, limits=self._limits)
+        self.endpoint: DtlsEndpoint = endpoint or Endpoint(rooms, limits=self._limits)
         self._peers: _Peers | None = None
 
     async def serve(
-        self, bind: Address, first: Chain, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
+        self, bind: Address, first: Chain | None, second: Chain | None = None, *, task_status: trio.TaskStatus[Address]
     ) -> None:
-        """Serve until cancelled, as `serve_coap_dtls`."""
-        if second is not None:
+        """Serve until cancelled, as `serve_coap_dtls`; without a chain for pre-shared keys only."""
+        if first is not None and second is not None:
             require_two_kinds(first, second)
         self_test()
-        context = DtlsContext([first] if second is None else [first, second], now=trio.current_time)
+        chains = [chain for chain in (first, second) if chain is not None]
+        context = DtlsContext(chains, now=trio.current_time, priorities=self._priorities)
         with await DatagramSocket.bound(bind) as sock:
             try:
                 async with trio.open_nursery() as nursery:
@@ -137,7 +180,7 @@ class _Peers:
     def __init__(
         self,
         rooms: CoapRooms,
-        endpoint: Endpoint,
+        endpoint: DtlsEndpoint,
         limits: SessionLimits,
         sock: DatagramSocket,
         context: DtlsContext,
@@ -330,6 +373,7 @@ class _Peers:
             is_address_verified=True,
             certificate=connection.certificate,
         )
+        session.pre_shared_key = connection.used_key
         if not session.is_closed:
             take = partial(endpoint.contained, address, self._take, connection, session)
             self._sessions[address] = _DtlsSession(take, hello)

@@ -1,36 +1,16 @@
 """The self-test of GnuTLS before a listener opens: a handshake in memory, and a test for a known vulnerability."""
 
 import time
-from ctypes import byref, c_void_p
 from typing import Final
-from weakref import finalize
 
-from protocols.coap.dtls import gnutls
+from protocols.coap.dtls.client import ClientContext
 from protocols.coap.dtls.connection import DtlsConnection, DtlsContext
 from protocols.coap.dtls.errors import ConnectionOver, DtlsUnavailable
-from protocols.coap.dtls.gnutls import Datum
 from protocols.coap.dtls.records import records
 
 _IDENTITY: Final = b"0" * 32
 _KEY: Final = bytes(range(16))
 _MAX_FLIGHTS: Final = 10
-
-
-class _ClientContext(DtlsContext):
-    """The context of a client with a pre-shared key."""
-
-    side = gnutls.CLIENT
-
-    def __init__(self) -> None:
-        super().__init__((), now=time.monotonic)
-        library, self._own_key, key = self.library, c_void_p(), Datum.of(_KEY)
-        self._check(library.gnutls_psk_allocate_client_credentials(byref(self._own_key)))
-        finalize(self, library.gnutls_psk_free_client_credentials, self._own_key).atexit = False
-        self._check(library.gnutls_psk_set_client_credentials(self._own_key, _IDENTITY, byref(key), gnutls.RAW_KEY))
-
-    def equip(self, handle: c_void_p) -> None:
-        self._check(self.library.gnutls_priority_set(handle, self._priorities))
-        self._check(self.library.gnutls_credentials_set(handle, gnutls.PSK_CREDENTIALS, self._own_key))
 
 
 def self_test() -> None:
@@ -78,7 +58,7 @@ def _begin(to_server: list[bytes], to_client: list[bytes]) -> tuple[DtlsConnecti
     """A client and a server after the cookie exchange. The client's second hello is in `to_server`."""
     address = b"here"
     context = DtlsContext((), now=time.monotonic)
-    client = DtlsConnection(_ClientContext(), to_server.append)
+    client = DtlsConnection(ClientContext(_IDENTITY, _KEY), to_server.append)
     client.shake_hands()
     if context.prestate(to_server.pop(), address) is not None:
         raise ConnectionOver("a hello without a cookie was accepted")

@@ -1,0 +1,92 @@
+"""The port between device management and the server to which devices register (reference 15 and 18).
+
+The server (`protocols/coap/lwm2m`) implements `ManagedSession` and reports to `Registrations`; tasks and properties use
+the sessions and know nothing of the protocol.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.devices.registry import Device
+from storage.keys import Milliseconds
+
+#: Numbers of an object, an instance, a resource and a resource instance, from the left; as many as the path names.
+ResourcePath = tuple[int, ...]
+
+#: What a resource holds. A resource with several instances is a list in the order of the instances. Times are ints in
+#: milliseconds.
+ResourceValue = str | int | float | bool | bytes | list[str] | list[int] | list[float] | list[bool] | list[bytes]
+
+
+class SessionLostError(Exception):
+    """The device did not answer, or its registration ended: a communication failure (reference 15.2)."""
+
+
+@dataclass
+class DeviceRefusedError(Exception):
+    """The device answered with an error. `code` is the CoAP code, for example `4.05`."""
+
+    code: str
+
+
+@dataclass
+class UnreadableAnswerError(Exception):
+    """The device's answer cannot be read. `reason` is one sentence for the operator."""
+
+    reason: str
+
+
+class ManagedSession(Protocol):
+    """A registered device. Its operations are carried out one at a time in the order of the calls.
+
+    Each waits for the device's answer, however long the device sleeps (queue mode), and raises SessionLostError,
+    DeviceRefusedError or UnreadableAnswerError.
+    """
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def offers(self) -> frozenset[ResourcePath]:
+        """Objects and object instances that the device named at its registration."""
+
+    @property
+    def is_over(self) -> bool:
+        """The registration has ended; every operation raises SessionLostError."""
+
+    async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
+        """The values at a resource, or of all resources at an object instance."""
+
+    async def write(self, path: ResourcePath, value: ResourceValue) -> None: ...
+
+    async def execute(self, path: ResourcePath) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the server asks of a device's notifications, from the configuration of the device's type.
+
+    `pmin` and `pmax` are in seconds. Without `is_enabled` the device's properties are neither read nor observed.
+    """
+
+    is_enabled: bool
+    pmin: int
+    pmax: int
+
+
+class Registrations(Protocol):
+    """What device management offers to the server to which devices register."""
+
+    async def observation_of(self, device: Device) -> Observation: ...
+
+    async def registered(self, session: ManagedSession) -> None:
+        """The device has registered and its properties were read: its tasks begin. An update calls this again."""
+
+    def ended(self, session: ManagedSession) -> None:
+        """The registration has ended or was replaced."""
+
+    async def values_came(
+        self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds
+    ) -> None:
+        """Values that the device answered or notified. Those without a property are dropped."""

@@ -1,0 +1,1 @@
+"""The server to which devices register by LWM2M (reference 18)."""

@@ -1,0 +1,62 @@
+"""An answer in blocks (RFC 7959; over TCP also RFC 8323, 6), put together and checked."""
+
+from typing import Final
+
+from protocols.coap.lwm2m.formats.content import ANSWER_BYTES
+from protocols.coap.lwm2m.formats.values import Unreadable
+from protocols.coap.messages import CoapMessage, Option, uint
+
+_BERT: Final = 7  # blocks of a multiple of 1,024 bytes
+
+
+def option_of(message: CoapMessage, number: int) -> bytes | None:
+    """The value of an option; None when the message does not have it."""
+    for found, value in message.options:
+        if found == number:
+            return value
+    return None
+
+
+class Blocks:
+    """The body of one answer so far."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self._etag: bytes | None = None
+        self._exponent = 0
+
+    def take(self, answer: CoapMessage) -> bool:
+        """Add an answer. Returns whether there are more blocks.
+
+        Raises:
+            Unreadable: it is not the block that was asked for, or the body is too long.
+        """
+        encoded = option_of(answer, Option.BLOCK2)
+        if encoded is None:
+            if self.body:
+                raise Unreadable("has no block where the next one was asked for")
+            self.body = answer.payload
+            return False
+        value = int.from_bytes(encoded[:4], "big")
+        number, has_more, self._exponent = value >> 4, bool(value & 8), value & 7
+        unit = 1024 if self._exponent == _BERT else 16 << self._exponent
+        if number * unit != len(self.body):
+            raise Unreadable(f"has block {number}, and block {len(self.body) // unit} was asked for")
+        etag = option_of(answer, Option.ETAG)
+        if self.body and etag != self._etag:
+            raise Unreadable("has changed while its blocks were fetched")
+        size = len(answer.payload)
+        is_whole = size == unit or (self._exponent == _BERT and size > 0 and size % unit == 0)
+        if has_more and not is_whole:
+            raise Unreadable(f"has {size} bytes in block {number}, which should be full")
+        self._etag = etag
+        self.body += answer.payload
+        if len(self.body) > ANSWER_BYTES:
+            raise Unreadable(f"has more than {ANSWER_BYTES} bytes")
+        return has_more
+
+    @property
+    def next(self) -> tuple[int, bytes]:
+        """The option that asks for the next block."""
+        unit = 1024 if self._exponent == _BERT else 16 << self._exponent
+        return Option.BLOCK2, uint((len(self.body) // unit) << 4 | self._exponent)

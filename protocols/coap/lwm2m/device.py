@@ -1,0 +1,348 @@
+"""A registered device: the requests to it, one at a time, and the notifications from it.
+
+A device in queue mode sleeps. A request to it waits until the device was heard, and is sent within AWAKE_SECONDS after
+that. When it does not answer although it should be awake, the request fails (reference 15.2, a communication failure).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Final
+
+import trio
+
+from broker.device_management.sessions import (
+    DeviceRefusedError,
+    Observation,
+    ResourcePath,
+    ResourceValue,
+    SessionLostError,
+    UnreadableAnswerError,
+)
+from broker.devices.registry import Device
+from protocols.coap.lwm2m.blocks import Blocks, option_of
+from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, DeviceLink, Exchange
+from protocols.coap.lwm2m.formats.content import decode, encode_text, is_links
+from protocols.coap.lwm2m.formats.values import Unreadable, shown
+from protocols.coap.lwm2m.kinds import KindOf
+from protocols.coap.lwm2m.links import Offer, parse_discovered
+from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option, content_format, encode_options, uint
+
+#: How long a device in queue mode can be asked after it was heard: MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5).
+AWAKE_SECONDS: Final = 93.0
+#: The longest value that is written; the longest one of reference 18.4 is a URI of 255 bytes.
+WRITTEN_BYTES: Final = 1024
+_INSTANCE_DEPTH: Final = 2
+_FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
+_OBSERVE_RANGE: Final = 1 << 23
+
+Values = Mapping[ResourcePath, ResourceValue]
+Queries = tuple[tuple[str, int], ...]
+
+
+class _Observed:
+    """An observation: what is observed, and the last notification."""
+
+    __slots__ = ("at", "message_id", "number", "path")
+
+    def __init__(self, path: ResourcePath) -> None:
+        self.path = path
+        self.number: int | None = None
+        self.message_id: int | None = None
+        self.at = 0.0
+
+    def is_new(self, message: CoapMessage, now: float) -> bool:
+        """Whether the notification is newer than the last one (RFC 7641, 3.4); some devices never count on."""
+        encoded = option_of(message, Option.OBSERVE)
+        number = None if encoded is None else int.from_bytes(encoded[:3], "big")
+        last = self.number
+        is_old = (
+            last is not None
+            and number is not None
+            and number != last
+            and (number - last) % (2 * _OBSERVE_RANGE) >= _OBSERVE_RANGE
+            and now < self.at + _FRESH_SECONDS
+        )
+        is_again = number == last and message.message_id == self.message_id and self.message_id is not None
+        if is_old or is_again:
+            return False
+        self.number, self.message_id, self.at = number, message.message_id or None, now
+        return True
+
+
+class RegisteredDevice:
+    """One registration; a ManagedSession for device management."""
+
+    __slots__ = (
+        "_current",
+        "_is_over",
+        "_kinds",
+        "_link",
+        "_now",
+        "_observed",
+        "_turn",
+        "_woken",
+        "awake_until",
+        "connection",
+        "device",
+        "expires",
+        "has_queue_mode",
+        "is_due",
+        "is_read",
+        "is_working",
+        "lifetime_seconds",
+        "number",
+        "offer",
+        "read_again",
+        "unsaved",
+    )
+
+    def __init__(
+        self,
+        device: Device,
+        number: int,
+        link: DeviceLink,
+        offer: Offer,
+        *,
+        lifetime_seconds: int,
+        has_queue_mode: bool,
+        now: Callable[[], float],
+        kinds: KindOf,
+    ) -> None:
+        """A registration that begins now; `now` gives seconds, `kinds` says what resources hold."""
+        self.device = device
+        self.number = number
+        self.offer = offer
+        self.lifetime_seconds = lifetime_seconds
+        self.has_queue_mode = has_queue_mode
+        self.connection = ExitStack()  # its entry among the connections of the device
+        self.expires = 0.0
+        self.awake_until = 0.0
+        self.is_working = self.is_due = self.is_read = False  # of the server's sequence
+        self.unsaved: dict[ResourcePath, Values] = {}  # by observed path: the last notification
+        self.read_again: set[ResourcePath] = set()  # observed paths whose last notification has to be read
+        self._link = link
+        self._now = now
+        self._kinds = kinds
+        self._turn = trio.Lock()
+        self._woken = trio.Event()
+        self._current: Exchange | None = None
+        self._observed: dict[bytes, _Observed] = {}
+        self._is_over = False
+        self.heard(link)
+
+    @property
+    def offers(self) -> frozenset[ResourcePath]:
+        return self.offer.paths
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.has_queue_mode and self.awake_until <= self._now()
+
+    @property
+    def link(self) -> DeviceLink:
+        return self._link
+
+    def heard(self, link: DeviceLink) -> None:
+        """The device sent something over this connection: it is awake, and is reached over it from now on."""
+        if link is not self._link:
+            former, self._link = self._link, link
+            former.close()
+            self._observed.clear()  # observations end with their connection (RFC 7641, 4.1)
+        self.awake_until = self._now() + AWAKE_SECONDS
+        self._woken.set()
+        self._woken = trio.Event()
+
+    def end(self) -> None:
+        """End the registration: whoever waits for the device gets SessionLostError."""
+        self._is_over = True
+        self.connection.close()
+        self._woken.set()
+        if self._current is not None:
+            self._current.lost()
+
+    # --- Requests ----------------------------------------------------------------------------------------------------
+
+    async def read(self, path: ResourcePath) -> Values:
+        """As ManagedSession."""
+        body, answer = await self._get(path, "Read")
+        format_ = option_of(answer, Option.CONTENT_FORMAT)
+        try:
+            return decode(_number(format_), body, path, self._kinds)
+        except Unreadable as error:
+            raise _unreadable("Read", path, error) from error
+
+    async def write(self, path: ResourcePath, value: ResourceValue) -> None:
+        """As ManagedSession.
+
+        Raises:
+            ValueError: a list or bytes, or a value of more than WRITTEN_BYTES.
+        """
+        payload = encode_text(path, value, self._kinds)
+        if len(payload) > WRITTEN_BYTES:
+            raise ValueError(f"a value of more than {WRITTEN_BYTES} bytes cannot be written")
+        await self._change(Code.PUT, path, "Write", (content_format(TEXT),), payload)
+
+    async def execute(self, path: ResourcePath) -> None:
+        """As ManagedSession."""
+        await self._change(Code.POST, path, "Execute")
+
+    async def write_attributes(self, path: ResourcePath, observation: Observation) -> None:
+        """Say how often the device notifies at least and at most. Errors as of ManagedSession."""
+        queries = f"pmin={observation.pmin}", f"pmax={observation.pmax}"
+        options = tuple((int(Option.URI_QUERY), query.encode()) for query in queries)
+        await self._change(Code.PUT, path, "Write-Attributes", options)
+
+    async def discover(self, path: ResourcePath) -> list[ResourcePath]:
+        """The instances and resources that the device names below a path. Errors as of ManagedSession."""
+        body, answer = await self._get(path, "Discover", (int(Option.ACCEPT), uint(LINK_FORMAT)))
+        try:
+            if not is_links(_number(option_of(answer, Option.CONTENT_FORMAT))):
+                raise Unreadable("is not in link format")
+            return parse_discovered(body, self.offer.root)
+        except Unreadable as error:
+            raise _unreadable("Discover", path, error) from error
+
+    async def observe(self, path: ResourcePath) -> Values:
+        """Begin to observe an object instance; the answer has its values. Errors as of ManagedSession."""
+        for token in [token for token, one in self._observed.items() if one.path == path]:
+            del self._observed[token]
+        token = os.urandom(TOKEN_BYTES)
+        self._observed[token] = _Observed(path)  # the first notification may come together with the answer
+        is_observed = False
+        try:
+            async with self._turn:
+                answer = await self._ask(Code.GET, path, ((int(Option.OBSERVE), b""),), token=token)
+                is_observed = option_of(answer, Option.OBSERVE) is not None
+                body, answer = await self._rest(path, answer)
+            return decode(_number(option_of(answer, Option.CONTENT_FORMAT)), body, path, self._kinds)
+        except Unreadable as error:
+            raise _unreadable("Observe", path, error) from error
+        finally:
+            if not is_observed:
+                self._observed.pop(token, None)
+
+    async def _change(
+        self,
+        code: Code,
+        path: ResourcePath,
+        operation: str,
+        options: tuple[tuple[int, bytes], ...] = (),
+        payload: bytes = b"",
+    ) -> None:
+        async with self._turn:
+            answer = await self._ask(code, path, options, payload)
+        if answer.code != Code.CHANGED:
+            _raise_if_refused(answer)
+            raise _unreadable(operation, path, Unreadable(f"is {_code(answer)} instead of 2.04"))
+
+    async def _get(self, path: ResourcePath, operation: str, *options: tuple[int, bytes]) -> tuple[bytes, CoapMessage]:
+        async with self._turn:
+            try:
+                return await self._rest(path, await self._ask(Code.GET, path, options))
+            except Unreadable as error:
+                raise _unreadable(operation, path, error) from error
+
+    async def _rest(self, path: ResourcePath, answer: CoapMessage) -> tuple[bytes, CoapMessage]:
+        """The whole body of an answer whose first block has come, and the answer. Raises Unreadable."""
+        blocks, first = Blocks(), answer
+        while True:
+            if answer.code != Code.CONTENT:
+                _raise_if_refused(answer)
+                raise Unreadable(f"is {_code(answer)} instead of 2.05")
+            if not blocks.take(answer):
+                return blocks.body, first
+            answer = await self._ask(Code.GET, path, (blocks.next,))
+
+    async def _ask(
+        self,
+        code: Code,
+        path: ResourcePath,
+        options: tuple[tuple[int, bytes], ...] = (),
+        payload: bytes = b"",
+        *,
+        token: bytes | None = None,
+    ) -> CoapMessage:
+        """Send one request and wait for its answer. The caller holds the turn. Raises SessionLostError."""
+        segments = (*self.offer.root, *(str(number).encode() for number in path))
+        located = tuple((int(Option.URI_PATH), segment) for segment in segments)
+        ordered = tuple(sorted((*located, *options), key=lambda option: option[0]))
+        link = await self._reachable()
+        exchange = Exchange(code, token or os.urandom(TOKEN_BYTES), encode_options(ordered), payload)
+        self._current = exchange
+        try:
+            answer = await link.ask(exchange)
+        except SessionLostError:
+            self.awake_until = 0.0
+            raise
+        finally:
+            self._current = None
+        self.awake_until = self._now() + AWAKE_SECONDS
+        return answer
+
+    async def _reachable(self) -> DeviceLink:
+        """The connection of a device that is awake. Raises SessionLostError."""
+        while not self._is_over:
+            if self._link.is_closed and not self.has_queue_mode:
+                break
+            if not self._link.is_closed and not self.is_asleep:
+                return self._link
+            await self._woken.wait()
+        raise SessionLostError
+
+    # --- Notifications -----------------------------------------------------------------------------------------------
+
+    def awaits(self, token: bytes) -> bool:
+        """Whether a request with this token waits for its answer."""
+        return self._current is not None and self._current.token == token and not self._current.has_ended
+
+    def observes(self, token: bytes) -> bool:
+        """Whether a message with this token is a notification, and not the answer to a request."""
+        return token in self._observed and not self.awaits(token)
+
+    def notified(self, message: CoapMessage) -> tuple[ResourcePath, Values | None] | None:
+        """Take a notification.
+
+        Returns the observed path and its values, or None for them if they are in several blocks and have to be read.
+        Returns None when the notification is old, or ends the observation.
+
+        Raises:
+            Unreadable: the notification cannot be read.
+        """
+        observed = self._observed[message.token]
+        if message.code != Code.CONTENT:
+            del self._observed[message.token]
+            return None
+        if not observed.is_new(message, self._now()):
+            return None
+        if Blocks().take(message):
+            return observed.path, None
+        format_ = _number(option_of(message, Option.CONTENT_FORMAT))
+        return observed.path, decode(format_, message.payload, observed.path, self._kinds)
+
+    def instances(self) -> list[ResourcePath]:
+        """The object instances that the device named, in their order, and objects without any."""
+        paths = self.offer.paths
+        with_instances = {path[:1] for path in paths if len(path) == _INSTANCE_DEPTH}
+        return sorted(path for path in paths if len(path) == _INSTANCE_DEPTH or path not in with_instances)
+
+
+def _number(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value[:4], "big")
+
+
+def _code(answer: CoapMessage) -> str:
+    return f"{answer.code >> 5}.{answer.code & 31:02}"
+
+
+def _raise_if_refused(answer: CoapMessage) -> None:
+    if answer.code >> 5 in (4, 5):
+        raise DeviceRefusedError(_code(answer))
+
+
+def _unreadable(operation: str, path: ResourcePath, error: Unreadable) -> UnreadableAnswerError:
+    return UnreadableAnswerError(f"The answer to {operation} {shown(path)} {error}.")

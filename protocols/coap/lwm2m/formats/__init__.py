@@ -1,0 +1,1 @@
+"""The formats of what devices answer (reference 18.3)."""

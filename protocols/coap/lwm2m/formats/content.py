@@ -1,0 +1,135 @@
+"""Answers of devices by their content-format, under the numbers of LwM2M 1.0, 1.1 and the drafts before."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from broker.device_management.sessions import ResourcePath, ResourceValue
+from protocols.coap.lwm2m.formats import tlv
+from protocols.coap.lwm2m.formats.records import cbor, decode_lwm2m_json, decode_senml_cbor, decode_senml_json
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, shown
+from protocols.coap.lwm2m.kinds import Kind, KindOf, kind_of
+from protocols.coap.messages import CBOR, JSON, LINK_FORMAT, OCTETS, TEXT
+
+SENML_JSON: Final = 110
+SENML_CBOR: Final = 112
+TLV: Final = 11_542
+LWM2M_JSON: Final = 11_543
+#: The numbers of the drafts of LwM2M 1.0, by the present ones.
+OLD: Final[Mapping[int, int]] = {1541: TEXT, 1542: TLV, 1543: LWM2M_JSON, 1544: OCTETS}
+
+#: The longest answer that is put together from blocks.
+ANSWER_BYTES: Final = 64 * 1024
+_RESOURCE_DEPTH: Final = 3
+_TRUE, _FALSE = ("1", "true"), ("0", "false")
+
+
+def decode(
+    format_: int | None, payload: bytes, asked: ResourcePath, kinds: KindOf = kind_of
+) -> Mapping[ResourcePath, ResourceValue]:
+    """The values of an answer to a Read of `asked`, or of a notification.
+
+    Args:
+        format_: the content-format; None when the answer has none.
+        payload: of the answer.
+        asked: a resource, or an object instance.
+        kinds: what resources hold.
+
+    Raises:
+        Unreadable: the payload does not fit its format, or the format is unknown.
+    """
+    if len(payload) > ANSWER_BYTES:
+        raise Unreadable(f"has more than {ANSWER_BYTES} bytes")
+    if format_ is None:
+        format_ = TEXT if len(asked) >= _RESOURCE_DEPTH else TLV
+    read = _READERS.get(OLD.get(format_, format_))
+    if read is None:
+        raise Unreadable(f"has content-format {format_}, which is not one for values")
+    found = Collected(asked, kinds)
+    read(payload, asked, found)
+    return found.values()
+
+
+def _only_of_a_resource(asked: ResourcePath, format_: str) -> None:
+    if len(asked) < _RESOURCE_DEPTH:
+        raise Unreadable(f"is {format_}, which cannot hold the values of {shown(asked)}")
+
+
+def _text(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    _only_of_a_resource(asked, "text")
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("is text that is not UTF-8") from None
+    found.add(asked, _from_text(asked, text, found.kind_of(asked)))
+
+
+def _from_text(path: ResourcePath, text: str, kind: Kind | None) -> Scalar:
+    plain = text.strip().rstrip("\0")
+    try:
+        if kind in (Kind.INTEGER, Kind.TIME):
+            return int(plain) if len(plain) <= 20 else text
+        if kind is Kind.FLOAT:
+            return float(plain)
+    except ValueError:
+        return text  # it will not fit
+    if kind is Kind.BOOLEAN and plain.lower() in (*_TRUE, *_FALSE):
+        return plain.lower() in _TRUE
+    return from_base64(path, plain) if kind is Kind.OPAQUE else text
+
+
+def _opaque(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    _only_of_a_resource(asked, "a byte string")
+    if found.kind_of(asked) in (None, Kind.OPAQUE):
+        found.add(asked, payload)
+    else:  # some devices answer every resource with this format
+        _text(payload, asked, found)
+
+
+def _json(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    """JSON without a word about which: SenML is an array."""
+    read = decode_senml_json if payload.lstrip()[:1] == b"[" else decode_lwm2m_json
+    read(payload, asked, found)
+
+
+def _cbor(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    value = cbor(payload, "CBOR")
+    if isinstance(value, list):
+        decode_senml_cbor(payload, asked, found)
+        return
+    _only_of_a_resource(asked, "a single value")
+    if not isinstance(value, str | int | float | bytes):
+        raise Unreadable(f"has no value for {shown(asked)}")
+    found.add(asked, value)
+
+
+_READERS: Final[Mapping[int, Callable[[bytes, ResourcePath, Collected], None]]] = {
+    TEXT: _text,
+    OCTETS: _opaque,
+    TLV: tlv.decode,
+    LWM2M_JSON: decode_lwm2m_json,
+    SENML_JSON: decode_senml_json,
+    SENML_CBOR: decode_senml_cbor,
+    JSON: _json,
+    CBOR: _cbor,
+}
+
+
+def is_links(format_: int | None) -> bool:
+    """Whether the answer to Discover can be read; a missing content-format is taken for link format."""
+    return format_ in (None, LINK_FORMAT)
+
+
+def encode_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_of) -> bytes:
+    """A value as text for a Write. Times are given in milliseconds and written in seconds.
+
+    Raises:
+        ValueError: the value is a list or bytes, which are not written.
+    """
+    match value:
+        case list() | bytes():
+            raise ValueError("a list and bytes cannot be written as text")
+        case bool():
+            return b"1" if value else b"0"
+        case int() if kinds(path) is Kind.TIME:
+            return str(value // 1000).encode()
+    return str(value).encode()

@@ -1,0 +1,136 @@
+"""The formats that are lists of named records: LWM2M JSON (LwM2M 1.0, 6.4.4), SenML JSON and SenML CBOR (RFC 8428)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from broker.device_management.sessions import ResourcePath
+from broker.errors import BadRequest
+from protocols.coap.lwm2m.formats.values import Collected, Scalar, Unreadable, from_base64, parse_path, shown
+from protocols.coap.requests import decode_cbor
+
+#: The members of SenML, as labels of CBOR (RFC 8428, 6).
+_LABELS: Final[Mapping[object, str]] = {
+    -2: "bn",
+    -3: "bt",
+    -5: "bv",
+    -6: "bs",
+    -1: "bver",
+    0: "n",
+    2: "v",
+    3: "vs",
+    4: "vb",
+    8: "vd",
+}
+_MAX_NAME: Final = 64
+_decode_json: Final = msgspec.json.Decoder().decode
+
+
+def decode_lwm2m_json(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
+    document = _json(payload)
+    if not isinstance(document, dict) or not isinstance(document.get("e"), list):
+        raise Unreadable("is not LWM2M JSON: it is no object with the array e")
+    base = document.get("bn", "")
+    for entry in document["e"]:
+        path = _path(base, entry.get("n", ""), asked) if isinstance(entry, dict) else None
+        if path is None:
+            raise Unreadable("is not LWM2M JSON: an entry of e is no object")
+        found.add(path, _member(entry, path, "v", "sv", "bv", "ov"))
+
+
+def decode_senml_json(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
+    _senml(_json(payload), asked, found, "SenML JSON")
+
+
+def decode_senml_cbor(payload: bytes, asked: ResourcePath, found: Collected) -> None:
+    """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
+    document = cbor(payload, "SenML CBOR")
+    if isinstance(document, list):
+        document = [
+            {_label(name): value for name, value in one.items()} if isinstance(one, dict) else one for one in document
+        ]
+    _senml(document, asked, found, "SenML CBOR")
+
+
+def _label(name: object) -> object:
+    # True equals 1 and 0.0 equals 0, and neither is a label.
+    return _LABELS.get(name, name) if type(name) is int else name
+
+
+def _senml(document: object, asked: ResourcePath, found: Collected, name: str) -> None:
+    if not isinstance(document, list) or not all(isinstance(record, dict) for record in document):
+        raise Unreadable(f"is not {name}: it is no array of records")
+    records: Sequence[Mapping[object, Any]] = document
+    base: object = ""
+    for record in records:
+        base = record.get("bn", base)
+        if "bv" in record or "bs" in record:
+            raise Unreadable("has a base value, which LWM2M does not use")
+        if not ({"v", "vs", "vb", "vd", "vlo"} & record.keys()):
+            if record.keys() <= {"bn", "bt", "bver"}:  # a record that only sets the base
+                continue
+            raise Unreadable(f"is not {name}: a record has no value")
+        path = _path(base, record.get("n", ""), asked)
+        found.add(path, _member(record, path, "v", "vs", "vb", "vlo", opaque="vd"))
+
+
+def _json(payload: bytes) -> Any:
+    try:
+        return _decode_json(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Unreadable("is not JSON") from None
+
+
+def cbor(payload: bytes, name: str) -> object:
+    """One CBOR value. Raises Unreadable."""
+    try:
+        return decode_cbor(payload)
+    except BadRequest:
+        raise Unreadable(f"is not {name}: its bytes are no CBOR, or more than one value") from None
+
+
+def _path(base: object, name: object, asked: ResourcePath) -> ResourcePath:
+    """The path of a record: base name and name together, or a name within what was asked for.
+
+    Devices differ in the slash between both, and some leave the base name out.
+    """
+    if not isinstance(base, str) or not isinstance(name, str) or len(base) > _MAX_NAME or len(name) > _MAX_NAME:
+        raise Unreadable("has a name that is not a text, or too long")
+    if base and name and not base.endswith("/") and not name.startswith("/"):
+        base += "/"
+    if base:
+        return parse_path(base + name)
+    if name.startswith("/"):
+        return parse_path(name)
+    return (*asked, *parse_path(name))
+
+
+def _member(record: Mapping[Any, Any], path: ResourcePath, *names: str, opaque: str = "") -> Scalar:
+    """The value of a record, under one of these names."""
+    for name in names:
+        if name in record:
+            value = record[name]
+            wanted = _TYPES[name]
+            if not isinstance(value, wanted) or (name == "v" and isinstance(value, bool)):
+                raise Unreadable(f"has {name} of a wrong type at {shown(path)}")
+            return cast("Scalar", value)
+    encoded = record.get(opaque)
+    if isinstance(encoded, bytes):
+        return encoded
+    if isinstance(encoded, str):
+        return from_base64(path, encoded)
+    raise Unreadable(f"has no value at {shown(path)}")
+
+
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "v": (int, float),
+    "vs": str,
+    "sv": str,
+    "vb": bool,
+    "bv": bool,
+    "ov": str,
+    "vlo": str,
+}

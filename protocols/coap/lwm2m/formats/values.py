@@ -1,0 +1,137 @@
+"""Values of resources: from what a format can say to what a resource holds, and collecting them by path."""
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from typing import Final, cast
+
+from broker.device_management.sessions import ResourcePath, ResourceValue
+from protocols.coap.lwm2m.kinds import Kind, KindOf, is_multiple
+
+#: One value, as a format gives it.
+Scalar = str | int | float | bool | bytes
+
+#: At most so many values are taken of one answer.
+MAX_VALUES: Final = 2048
+_MAX_NUMBER: Final = 65_535
+_MILLISECONDS: Final = 1000
+_INTEGERS: Final = range(-(2**63), 2**64)
+_DEPTH: Final = 4  # object, instance, resource, resource instance
+_RESOURCE_DEPTH: Final = 3
+
+
+class Unreadable(ValueError):
+    """A payload is not what its format says. The text completes the sentence "The answer …"."""
+
+
+def shown(path: ResourcePath) -> str:
+    """`/3/0/9`."""
+    return "/" + "/".join(map(str, path))
+
+
+def parse_path(text: str) -> ResourcePath:
+    """Numbers of a path, with or without slashes around them. Raises Unreadable."""
+    numbers = text.strip("/").split("/") if text.strip("/") else []
+    if len(numbers) > _DEPTH or not all(one.isascii() and one.isdecimal() and len(one) <= 5 for one in numbers):
+        raise Unreadable(f"names {text[:40]!r}, which is not a path")
+    path = tuple(map(int, numbers))
+    if any(number > _MAX_NUMBER for number in path):
+        raise Unreadable(f"names {text[:40]!r}, which is not a path")
+    return path
+
+
+def is_within(path: ResourcePath, asked: ResourcePath) -> bool:
+    """Whether a value at `path` answers a request for `asked`."""
+    return path[: len(asked)] == asked
+
+
+def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
+    """The value as a resource of this kind holds it: numbers of its type, times in milliseconds. Raises Unreadable."""
+    if kind is None:
+        return value
+    match kind, value:
+        case Kind.BOOLEAN, bool():
+            return value
+        case Kind.BOOLEAN, (0 | 1) as number:
+            return bool(number)
+        case ((Kind.INTEGER | Kind.TIME | Kind.FLOAT), bool()):
+            pass
+        case Kind.INTEGER | Kind.TIME, int() | float() as number:
+            if math.isfinite(number) and number == int(number) and int(number) in _INTEGERS:
+                return int(number) * (_MILLISECONDS if kind is Kind.TIME else 1)
+        case Kind.FLOAT, int() | float() as number:
+            return _finite(path, number)
+        case Kind.STRING, str():
+            return value
+        case Kind.OPAQUE, bytes():
+            return value
+        case Kind.OPAQUE, str() as text:  # LWM2M JSON has bytes as BASE64 in a string
+            return from_base64(path, text)
+    raise Unreadable(f"has {value!r:.40} at {shown(path)}, which should be {kind.value}")
+
+
+def _finite(path: ResourcePath, number: float) -> float:
+    try:
+        found = float(number)
+    except OverflowError:
+        found = math.inf
+    if math.isfinite(found):
+        return found
+    raise Unreadable(f"has a number at {shown(path)} that is not finite")
+
+
+def from_base64(path: ResourcePath, text: str) -> bytes:
+    """BASE64, also with the alphabet of URLs and without padding (RFC 8428, 5). Raises Unreadable."""
+    plain = text.translate(str.maketrans("-_", "+/")).rstrip("=")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise Unreadable(f"has no BASE64 at {shown(path)}") from None
+
+
+class Collected:
+    """The values of one answer by path. Instances of one resource become a list in their order."""
+
+    def __init__(self, asked: ResourcePath, kind_of: KindOf) -> None:
+        self._asked = asked
+        self.kind_of = kind_of
+        self._single: dict[ResourcePath, Scalar] = {}
+        self._multiple: dict[ResourcePath, dict[int, Scalar]] = {}
+        self._count = 0
+
+    def add(self, path: ResourcePath, value: Scalar) -> None:
+        """A value at a resource or at a resource instance.
+
+        Raises:
+            Unreadable: the path is not below what was asked, or the value does not fit.
+        """
+        if len(path) < _RESOURCE_DEPTH:
+            raise Unreadable(f"has a value at {shown(path)}, which is not a resource")
+        if not is_within(path, self._asked):
+            raise Unreadable(f"has {shown(path)}, and {shown(self._asked)} was asked for")
+        self._room()
+        resource, instance = path[:_RESOURCE_DEPTH], path[_RESOURCE_DEPTH:]
+        value = fit(path, value, self.kind_of(path))
+        if instance:
+            self._multiple.setdefault(resource, {})[instance[0]] = value
+        elif is_multiple(resource):
+            self._multiple.setdefault(resource, {})[0] = value
+        else:
+            self._single[resource] = value
+
+    def add_empty(self, path: ResourcePath) -> None:
+        """A resource that has several instances, and none now."""
+        self._room()
+        self._multiple.setdefault(path, {})
+
+    def _room(self) -> None:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise Unreadable(f"has more than {MAX_VALUES} values")
+
+    def values(self) -> Mapping[ResourcePath, ResourceValue]:
+        found: dict[ResourcePath, ResourceValue] = dict(self._single)
+        for path, instances in self._multiple.items():
+            found[path] = cast("ResourceValue", [instances[number] for number in sorted(instances)])
+        return found

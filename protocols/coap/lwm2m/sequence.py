@@ -1,0 +1,163 @@
+"""What follows a registration, an update and a notification (reference 18.3), in tasks of their own.
+
+After the answer to a registration a task of its device writes attributes, observes and reads, then tells device
+management. It ends with that: an idle registration has no task.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+import trio
+
+from broker.core import Core
+from broker.device_management.sessions import (
+    DeviceRefusedError,
+    Registrations,
+    ResourcePath,
+    SessionLostError,
+    UnreadableAnswerError,
+)
+from protocols.coap.containment import contain_async
+from protocols.coap.lwm2m.device import RegisteredDevice, Values
+from protocols.coap.lwm2m.formats.values import shown
+
+#: Object instances that are read after one registration at most.
+MAX_INSTANCES: Final = 64
+_OBSERVED: Final[tuple[ResourcePath, ...]] = ((3, 0), (5, 0))
+#: Security, server and access control (0 to 2), and OSCORE: the server may not read them, or has no use for them.
+_NOT_READ: Final = frozenset({0, 1, 2, 21})
+
+_Step = Callable[[], Awaitable[None]]
+_Ask = Callable[[ResourcePath], Awaitable[Values]]
+_Work = Callable[[RegisteredDevice], Awaitable[None]]
+
+
+class Sequence:
+    """The tasks of all registered devices. Nothing begins while there is no nursery."""
+
+    def __init__(self, core: Core, registrations: Registrations, pause_seconds: float) -> None:
+        """No tasks yet; `pause_seconds` are between the answer to a registration and the first request."""
+        self._clock = core.clock
+        self._refusals = core.refusals
+        self._registrations = registrations
+        self._pause_seconds = pause_seconds
+        self.nursery: trio.Nursery | None = None
+        self.unreadable = self.failures = 0
+
+    def begin(self, registered: RegisteredDevice) -> None:
+        """The device has registered or updated: carry out the sequence, or tell device management."""
+        registered.is_due = True
+        if not registered.is_working and self.nursery is not None:
+            registered.is_working = True
+            self.nursery.start_soon(self._contained, registered, self._work_on)
+
+    async def _contained(self, registered: RegisteredDevice, work: _Work) -> None:
+        details: Mapping[str, object] = {"device": registered.device.id}
+        await contain_async("lwm2m_sequence_failed", registered.device.id, work, registered, details=details)
+
+    async def _work_on(self, registered: RegisteredDevice) -> None:
+        """Carry out the sequence until no update has come meanwhile."""
+        try:
+            await trio.sleep(self._pause_seconds)
+            while registered.is_due and not registered.is_over:
+                registered.is_due = False
+                if not registered.is_read:
+                    await self._read_all(registered)
+                    registered.is_read = True
+                await self._registrations.registered(registered)
+        except SessionLostError:
+            # The sequence goes on with the next update or registration.
+            self.failures += 1
+            self.note(registered, "lwm2m_communication_failure", "no answer")
+        finally:
+            registered.is_working = False
+        if registered.is_due and not registered.is_over:  # it came back while a request was lost
+            self.begin(registered)
+
+    async def _read_all(self, registered: RegisteredDevice) -> None:
+        observation = await self._registrations.observation_of(registered.device)
+        if not observation.is_enabled:
+            return
+        observed = [path for path in _OBSERVED if path in registered.offers or path[:1] in registered.offers]
+        for path in observed:
+            await self._noted(registered, path, partial(registered.write_attributes, path, observation))
+        for path in observed:
+            await self._noted(registered, path, partial(self._store, registered, path, registered.observe))
+        for path in await self._instances(registered):
+            await self._noted(registered, path, partial(self._store, registered, path, registered.read))
+
+    async def _instances(self, registered: RegisteredDevice) -> list[ResourcePath]:
+        """The object instances to read. Those of an object that is listed without any are discovered."""
+        found: list[ResourcePath] = []
+        for path in registered.instances():
+            if path[0] in _NOT_READ:
+                continue
+            if len(path) > 1:
+                found.append(path)
+                continue
+            below: list[ResourcePath] = []
+            await self._noted(registered, path, partial(self._discover, registered, path, below))
+            instances: set[ResourcePath] = {one[:2] for one in below if len(one) > 1 and one[:1] == path}
+            found.extend(sorted(instances) or [(*path, 0)])
+        return found[:MAX_INSTANCES]
+
+    async def _discover(self, registered: RegisteredDevice, path: ResourcePath, below: list[ResourcePath]) -> None:
+        below.extend(await registered.discover(path))
+
+    async def _noted(self, registered: RegisteredDevice, path: ResourcePath, step: _Step) -> None:
+        """Take one step. A refusal is noted, and the sequence goes on. Raises SessionLostError."""
+        try:
+            await step()
+        except DeviceRefusedError as error:
+            self.note(registered, "lwm2m_step_refused", f"{error.code} to {shown(path)}")
+        except UnreadableAnswerError as error:
+            self.unreadable += 1
+            self.note(registered, "lwm2m_unreadable", error.reason)
+
+    def note(self, registered: RegisteredDevice, event: str, reason: str) -> None:
+        """Log what a device did wrong, within the bounds of refusals."""
+        device = registered.device.id
+        self._refusals.note(event, reason=reason, source=f"device {device}", device=device)
+
+    async def _store(self, registered: RegisteredDevice, path: ResourcePath, ask: _Ask) -> None:
+        await self._values_came(registered, await ask(path))
+
+    async def _values_came(self, registered: RegisteredDevice, values: Values) -> None:
+        if values:
+            now_ms = self._clock.now_ms()
+            await self._registrations.values_came(registered.device, values, now_ms)
+
+    def store_later(self, registered: RegisteredDevice, path: ResourcePath, values: Values) -> None:
+        """Store values after those that wait. They replace those of the same path that are not stored yet."""
+        is_first = not registered.unsaved
+        registered.unsaved[path] = values
+        if is_first:
+            self._start(registered, self._store_notifications)
+
+    def read_later(self, registered: RegisteredDevice, path: ResourcePath) -> None:
+        """Read what was observed, because its notification did not fit into one block."""
+        if path not in registered.read_again:
+            registered.read_again.add(path)
+            self._start(registered, partial(self._read_again, path))
+
+    def _start(self, registered: RegisteredDevice, work: _Work) -> None:
+        if self.nursery is not None:
+            self.nursery.start_soon(self._contained, registered, work)
+
+    async def _store_notifications(self, registered: RegisteredDevice) -> None:
+        try:
+            while registered.unsaved:
+                path, values = next(iter(registered.unsaved.items()))
+                await self._values_came(registered, values)
+                if registered.unsaved.get(path) is values:
+                    del registered.unsaved[path]
+        finally:
+            registered.unsaved.clear()  # what could not be stored does not keep back what comes later
+
+    async def _read_again(self, path: ResourcePath, registered: RegisteredDevice) -> None:
+        registered.read_again.discard(path)
+        try:
+            await self._noted(registered, path, partial(self._store, registered, path, registered.read))
+        except SessionLostError:
+            self.failures += 1

@@ -1,0 +1,371 @@
+"""The LWM2M server: registrations, whatever transport they come by (reference 18.2, 18.3).
+
+A registration is authenticated with the store, so it is awaited; updates and deregistrations are not. All lifetimes are
+in one heap.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from hmac import compare_digest
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from broker.accounts.tokens import Caller
+from broker.device_management.sessions import Registrations
+from broker.devices.registry import Device
+from broker.errors import (
+    BadRequest,
+    DeviceNotFound,
+    DomainError,
+    NotFound,
+    PermissionDenied,
+    SourceDeviceDisabled,
+    StorageUnavailable,
+    Unauthorized,
+)
+from broker.registration.certificates import ClientCertificate
+from broker.routing.connections import CloseReason
+from broker.secrets import token_hash
+from protocols.coap.containment import contain
+from protocols.coap.errors import MethodNotAllowed, UnsupportedFormat
+from protocols.coap.lwm2m.device import RegisteredDevice
+from protocols.coap.lwm2m.exchanges import DeviceLink
+from protocols.coap.lwm2m.formats.content import SENML_CBOR, SENML_JSON, decode
+from protocols.coap.lwm2m.formats.values import Unreadable
+from protocols.coap.lwm2m.kinds import KindOf, kind_of, kind_of_either
+from protocols.coap.lwm2m.lifetimes import RegistrationTable
+from protocols.coap.lwm2m.links import parse_offer
+from protocols.coap.lwm2m.requests import LIFETIME_SECONDS, DeviceRequest, Parameters, read_parameters
+from protocols.coap.lwm2m.sequence import Sequence
+from protocols.coap.lwm2m.statistics import Lwm2mStatistics
+from protocols.coap.messages import CoapMessage, Code, Option
+from protocols.coap.rooms import CoapRooms
+from protocols.refusals import note_refusal
+
+#: Devices need time between the answer to their registration and the first request (reference 18.3).
+PAUSE_SECONDS: Final = 0.5
+_RD: Final = b"rd"
+_DATA_PUSH: Final = b"dp"
+_UPDATE_DEPTH: Final = 2
+_LOCATION_DIGITS: Final = 5
+
+_log = structlog.get_logger(__name__)
+
+
+class Answer(NamedTuple):
+    """A response to a device."""
+
+    code: int
+    options: tuple[tuple[int, bytes], ...] = ()
+    payload: bytes = b""
+
+
+class Peer(DeviceLink, Protocol):
+    """A connection from which requests come, and what its device has proved."""
+
+    #: In DTLS with a pre-shared key: the device id and the key.
+    pre_shared_key: tuple[bytes, bytes] | None
+    certificate: ClientCertificate | None
+    #: What was registered over this connection, or updated last.
+    registered: RegisteredDevice | None
+
+    @property
+    def is_stream(self) -> bool:
+        """TCP and TLS: devices authenticate with a token, and the registration ends with the connection."""
+
+
+class Lwm2mServer:
+    """The registrations of all listeners."""
+
+    def __init__(
+        self,
+        rooms: CoapRooms,
+        registrations: Registrations,
+        *,
+        now: Callable[[], float] = trio.current_time,
+        pause_seconds: float = PAUSE_SECONDS,
+        described: KindOf = kind_of,
+    ) -> None:
+        """A server without registrations; `run` must run while it serves.
+
+        Args:
+            rooms: the broker.
+            registrations: device management.
+            now: the clock, in seconds.
+            pause_seconds: between the answer to a registration and the first request.
+            described: what the resources of objects hold that the server does not know by itself.
+        """
+        self._rooms = rooms
+        self._registrations = registrations
+        self.now = now
+        self.refusals = rooms.core.refusals
+        self.new_pace = rooms.limits.overhead.pace
+        self.strangers = rooms.limits.strangers
+        self._sequence = Sequence(rooms.core, registrations, pause_seconds)
+        self._kinds = kind_of_either(described)
+        self._table = RegistrationTable()
+        self._sooner = trio.Event()
+        self._registered = self._updates = self._refused = self._expired = 0
+        self._notifications = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out what follows registrations, and end them after their lifetimes, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._sequence.nursery = nursery
+            task_status.started()
+            try:
+                await self._expire_forever()
+            finally:
+                self._sequence.nursery = None
+                for registered in self._table:
+                    self._end(registered)
+
+    async def _expire_forever(self) -> None:
+        while True:
+            self._sooner = trio.Event()
+            with trio.move_on_after(max(0.0, self._table.next_end - self.now())):
+                await self._sooner.wait()
+            self.expire(self.now())
+
+    def expire(self, now: float) -> None:
+        """End the registrations whose lifetime has passed."""
+        for registered in self._table.due(now):
+            self._expired += 1
+            _log.info("lwm2m_registration_expired", device=registered.device.id)
+            self._end(registered)
+
+    async def wait_stopping(self) -> None:
+        """Wait until the daemon begins to stop."""
+        await self._rooms.core.life.stopping.wait()
+
+    # --- Requests of devices -----------------------------------------------------------------------------------------
+
+    def is_registration(self, request: DeviceRequest) -> bool:
+        """Whether the request is a registration, which `register` answers."""
+        return request.method == Code.POST and request.path == (_RD,)
+
+    def answer(self, peer: Peer, request: DeviceRequest) -> Answer:
+        """Answer any other request. Raises DomainError."""
+        if request.path == (_DATA_PUSH,) and request.method == Code.POST:
+            return self._sent(peer, request)
+        if len(request.path) != _UPDATE_DEPTH or request.path[0] != _RD:
+            raise NotFound
+        if request.method not in (Code.POST, Code.PUT, Code.DELETE):
+            raise MethodNotAllowed
+        registered = self._at(peer, request.path[1])
+        if request.method == Code.DELETE:
+            self._end(registered)
+            return Answer(Code.DELETED)
+        self._update(peer, registered, read_parameters(request))
+        return Answer(Code.CHANGED)
+
+    def _at(self, peer: Peer, location: bytes) -> RegisteredDevice:
+        """The peer's registration at this location. Raises NotFound, also for the location of another device."""
+        found = None
+        if location.isdigit() and len(location) <= _LOCATION_DIGITS:
+            found = self._table.find(int(location))
+        if found is None or not _is_of(found, peer):
+            raise NotFound
+        return found
+
+    def _sent(self, peer: Peer, request: DeviceRequest) -> Answer:
+        """The operation Send of LwM2M 1.1 (6.4.6): values that nobody asked for. Raises DomainError."""
+        registered = peer.registered
+        if registered is None or registered.is_over:
+            raise NotFound
+        if request.format not in (SENML_JSON, SENML_CBOR):
+            raise UnsupportedFormat
+        if () in registered.unsaved:
+            raise StorageUnavailable("the values before these are not stored yet")
+        try:
+            values = decode(request.format, request.payload, (), self._kinds)
+        except Unreadable as error:
+            self._sequence.unreadable += 1
+            raise BadRequest from error
+        self._notifications += 1
+        registered.heard(peer)
+        self._rooms.devices.presence.touch(registered.device.key)
+        self._sequence.store_later(registered, (), values)
+        return Answer(Code.CHANGED)
+
+    def _update(self, peer: Peer, registered: RegisteredDevice, given: Parameters) -> None:
+        self._updates += 1
+        if given.lifetime_seconds is not None:
+            registered.lifetime_seconds = given.lifetime_seconds
+        if given.binding is not None or given.has_queue_mode:
+            registered.has_queue_mode = given.has_queue_mode
+        if given.offer is not None and given.offer != registered.offer:
+            registered.offer = given.offer
+            registered.is_read = False
+        if registered.link is not peer:
+            registered.is_read = False  # observations end with the connection
+        peer.registered = registered
+        registered.heard(peer)
+        self._extend(registered)
+        self._rooms.devices.presence.touch(registered.device.key)
+        self._sequence.begin(registered)
+
+    def note_refusal(self, error: DomainError) -> None:
+        """A request of a device was refused."""
+        self._refused += 1
+        note_refusal(self.refusals, "lwm2m", error)
+
+    async def register(self, peer: Peer, request: DeviceRequest) -> Answer:
+        """Register a device. Call `begin` after the answer was sent. Raises DomainError."""
+        given = read_parameters(request)
+        device, token = await self._authenticate(peer, given)
+        number = self._table.free_number()
+        if peer.is_closed or self._sequence.nursery is None:
+            raise StorageUnavailable
+        registered = RegisteredDevice(
+            device,
+            number,
+            peer,
+            given.offer or parse_offer(b""),
+            lifetime_seconds=given.lifetime_seconds or LIFETIME_SECONDS,
+            has_queue_mode=given.has_queue_mode,
+            now=self.now,
+            kinds=self._kinds,
+        )
+        former = self._table.of_device(device.key)
+        registered.connection.enter_context(
+            self._rooms.routing.connections.connect(
+                device,
+                protocol="LWM2M",
+                token=token,
+                exclusive=False,
+                deliver=None,
+                close=partial(self._closed_by_broker, registered),
+            )
+        )
+        if former is not None:
+            self._end(former, keep=peer)
+        self._table.add(registered)
+        peer.registered = registered
+        self._extend(registered)
+        self._registered += 1
+        location = ((int(Option.LOCATION_PATH), _RD), (int(Option.LOCATION_PATH), str(number).encode()))
+        return Answer(Code.CREATED, location)
+
+    def begin(self, peer: Peer) -> None:
+        """The answer to a registration has left."""
+        if peer.registered is not None:
+            self._sequence.begin(peer.registered)
+
+    async def _authenticate(self, peer: Peer, given: Parameters) -> tuple[Device, bytes]:
+        """The device and the hash of its token; no token for a device that shows its registered certificate.
+
+        Raises:
+            Unauthorized: neither a valid token nor a registered certificate.
+            PermissionDenied: the endpoint name is another device's, or the certificate is missing.
+            SourceDeviceDisabled: the device is disabled.
+        """
+        devices = self._rooms.devices.registry
+        caller: Caller | None = None
+        if peer.pre_shared_key is not None:
+            identity, key = peer.pre_shared_key
+            device, caller = await devices.authenticate(identity.decode(), key.hex())
+        elif peer.is_stream and given.token is not None:
+            device, caller = await devices.by_token(given.token)
+        else:
+            device = await self._certified(peer, given)
+        if not device.enabled:
+            raise SourceDeviceDisabled
+        self._rooms.registration.admission.check(device, peer.certificate)
+        if given.endpoint not in (None, device.id):
+            raise PermissionDenied(f"the endpoint name of device {device.id}")
+        if caller is not None:
+            caller.act()
+        return device, token_hash("") if caller is None else caller.token
+
+    async def _certified(self, peer: Peer, given: Parameters) -> Device:
+        """A securely registered device, whose certificate `Admission` compares. Raises Unauthorized."""
+        if peer.certificate is None or given.endpoint is None:
+            raise Unauthorized
+        try:
+            device = await self._rooms.devices.registry.find(given.endpoint)
+        except DeviceNotFound:
+            raise Unauthorized from None
+        if not device.type.record.rsp:
+            raise Unauthorized
+        return device
+
+    # --- The end of registrations ------------------------------------------------------------------------------------
+
+    def _end(self, registered: RegisteredDevice, *, keep: Peer | None = None) -> None:
+        """End a registration. With `keep`, another one over this connection replaces it."""
+        if not self._table.remove(registered):
+            return
+        contain("lwm2m_end_failed", None, registered.device.id, registered.end)
+        contain("lwm2m_end_failed", None, registered.device.id, self._registrations.ended, registered)
+        if keep is None:
+            registered.link.unregistered()
+        elif registered.link is not keep:
+            registered.link.close()
+
+    def _closed_by_broker(self, registered: RegisteredDevice, _reason: CloseReason) -> None:
+        self._end(registered)
+        registered.link.close()
+
+    def lost(self, peer: Peer) -> None:
+        """The connection has ended. Over TCP and TLS the registration ends with it (reference 18.2)."""
+        registered = peer.registered
+        if registered is not None and registered.link is peer and peer.is_stream:
+            self._end(registered)
+
+    def _extend(self, registered: RegisteredDevice) -> None:
+        before = self._table.next_end
+        self._table.extend(registered, self.now())
+        if self._table.next_end < before:
+            self._sooner.set()
+
+    # --- Notifications -----------------------------------------------------------------------------------------------
+
+    def notified(self, peer: Peer, message: CoapMessage) -> bool:
+        """Take a response that answers no request. Returns whether it is of an observation that goes on."""
+        registered = peer.registered
+        if registered is None or registered.is_over or not registered.observes(message.token):
+            return False
+        self._notifications += 1
+        registered.heard(peer)
+        self._rooms.devices.presence.touch(registered.device.key)
+        try:
+            found = registered.notified(message)
+        except Unreadable as error:
+            self._sequence.unreadable += 1
+            self._sequence.note(registered, "lwm2m_unreadable", f"A notification {error}.")
+            return True
+        if found is None:
+            return registered.observes(message.token)
+        path, values = found
+        if values is None:
+            self._sequence.read_later(registered, path)
+        else:
+            self._sequence.store_later(registered, path, values)
+        return True
+
+    def statistics(self) -> Lwm2mStatistics:
+        return Lwm2mStatistics(
+            registered=len(self._table),
+            asleep=sum(one.is_asleep for one in self._table),
+            registrations=self._registered,
+            updates=self._updates,
+            refused=self._refused,
+            expired=self._expired,
+            notifications=self._notifications,
+            unreadable=self._sequence.unreadable,
+            communication_failures=self._sequence.failures,
+        )
+
+
+def _is_of(registered: RegisteredDevice, peer: Peer) -> bool:
+    """Whether the peer has proved that it is the registered device."""
+    if peer.is_stream:
+        return peer.registered is registered
+    device = registered.device
+    if peer.pre_shared_key is not None:
+        return peer.pre_shared_key[0] == device.id.encode()
+    known, shown_ = device.record.certificate, peer.certificate
+    return known is not None and shown_ is not None and compare_digest(shown_.leaf, known)

@@ -1,0 +1,177 @@
+"""LWM2M over DTLS by OpenSSL (reference 18.1)."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import aiocoap
+import pytest
+import trio
+from OpenSSL import SSL
+
+from broker.services import Services
+from config.settings import Address
+from protocols.coap.dtls.connection import LWM2M_PRIORITIES
+from protocols.coap.dtls.listener import DtlsListener
+from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
+from protocols.coap.lwm2m.server import Lwm2mServer
+from tests.factories import KITCHEN, KITCHEN_TOKEN
+from tests.programs import require_dtls
+from tests.protocols.coap.dtls.client import PSK, DtlsClient, client_context, dtls_client, make_certificate, psk_context
+from tests.protocols.coap.lwm2m.conftest import Management
+from tests.protocols.coap.lwm2m.device import TEXT, TLV, DtlsTransport, ScriptedDevice, content, tlv
+from tests.protocols.coap.lwm2m.test_formats import EXAMPLE_TLV, LEVEL
+from tests.protocols.coap.lwm2m.test_sequence import FIRMWARE, SEQUENCE
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    require_dtls()
+
+
+@pytest.fixture
+async def listener(services: Services, management: Management) -> AsyncIterator[DtlsListener]:
+    """A listener in real time: DTLS clients send again by their own clocks."""
+    server = Lwm2mServer(services, management, pause_seconds=0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        yield DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def address(listener: DtlsListener, world: object) -> AsyncIterator[Address]:
+    """Without a certificate: pre-shared keys only."""
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), None))
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _client(
+    address: Address, suite: bytes = PSK, identity: str = KITCHEN, token: str = KITCHEN_TOKEN
+) -> Iterator[DtlsClient]:
+    with dtls_client(address, psk_context(identity, token, suite)) as client:
+        yield client
+
+
+def _device(client: DtlsClient) -> ScriptedDevice:
+    device = ScriptedDevice(DtlsTransport(client), KITCHEN)
+    device.replies["GET /3/0"] = content(TLV, EXAMPLE_TLV)
+    device.replies["GET /5/0"] = content(TLV, FIRMWARE)
+    return device
+
+
+@pytest.mark.parametrize("suite", [PSK, b"PSK-AES128-CBC-SHA256", b"PSK-AES128-CBC-SHA"])
+async def test_a_device_registers_with_every_suite_of_the_reference(
+    address: Address, management: Management, suite: bytes
+) -> None:
+    """int-401: UDP with a pre-shared key."""
+    with _client(address, suite) as client:
+        await client.handshake()
+        assert client.cipher == suite.decode()
+        device = _device(client)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.run)
+            assert (await device.register()).code == aiocoap.CREATED
+            session = await management.session()
+            assert device.requests == SEQUENCE
+            device.replies["GET /3/0/9"] = content(TEXT, b"80")
+            assert await session.read(LEVEL) == {LEVEL: 80}
+            await device.notify("/3/0", 2, content(TLV, tlv((3, 9, b"\x2a"))))
+            await management.wait(lambda: management.values[(3, 0, 9)] == 42)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("identity", "token"), [("0" * 32, KITCHEN_TOKEN), (KITCHEN, "0" * 32)], ids=["unknown identity", "wrong key"]
+)
+async def test_a_handshake_fails_without_the_key(address: Address, identity: str, token: str) -> None:
+    with _client(address, identity=identity, token=token) as client, pytest.raises((SSL.Error, trio.TooSlowError)):
+        await client.handshake(seconds=2)
+
+
+async def test_a_device_with_a_new_address_takes_over(
+    address: Address, management: Management, listener: DtlsListener
+) -> None:
+    with _client(address) as first, _client(address) as second:
+        async with trio.open_nursery() as nursery:
+            devices = []
+            for client in (first, second):
+                await client.handshake()
+                devices.append(_device(client))
+                nursery.start_soon(devices[-1].run)
+            await devices[0].register()
+            session = await management.session()
+            devices[1].location = devices[0].location
+            assert (await devices[1].update()).code == aiocoap.CHANGED
+            with trio.fail_after(5):
+                await devices[0].has_ended.wait()  # close_notify
+            await management.session(2)
+            devices[1].replies["GET /3/0/9"] = content(TEXT, b"81")
+            assert await session.read(LEVEL) == {LEVEL: 81}
+            assert "GET /3/0 observe" in devices[1].requests
+            nursery.cancel_scope.cancel()
+    assert listener.statistics().sessions == 1
+
+
+async def test_a_device_that_lost_its_session_comes_back(address: Address, management: Management) -> None:
+    """int-105, and after a restart of the daemon: the location is unknown: the device registers again."""
+    for number in (1, 2):
+        with _client(address) as client:
+            await client.handshake()
+            device = _device(client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.run)
+                device.location = ("rd", "777")
+                assert (await device.update()).code == aiocoap.NOT_FOUND
+                assert (await device.register()).code == aiocoap.CREATED
+                await management.session(number)
+                nursery.cancel_scope.cancel()
+    assert [session.is_over for session in management.sessions] == [True, False]
+
+
+@pytest.fixture
+async def certified(listener: DtlsListener, world: object, tmp_path: Path) -> AsyncIterator[Address]:
+    """A listener with a certificate."""
+    chain = make_certificate(tmp_path, "ecdsa")
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), chain))
+        nursery.cancel_scope.cancel()
+
+
+class TestCertificates:
+    async def test_a_peer_without_one_and_without_a_key_is_refused(self, certified: Address) -> None:
+        with dtls_client(certified, client_context(b"ECDHE-ECDSA-AES128-CCM8")) as client:
+            await client.handshake()
+            device = _device(client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.run)
+                queries = f"ep={KITCHEN}", f"token={KITCHEN_TOKEN}"  # the token is for TCP
+                assert (await device.register(*queries)).code == aiocoap.UNAUTHORIZED
+                nursery.cancel_scope.cancel()
+
+    async def test_a_device_with_a_key_still_registers(self, certified: Address) -> None:
+        with _client(certified) as client:
+            await client.handshake()
+            device = _device(client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.run)
+                assert (await device.register()).code == aiocoap.CREATED
+                nursery.cancel_scope.cancel()
+
+    async def test_of_an_ordinary_device_proves_nothing(self, certified: Address, tmp_path: Path) -> None:
+        """Anyone can make a certificate for himself."""
+        (tmp_path / "own").mkdir()
+        certificate, key = make_certificate(tmp_path / "own", "ecdsa")
+        context = client_context(b"ECDHE-ECDSA-AES128-CCM8")
+        context.use_certificate_file(str(certificate))
+        context.use_privatekey_file(str(key))
+        with dtls_client(certified, context) as client:
+            await client.handshake()
+            device = _device(client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.run)
+                assert (await device.register()).code == aiocoap.UNAUTHORIZED
+                nursery.cancel_scope.cancel()

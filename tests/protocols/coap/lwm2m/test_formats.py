@@ -1,0 +1,341 @@
+"""What devices answer, in every format of reference 18.3, and what is malformed."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.device_management.sessions import ResourcePath
+from protocols.coap.lwm2m.formats.content import ANSWER_BYTES, decode, encode_text
+from protocols.coap.lwm2m.formats.values import MAX_VALUES, Unreadable
+from protocols.coap.lwm2m.kinds import Kind, kind_of_either
+from protocols.coap.lwm2m.links import parse_discovered, parse_links, parse_offer
+from tests.protocols.coap.lwm2m.device import LWM2M_JSON, OPAQUE, SENML_CBOR, SENML_JSON, TEXT, TLV, tlv
+
+DEVICE, POWER, LEVEL, TIME = (3, 0), (3, 0, 7), (3, 0, 9), (3, 0, 13)
+
+#: The Device object of the examples in LwM2M 1.0, 6.4.3.1, byte for byte.
+EXAMPLE_TLV = bytes.fromhex(
+    "C800144F70656E204D6F62696C6520416C6C69616E6365 C801164C69676874776569676874204D324D20436C69656E74"
+    "C80209333435303030313233 C303312E30 8606410001410105 88070842000ED842011388 870841007D42010384"
+    "C10964 C10A0F 830B410000 C40D5182428F C60E2B30323A3030 C11055"
+)
+EXAMPLE: Mapping[ResourcePath, object] = {
+    (3, 0, 0): "Open Mobile Alliance",
+    (3, 0, 1): "Lightweight M2M Client",
+    (3, 0, 2): "345000123",
+    (3, 0, 3): "1.0",
+    (3, 0, 6): [1, 5],
+    (3, 0, 7): [3800, 5000],
+    (3, 0, 8): [125, 900],
+    (3, 0, 9): 100,
+    (3, 0, 10): 15,
+    (3, 0, 11): [0],
+    (3, 0, 13): 1_367_491_215_000,
+    (3, 0, 14): "+02:00",
+    (3, 0, 16): "U",
+}
+_RECORDS: list[tuple[str, object]] = [
+    ("0", "Open Mobile Alliance"),
+    ("1", "Lightweight M2M Client"),
+    ("2", "345000123"),
+    ("3", "1.0"),
+    *[("6/0", 1), ("6/1", 5), ("7/0", 3800), ("7/1", 5000), ("8/0", 125), ("8/1", 900)],
+    *[("9", 100), ("10", 15), ("11/0", 0), ("13", 1_367_491_215), ("14", "+02:00"), ("16", "U")],
+]
+
+
+def senml(base: str | None = "/3/0/") -> list[dict[str, Any]]:
+    records = [{"n": name, "vs" if isinstance(value, str) else "v": value} for name, value in _RECORDS]
+    return [{"bn": base, **records[0]}, *records[1:]] if base is not None else records
+
+
+def lwm2m_json(base: str | None = "/3/0/") -> bytes:
+    entries = [{"n": name, "sv" if isinstance(value, str) else "v": value} for name, value in _RECORDS]
+    return json.dumps({"e": entries} if base is None else {"bn": base, "e": entries}).encode()
+
+
+LABELS = {"bn": -2, "n": 0, "v": 2, "vs": 3, "vb": 4, "vd": 8}
+
+
+def senml_cbor(records: list[dict[str, Any]]) -> bytes:
+    return cbor2.dumps([{LABELS[name]: value for name, value in record.items()} for record in records])
+
+
+class TestAnObjectInstance:
+    @pytest.mark.parametrize(
+        ("format_", "payload"),
+        [
+            (TLV, EXAMPLE_TLV),
+            (1542, EXAMPLE_TLV),
+            (None, EXAMPLE_TLV),
+            (TLV, tlv((0, 0, EXAMPLE_TLV))),
+            (LWM2M_JSON, lwm2m_json()),
+            (1543, lwm2m_json("/3/0")),
+            (50, lwm2m_json(None)),
+            (SENML_JSON, json.dumps(senml()).encode()),
+            (SENML_JSON, json.dumps(senml(None)).encode()),
+            (50, json.dumps(senml("/3/0")).encode()),
+            (SENML_CBOR, senml_cbor(senml())),
+            (60, senml_cbor(senml())),
+        ],
+        ids=[
+            "TLV",
+            "old TLV",
+            "no content-format",
+            "TLV around the instance",
+            "LWM2M JSON",
+            "old LWM2M JSON without the last slash",
+            "LWM2M JSON as JSON without a base name",
+            "SenML JSON",
+            "SenML JSON without a base name",
+            "SenML JSON as JSON without the last slash",
+            "SenML CBOR",
+            "SenML CBOR as CBOR",
+        ],
+    )
+    def test_in_every_format(self, format_: int | None, payload: bytes) -> None:
+        """int-203, int-204, int-231, int-232: the Device object of the specification's examples."""
+        assert decode(format_, payload, DEVICE) == EXAMPLE
+
+    def test_with_bytes_booleans_and_floats(self) -> None:
+        records: list[dict[str, Any]] = [
+            {"bn": "/", "n": "6/0/0", "v": 50.5},
+            {"n": "6/0/4", "vd": b"\x01\x02"},
+            {"n": "6/0/5", "v": 5},
+        ]
+        expected = {(6, 0, 0): 50.5, (6, 0, 4): b"\x01\x02", (6, 0, 5): 5000}
+        assert decode(SENML_CBOR, senml_cbor(records), (6, 0)) == expected
+        text = json.dumps([{**record, **({"vd": "AQI"} if "vd" in record else {})} for record in records])
+        assert decode(SENML_JSON, text.encode(), (6, 0)) == expected
+        plain = tlv((3, 0, struct.pack(">f", 50.5)), (3, 4, b"\x01\x02"), (3, 5, b"\x05"))
+        assert decode(TLV, plain, (6, 0)) == expected
+        assert decode(TLV, tlv((3, 4, b"\1")), (5, 0)) == {(5, 0, 4): True}
+
+    def test_with_floats_of_eight_bytes_and_ipso(self) -> None:
+        found = decode(TLV, tlv((3, 5700, struct.pack(">d", 21.5)), (3, 5701, b"Cel")), (3303, 0))
+        assert found == {(3303, 0, 5700): 21.5, (3303, 0, 5701): "Cel"}
+
+    def test_with_resources_of_unknown_types(self) -> None:
+        """Text if it can be read, a number of 1 or 2 bytes, else bytes."""
+        found = decode(TLV, tlv((3, 1, b"abc"), (3, 2, b"\x05"), (3, 3, b"\x00\x01\x02\x03")), (4242, 0))
+        assert found == {(4242, 0, 1): "abc", (4242, 0, 2): 5, (4242, 0, 3): b"\x00\x01\x02\x03"}
+        assert decode(SENML_JSON, b'[{"n":"/4242/0/1","vb":true}]', (4242, 0)) == {(4242, 0, 1): True}
+
+    def test_with_resources_that_a_model_describes(self) -> None:
+        """Of an object that only a model file knows; the server's own table comes first."""
+        table: dict[ResourcePath, Kind] = {(4242, 0, 1): Kind.OPAQUE, (4242, 0, 2): Kind.FLOAT, LEVEL: Kind.STRING}
+
+        def described(path: ResourcePath) -> Kind | None:
+            return table.get(path)
+
+        payload = tlv((3, 1, b"abc"), (3, 2, struct.pack(">f", 1.5)))
+        assert decode(TLV, payload, (4242, 0), described) == {(4242, 0, 1): b"abc", (4242, 0, 2): 1.5}
+        assert decode(TEXT, b"1.5", (4242, 0, 2), described) == {(4242, 0, 2): 1.5}
+        assert decode(TEXT, b"80", LEVEL, kind_of_either(described)) == {LEVEL: 80}
+        with pytest.raises(Unreadable, match="which should be a number"):
+            decode(TEXT, b"much", (4242, 0, 2), described)
+
+    def test_without_any_resource(self) -> None:
+        assert decode(TLV, b"", DEVICE) == {}
+        assert decode(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}
+        assert decode(SENML_JSON, b"[]", DEVICE) == {}
+
+    def test_several_instances_stay_in_their_order(self) -> None:
+        records = [{"bn": "/3/0/7/", "n": str(number), "v": number * 10} for number in (2, 0, 10)]
+        assert decode(SENML_JSON, json.dumps(records).encode(), DEVICE) == {POWER: [0, 20, 100]}
+        assert decode(TLV, tlv((2, 7, b"")), DEVICE) == {POWER: []}
+
+
+class TestAnObject:
+    @pytest.mark.parametrize(
+        ("format_", "payload"),
+        [
+            (TLV, tlv((0, 1, tlv((3, 5700, struct.pack(">f", 1.5)))), (0, 2, tlv((3, 5700, struct.pack(">f", 2.5)))))),
+            (SENML_JSON, b'[{"bn":"/3303/","n":"1/5700","v":1.5},{"n":"2/5700","v":2.5}]'),
+            (LWM2M_JSON, b'{"bn":"/3303/","e":[{"n":"1/5700","v":1.5},{"n":"2/5700","v":2.5}]}'),
+        ],
+    )
+    def test_with_several_instances(self, format_: int, payload: bytes) -> None:
+        """int-222."""
+        assert decode(format_, payload, (3303,)) == {(3303, 1, 5700): 1.5, (3303, 2, 5700): 2.5}
+
+
+class TestAResource:
+    @pytest.mark.parametrize(
+        ("path", "format_", "payload", "value"),
+        [
+            (LEVEL, TEXT, b"80", 80),
+            (LEVEL, None, b" 80\n", 80),
+            (LEVEL, 1541, b"80", 80),
+            (TIME, TEXT, b"1367491215", 1_367_491_215_000),
+            ((3, 0, 14), TEXT, "+02:00 ü".encode(), "+02:00 ü"),
+            ((5, 0, 4), TEXT, b"0", False),
+            ((6, 0, 0), TEXT, b"-43.5723", -43.5723),
+            ((6, 0, 4), TEXT, b"AQI=", b"\1\2"),
+            ((6, 0, 4), OPAQUE, b"\1\2", b"\1\2"),
+            (LEVEL, OPAQUE, b"80", 80),
+            (LEVEL, TLV, tlv((3, 9, b"\x50")), 80),
+            (LEVEL, TLV, tlv((3, 9, b"\x00\x00\x00\x50")), 80),
+            (LEVEL, SENML_JSON, b'[{"bn":"/3/0/9","v":80}]', 80),
+            (LEVEL, SENML_JSON, b'[{"v":80.0}]', 80),
+            (LEVEL, SENML_CBOR, cbor2.dumps([{0: "/3/0/9", 2: 80}]), 80),
+            (LEVEL, LWM2M_JSON, b'{"bn":"/3/0/9","e":[{"v":80}]}', 80),
+            (LEVEL, LWM2M_JSON, b'{"e":[{"n":"","v":80}]}', 80),
+            (LEVEL, 60, cbor2.dumps(80), 80),
+            (POWER, TLV, tlv((2, 7, tlv((1, 0, b"\x0e\xd8"), (1, 1, b"\x13\x88")))), [3800, 5000]),
+            (POWER, TLV, tlv((1, 0, b"\x0e\xd8"), (1, 1, b"\x13\x88")), [3800, 5000]),
+            (POWER, TEXT, b"3800", [3800]),
+            ((1, 0, 6), 60, cbor2.dumps(False), False),
+            (POWER, SENML_JSON, b'[{"bn":"/3/0/7/","n":"0","v":3800}]', [3800]),
+        ],
+    )
+    def test_in_every_format(self, path: ResourcePath, format_: int | None, payload: bytes, value: object) -> None:
+        """int-201, int-211, int-231, int-232."""
+        assert decode(format_, payload, path) == {path: value}
+
+    def test_an_instance_of_a_resource(self) -> None:
+        """int-225: the value of a resource instance is a list with it alone."""
+        assert decode(TEXT, b"0", (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+        assert decode(SENML_JSON, b'[{"bn":"/3/0/11/0","v":0}]', (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+        assert decode(TLV, tlv((1, 0, b"\0")), (3, 0, 11, 0)) == {(3, 0, 11): [0]}
+
+
+class TestMalformed:
+    @pytest.mark.parametrize(
+        ("path", "format_", "payload", "reason"),
+        [
+            (DEVICE, TEXT, b"80", "is text, which cannot hold the values of /3/0"),
+            (DEVICE, OPAQUE, b"80", "is a byte string, which cannot hold"),
+            (DEVICE, 40, b"</3/0>", "has content-format 40, which is not one for values"),
+            (DEVICE, 9999, b"", "has content-format 9999"),
+            (LEVEL, TEXT, b"full", "has 'full' at /3/0/9, which should be a whole number"),
+            (LEVEL, TEXT, b"9" * 5000, "which should be a whole number"),
+            (LEVEL, TEXT, b"\xff", "is text that is not UTF-8"),
+            ((6, 0, 0), TEXT, b"nan", "that is not finite"),
+            (LEVEL, TLV, tlv((3, 9, b"\0\0\x50")), "has a number of 3 bytes at /3/0/9"),
+            ((6, 0, 0), TLV, tlv((3, 0, b"123")), "has a number of 3 bytes at /6/0/0"),
+            (DEVICE, TLV, EXAMPLE_TLV[:40], "has a TLV entry of 22 bytes, and"),
+            (DEVICE, TLV, b"\xe8\x00", "ends within the head of a TLV entry"),
+            (DEVICE, TLV, tlv((3, 0, b"\xff")), "has text at /3/0/0 that is not UTF-8"),
+            (DEVICE, TLV, tlv((0, 7, b"")), "has /3/7, and /3/0 was asked for"),
+            (DEVICE, TLV, tlv((2, 7, tlv((3, 0, b"\0")))), "has an entry at /3/0/7 that is not a resource instance"),
+            (DEVICE, TLV, tlv((1, 7, b"\0")), "has a TLV entry of a wrong type at /3/0/7"),
+            (DEVICE, SENML_JSON, b"{}", "is not SenML JSON: it is no array of records"),
+            (DEVICE, SENML_JSON, b"[1]", "is not SenML JSON: it is no array of records"),
+            (DEVICE, SENML_JSON, b'[{"n":"9"}]', "is not SenML JSON: a record has no value"),
+            (DEVICE, SENML_JSON, b'[{"n":"9","v":true}]', "has v of a wrong type at /3/0/9"),
+            (DEVICE, SENML_JSON, b'[{"n":"/4/0/1","v":1}]', "has /4/0/1, and /3/0 was asked for"),
+            (DEVICE, SENML_JSON, b'[{"n":"/3/0","v":1}]', "has a value at /3/0, which is not a resource"),
+            (DEVICE, SENML_JSON, b'[{"n":"nine","v":1}]', "names 'nine', which is not a path"),
+            (DEVICE, SENML_JSON, b'[{"n":"99999","v":1}]', "names '99999', which is not a path"),
+            (DEVICE, SENML_JSON, b'[{"n":9,"v":1}]', "has a name that is not a text"),
+            (DEVICE, SENML_JSON, b'[{"n":"9","v":1,"bv":5}]', "has a base value"),
+            (DEVICE, SENML_JSON, b'[{"n":"9","v":1e400}]', "is not JSON"),
+            (DEVICE, SENML_JSON, b"[" * 10_000, "is not JSON"),
+            ((6, 0), SENML_JSON, b'[{"n":"4","vd":"*"}]', "has no BASE64 at /6/0/4"),
+            (DEVICE, LWM2M_JSON, b'{"e":[3]}', "an entry of e is no object"),
+            (DEVICE, LWM2M_JSON, b"[]", "it is no object with the array e"),
+            (DEVICE, SENML_CBOR, b"\x9f", "its bytes are no CBOR"),
+            (DEVICE, SENML_CBOR, b"\x81" * 1000, "its bytes are no CBOR"),
+            (DEVICE, SENML_CBOR, cbor2.dumps([{-2: "/3/0/", 2: 1}]) + b"\0", "or more than one value"),
+            (DEVICE, TLV, bytes(ANSWER_BYTES + 1), "has more than 65536 bytes"),
+            (
+                DEVICE,
+                SENML_JSON,
+                json.dumps([{"n": f"7/{n}", "v": 1} for n in range(MAX_VALUES + 1)]).encode(),
+                "values",
+            ),
+        ],
+    )
+    def test_is_unreadable_with_a_reason(
+        self, path: ResourcePath, format_: int | None, payload: bytes, reason: str
+    ) -> None:
+        with pytest.raises(Unreadable) as raised:
+            decode(format_, payload, path)
+        assert reason in str(raised.value)
+
+    def test_senml_cbor_of_a_client_that_counts_wrong(self) -> None:
+        """A known client announces fewer records than follow when a resource has several instances."""
+        right = senml_cbor(senml())
+        assert right[0] == 0x90
+        with pytest.raises(Unreadable, match="is not SenML CBOR"):
+            decode(SENML_CBOR, b"\x8c" + right[1:], DEVICE)
+
+    @given(
+        st.sampled_from([TEXT, OPAQUE, TLV, LWM2M_JSON, SENML_JSON, SENML_CBOR, 50, 60, None]),
+        st.binary(max_size=200),
+        st.sampled_from([DEVICE, LEVEL, POWER, (6, 0), (3303, 0)]),
+    )
+    def test_no_payload_raises_anything_else(self, format_: int | None, payload: bytes, path: ResourcePath) -> None:
+        try:
+            found = decode(format_, payload, path)
+        except Unreadable:
+            return
+        assert all(one[: len(path)] == path for one in found)
+
+    _json: Any = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["bn", "n", "v", "vs", "vb", "e", 0, 2, -2, 3, 8]), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+
+    @given(_json)
+    def test_no_document_raises_anything_else(self, document: object) -> None:
+        for format_, payload in (
+            (SENML_CBOR, cbor2.dumps(document)),
+            (50, json.dumps(document, default=str).encode()),
+        ):
+            try:
+                decode(format_, payload, DEVICE)
+            except Unreadable:
+                continue
+
+
+class TestLinks:
+    def test_discover_names_attributes_that_are_left_out(self) -> None:
+        """int-260."""
+        payload = b'</3/0>;pmin=10;pmax=60,</3/0/9>;pmin=5;gt="1,5",</3/0/7>;dim=2,</3/0/0>'
+        assert parse_discovered(payload, ()) == [(3, 0), (3, 0, 9), (3, 0, 7), (3, 0, 0)]
+        assert parse_discovered(b"</x/3/0/1>", (b"x",)) == [(3, 0, 1)]
+
+    @pytest.mark.parametrize("payload", [b"<", b"</3", b"</3>x", b"\xff", b"</3/0>,</" + b"3" * 300 + b">"])
+    def test_what_is_no_list_of_links(self, payload: bytes) -> None:
+        with pytest.raises(Unreadable):
+            parse_offer(payload)
+
+    @given(st.text(alphabet='<>/,;="3.0 ab', max_size=60))
+    def test_no_text_raises_anything_else(self, text: str) -> None:
+        try:
+            parse_links(text)
+        except Unreadable:
+            return
+
+
+class TestWriting:
+    @pytest.mark.parametrize(
+        ("path", "value", "text"),
+        [
+            ((3, 0, 14), "+01:00", b"+01:00"),
+            (LEVEL, 80, b"80"),
+            (TIME, 1_367_491_215_999, b"1367491215"),
+            ((5, 0, 4), True, b"1"),
+            ((5, 0, 4), False, b"0"),
+            ((6, 0, 0), 50.5, b"50.5"),
+        ],
+    )
+    def test_text(self, path: ResourcePath, value: Any, text: bytes) -> None:
+        """int-205, int-227."""
+        assert encode_text(path, value) == text
+
+    def test_a_list_is_not_written(self) -> None:
+        with pytest.raises(ValueError, match="cannot be written"):
+            encode_text(POWER, [1])
