@@ -165,6 +165,13 @@ class PlanApproved(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ManagementConfigured(Fact):
+    """The device management of this type was configured: `Registrations.observation_of` may answer anew."""
+
+    device_type: DeviceTypeKey
+
+
+@dataclass(frozen=True, slots=True)
 class UserProfileUpdated(Fact):
     """The user's profile changed."""
 

@@ -13,6 +13,7 @@ from broker.connectors.port import ThirdParty
 from broker.connectors.room import open_connectors
 from broker.connectors.service import Connectors
 from broker.core import Core
+from broker.device_management.room import DeviceManagementRoom, open_device_management
 from broker.device_types.room import DeviceTypesRoom, open_device_types
 from broker.devices.room import DevicesRoom, open_devices
 from broker.export.exports import Exports
@@ -53,6 +54,7 @@ class Services:
     routing: RoutingRoom
     export: Exports
     connectors: Connectors
+    device_management: DeviceManagementRoom
     provisioning: Provisioning
 
 
@@ -122,8 +124,9 @@ async def _open_rooms(
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
+    device_management = await open_device_management(core, device_types, devices)
     provisioning = await open_provisioning(
-        core, mail, accounts, device_types, devices, registration, limits, connectors
+        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
     return Services(
         core=core,
@@ -138,5 +141,6 @@ async def _open_rooms(
         routing=routing,
         export=export,
         connectors=connectors,
+        device_management=device_management,
         provisioning=provisioning,
     )

@@ -22,6 +22,7 @@ from config.limits import (
     CONNECTOR_PULL_MINUTES,
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
+    IMAGE_MAX_BYTES,
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
@@ -136,6 +137,13 @@ class Lwm2m(_Table, frozen=True):
     tls_bind: Address | None = None
 
 
+class DeviceManagement(_Table, frozen=True):
+    """Firmware images, and descriptions of LWM2M objects."""
+
+    image_max_bytes: int = IMAGE_MAX_BYTES
+    model_folder: str = ""
+
+
 class Tls(_Table, frozen=True):
     certificate: Path | None = None
     key: Path | None = None
@@ -235,6 +243,7 @@ class Settings(_Table, frozen=True):
     mqtt: Mqtt = Mqtt()
     coap: Coap = Coap()
     lwm2m: Lwm2m = Lwm2m()
+    device_management: DeviceManagement = DeviceManagement()
     tls: Tls = Tls()
     limits: Limits = Limits()
     storage: Storage = Storage()
@@ -418,6 +427,7 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("accounts.refresh_window_days", settings.accounts.refresh_window_days, 0),
         ("accounts.device_code_seconds", settings.accounts.device_code_seconds, 1),
         ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
+        ("device_management.image_max_bytes", settings.device_management.image_max_bytes, 1),
         ("secure.pin_seconds", settings.secure.pin_seconds, 1),
         ("audit.keep_days", settings.audit.keep_days, 1),
         ("audit.keep_entries", settings.audit.keep_entries, 1_000),

@@ -16,6 +16,8 @@ from pathlib import Path
 import structlog
 import trio
 
+from broker.device_management.objects import ObjectMap
+from broker.device_management.sessions import ResourcePath
 from broker.services import Services, open_services
 from config.settings import Address, Settings, SettingsError
 from protocols import systemd
@@ -25,9 +27,9 @@ from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
 from protocols.coap.echo import new_guard
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
+from protocols.coap.lwm2m.kinds import Kind
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
-from protocols.coap.lwm2m.unmanaged import Unmanaged
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
@@ -161,7 +163,8 @@ async def _listen(
         key=settings.tls.key or Path(),
         second=settings.tls.second,
     )
-    lwm2m = Lwm2mServer(services, Unmanaged())
+    management = services.device_management
+    lwm2m = Lwm2mServer(services, management.registrations, described=partial(_kind_described, management.objects))
     lwm2m_dtls = DtlsListener(services, endpoint=Lwm2mEndpoint(lwm2m), priorities=LWM2M_PRIORITIES)
     lwm2m_tcp, lwm2m_tls = (
         partial(serve_lwm2m_tcp, lwm2m, connections=connections, ssl_context=context)
@@ -263,3 +266,9 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # a sandbox may forbid it; then fewer can connect
         _log.warning("open_files_limited", limit=soft, reason=str(error))
+
+
+def _kind_described(objects: ObjectMap, path: ResourcePath) -> Kind | None:
+    """What a resource holds by the model files of device management."""
+    type_ = objects.type_at(path)
+    return None if type_ is None else Kind.__members__.get(type_.name)

@@ -21,9 +21,11 @@ from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.codes import CodeStore
 from storage.connectors import ConnectorStore
+from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
 from storage.export import ExportStore
+from storage.firmware import FirmwareStore
 from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
@@ -38,6 +40,7 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError
+from storage.tasks import TaskStore
 
 T = TypeVar("T")
 _READERS = 4
@@ -91,6 +94,9 @@ class Transaction:
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)
+        self.device_management = DeviceManagementStore(connection)
+        self.tasks = TaskStore(connection)
+        self.firmware = FirmwareStore(connection)
 
 
 @dataclass(slots=True)

@@ -550,3 +550,92 @@ class AuditFilter:
     event: str = ""
     object: str = ""
     outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementRecord:
+    """How the devices of a type are managed (reference 15.1). `pmin`, `pmax` and `task_expires_after` are seconds."""
+
+    device_type: DeviceTypeKey
+    device_properties_enabled: bool
+    pmin: int
+    pmax: int
+    task_expires_after: int
+    created_on: Milliseconds
+    modified_on: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySetRecord:
+    """Properties of a device. Values are nested JSON, times are JSON by the dotted path of the leaf."""
+
+    device: DeviceKey
+    server: str = "{}"
+    server_times: str = "{}"
+    reported: str = "{}"
+    reported_times: str = "{}"
+    registered_on: Milliseconds | None = None  # its first registration for device management
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task. `request` is JSON of broker/device_management: what its creator asked for."""
+
+    key: int
+    id: str
+    device_type: DeviceTypeKey
+    request: str
+    status: str
+    created_on: Milliseconds
+    modified_on: Milliseconds
+    scheduled_on: Milliseconds | None
+    expires_on: Milliseconds
+    image: str | None  # the firmware image of an update
+    phase: str  # of a staged roll-out
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTaskRecord:
+    """A task on one device. `step`, `step_on`, `tries`, `restarts`, `download` and `fetched` are of an update."""
+
+    key: int
+    task: int
+    device: DeviceKey
+    status: str
+    ts: Milliseconds
+    attempts: int
+    acceptance: str
+    started_on: Milliseconds | None
+    ended_on: Milliseconds | None
+    error_code: str | None
+    error_message: str | None
+    step: str
+    step_on: Milliseconds | None
+    tries: int
+    restarts: int
+    download: str | None  # the id in the address of its image
+    fetched: int  # bytes of the image that were sent so far
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistoryRecord:
+    task: int
+    device: DeviceKey
+    ts: Milliseconds
+    status: str
+    error_code: str | None
+    error_message: str | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirmwareImageRecord:
+    """A firmware image; its bytes are in a file outside the store."""
+
+    id: str
+    device_type: DeviceTypeKey
+    version: str
+    type: str
+    size: int
+    sha256: str
+    created_on: Milliseconds

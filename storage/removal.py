@@ -10,7 +10,15 @@ from storage.sql import StoreConnection
 
 # Both have an index by device, so a step needs no scan. Failed messages have a retention of their own.
 _LOGS: Final = ("message", "action")
-_KEPT_ONCE: Final = ("snapshot", "presence", "device_token", "device_share")
+_KEPT_ONCE: Final = (
+    "snapshot",
+    "presence",
+    "device_token",
+    "device_share",
+    "property_set",
+    "device_task",
+    "task_history",
+)
 
 
 class RemovalStore:

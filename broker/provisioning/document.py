@@ -132,6 +132,16 @@ class PlanEntry(_Entry, frozen=True, kw_only=True):
     paid_cost: str | None = None
 
 
+class FirmwareEntry(_Entry, frozen=True, kw_only=True):
+    """A firmware image. `file` is a path on the machine of the daemon."""
+
+    id: str | None = None
+    device_type: str
+    version: str
+    type: str | None = None
+    file: str
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[OrganizationEntry, ...] = ()
     users: tuple[UserEntry, ...] = ()
@@ -144,11 +154,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grants: tuple[GrantEntry, ...] = ()
     shares: tuple[ShareEntry, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
-    # Tables of later versions: refused with a message of their own, not as unknown.
-    firmware: tuple[Any, ...] = ()
-
-
-_NOT_YET = ("firmware",)
+    firmware: tuple[FirmwareEntry, ...] = ()
 
 
 def read_document(document: Mapping[str, Any]) -> Document:
@@ -161,9 +167,6 @@ def read_document(document: Mapping[str, Any]) -> Document:
         decoded = msgspec.convert(document, Document)
     except msgspec.ValidationError as error:
         raise _located(str(error)) from error
-    for table in _NOT_YET:
-        if getattr(decoded, table):
-            raise ValidationFailed.of(table, f"this version of trunkline does not have {table} yet")
     for table, rules in _RULES.items():
         for index, entry in enumerate(getattr(decoded, table)):
             for key, check in rules.items():
@@ -282,4 +285,5 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     "tokens": {"value": _ID, "expires_in": _seconds},
     "grants": {"permissions": _some},
     "plans": {"free_messages_per_day": _per_day, "paid_cost": _cost},
+    "firmware": {"id": _ID, "version": _name, "type": _name},
 }

@@ -3,6 +3,7 @@
 from broker.accounts.room import AccountsRoom
 from broker.connectors.service import Connectors
 from broker.core import Core
+from broker.device_management.room import DeviceManagementRoom
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
@@ -20,6 +21,7 @@ async def open_provisioning(
     registration: RegistrationRoom,
     limits: LimitsRoom,
     connectors: Connectors,
+    device_management: DeviceManagementRoom,
 ) -> Provisioning:
     return Provisioning(
         core.database,
@@ -33,6 +35,7 @@ async def open_provisioning(
         limits.quotas,
         registration.trust,
         connectors.catalog,
+        device_management.images,
         mails,
         core.site,
     )

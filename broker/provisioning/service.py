@@ -9,6 +9,7 @@ import trio
 from broker.accounts.tokens import Tokens
 from broker.clock import Clock
 from broker.connectors.catalog import Catalog
+from broker.device_management.images import Images
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Devices
 from broker.facts import Router, TokenRevoked
@@ -18,6 +19,7 @@ from broker.provisioning.account_tables import AccountTables, PreparedPassword
 from broker.provisioning.connector_tables import ConnectorTables, check_connectors
 from broker.provisioning.device_tables import DeviceTables
 from broker.provisioning.document import Document, UserEntry, read_document
+from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.run import EntryLocation, ProvisioningRun
@@ -50,6 +52,7 @@ class Provisioning:
         quotas: Quotas,
         trust: Trust,
         connectors: Catalog,
+        images: Images,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -64,6 +67,7 @@ class Provisioning:
         self._quotas = quotas
         self._trust = trust
         self._connectors = connectors
+        self._images = images
         self._mails = mails
         self._site = site
 
@@ -80,7 +84,8 @@ class Provisioning:
 
         def work(tx: Transaction) -> ProvisioningRun:
             run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
-            _put_all(run, wanted, AccountTables(run, passwords, self._mails, self._site))
+            accounts = AccountTables(run, passwords, self._mails, self._site)
+            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged))
             if tables := _changes(run.report):
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
@@ -91,7 +96,8 @@ class Provisioning:
         # otherwise a revoked token would stay valid in the cache.
         with trio.CancelScope(shield=True):
             try:
-                run = await self._database.write(work)
+                async with staged_images(wanted.firmware, self._images) as staged:
+                    run = await self._database.write(work)
             except _DryRunDoneError as done:
                 return done.report
             for hashed in run.revoked:
@@ -140,7 +146,7 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
-def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables) -> None:
+def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables) -> None:
     devices = DeviceTables(run)
     # Entries refer only to entries of earlier tables.
     tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
@@ -155,6 +161,7 @@ def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables) 
         ("grants", document.grants, accounts.put_grant),
         ("shares", document.shares, devices.put_share),
         ("plans", document.plans, PlanTables(run).put_plan),
+        ("firmware", document.firmware, firmware.put_image),
     )
     for table, entries, put in tables:
         if entries:

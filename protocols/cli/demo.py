@@ -15,6 +15,7 @@ import click
 import msgspec
 import trio
 
+from broker.device_management.configuration import ConfigurationChange
 from broker.device_types.examples import load_examples
 from broker.ids import new_id
 from broker.provisioning import ProvisionReport
@@ -98,6 +99,9 @@ async def _run(settings: Settings) -> None:
         async def ready(services: Services, addresses: Mapping[str, Address]) -> None:
             user_token = new_id()
             report = await services.provisioning.apply(_document(user_token))
+            board = await services.device_types.catalog.find(_BOARD)
+            with_properties = ConfigurationChange(device_properties_enabled=True)
+            await services.device_management.configurations.change(board, with_properties)
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
             click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))

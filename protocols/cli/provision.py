@@ -39,7 +39,10 @@ def provision(file: Path, config: Path | None, dry_run: bool) -> None:
 
 
 def read_provision_file(path: Path) -> dict[str, Any]:
-    """Parse the file, and replace the names of Manifest and CA files, which are relative to it, by their contents."""
+    """Parse the file, and replace the names of Manifest and CA files, which are relative to it, by their contents.
+
+    Firmware files may be large: the daemon reads them, so their names become absolute.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,6 +56,10 @@ def read_provision_file(path: Path) -> dict[str, Any]:
             entry["manifest"] = _read_manifest(path.parent / entry["manifest"], place)
         if isinstance(entry, dict) and isinstance(entry.get("ca"), str):
             entry["ca"] = _read_text(path.parent / entry["ca"], f"{path}: device_types[{index}].ca")
+    firmware = document.get("firmware")
+    for entry in firmware if isinstance(firmware, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("file"), str):
+            entry["file"] = str((path.parent / entry["file"]).absolute())
     return document
 
 

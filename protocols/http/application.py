@@ -1,8 +1,10 @@
 """The one Quart application: REST under /v1.1 and accounts under /accounts (the console joins it here)."""
 
-from typing import Final
+import re
+from typing import Any, Final
 
 from quart_trio import QuartTrio
+from quart_trio.wrappers import TrioRequest
 
 from broker.services import Services
 from config.limits import MAX_BODY_BYTES
@@ -18,6 +20,7 @@ from protocols.http.rest.nouns import TO_COME
 from protocols.http.websocket_paths import install_websocket_paths
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
+_UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
 _BODY_SECONDS: Final = 30
 _ANSWER_SECONDS: Final = 60
 
@@ -48,6 +51,7 @@ def _new_app(services: Services) -> QuartTrio:
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.request_class = _request_class(services.core.settings.device_management.image_max_bytes)
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
     errors.install_error_handlers(app, services.core.refusals)
@@ -55,3 +59,17 @@ def _new_app(services: Services) -> QuartTrio:
     app.before_request(answers.answer_preflight)
     app.after_request(answers.add_cors)
     return app
+
+
+def _request_class(image_max_bytes: int) -> type[TrioRequest]:
+    """Requests whose body may be as long as a firmware image where one is uploaded. (Quart has one limit for all.)"""
+
+    class Request(TrioRequest):
+        def __init__(
+            self, method: str, scheme: str, path: str, *more: Any, max_content_length: int | None = None, **named: Any
+        ) -> None:
+            if method == "POST" and _UPLOAD.fullmatch(path) is not None:
+                max_content_length = image_max_bytes
+            super().__init__(method, scheme, path, *more, max_content_length=max_content_length, **named)
+
+    return Request

@@ -4,7 +4,7 @@ Otherwise strangers could fill the memory with bodies that nobody reads. Short b
 more than they do.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Final
 
 import trio
@@ -12,12 +12,14 @@ from hypercorn.typing import ASGIReceiveEvent
 from quart import g, request
 
 from broker.accounts.tokens import Caller
-from broker.errors import BodyTooLarge
+from broker.errors import BadRequest, BodyTooLarge
 from broker.limits.bodies import BodyBudget, Reservation
 from config.limits import UNCOUNTED_BODY_BYTES
 
 #: The key of the body in ASGI's `state`; None for one that is not held.
 STATE_KEY: Final = "held_body"
+_CHUNKS_BYTES: Final = 1024 * 1024  # of a body that is read while it comes
+_SILENCE_SECONDS: Final = 30
 
 
 class HeldBody:
@@ -28,7 +30,7 @@ class HeldBody:
         self._budget = budget
         self._length = length
         self._reservation: Reservation | None = None
-        self._received = 0
+        self._received = self._allowed = 0
         self.opened = trio.Event()
 
     @classmethod
@@ -42,10 +44,14 @@ class HeldBody:
                 length = int(value)
         return cls(budget, length) if length > UNCOUNTED_BODY_BYTES else None
 
-    async def ask(self, limit: int, source: str, *, is_authenticated: bool) -> None:
-        """Let the body come, once there is room for it. Raises TooManyBodies."""
+    async def ask(self, limit: int, source: str, *, is_authenticated: bool, kept: int | None = None) -> None:
+        """Let the body come, once there is room for it. Raises TooManyBodies.
+
+        `kept`: how much of it is in memory at a time, for a body that is read while it comes.
+        """
         if self._reservation is None:
-            size = limit if self._length is None else min(limit, self._length)
+            self._allowed = limit if self._length is None else min(limit, self._length)
+            size = self._allowed if kept is None else min(kept, self._allowed)
             self._reservation = await self._budget.reserve(size, source, is_authenticated=is_authenticated)
             self.opened.set()
 
@@ -57,7 +63,7 @@ class HeldBody:
     @property
     def is_too_large(self) -> bool:
         """Whether more has come than there was room for."""
-        return self._reservation is not None and self._received > self._reservation.size
+        return self._reservation is not None and self._received > self._allowed
 
     def counted(self, event: ASGIReceiveEvent) -> ASGIReceiveEvent:
         """An event of the request as the application gets it: a body that becomes too large ends there."""
@@ -68,15 +74,37 @@ class HeldBody:
         return event
 
 
-async def body_within(limit: int) -> bytes:
-    """The body of the current request. Raises BodyTooLarge, TooManyBodies."""
+async def _ask(limit: int, *, kept: int | None = None) -> Any:
+    """Let the body of the current request come. Raises BodyTooLarge, TooManyBodies."""
     if (request.content_length or 0) > limit:
         raise BodyTooLarge
     held: Any = request.scope.get("state", {}).get(STATE_KEY)
     if held is not None:
         caller: Caller | None = g.get("caller")
         source = f"address {request.remote_addr}" if caller is None else _name(caller)
-        await held.ask(limit, source, is_authenticated=caller is not None)
+        await held.ask(limit, source, is_authenticated=caller is not None, kept=kept)
+    return held
+
+
+async def chunks_within(limit: int) -> AsyncGenerator[bytes, None]:
+    """The body of the current request while it comes. Raises BadRequest, BodyTooLarge, TooManyBodies."""
+    held = await _ask(limit, kept=_CHUNKS_BYTES)
+    body = aiter(request.body)
+    while True:
+        with trio.move_on_after(_SILENCE_SECONDS) as scope:
+            chunk = await anext(body, None)
+        if scope.cancelled_caught:
+            raise BadRequest
+        if chunk is None:
+            break
+        yield chunk
+    if held is not None and held.is_too_large:
+        raise BodyTooLarge
+
+
+async def body_within(limit: int) -> bytes:
+    """The body of the current request. Raises BodyTooLarge, TooManyBodies."""
+    held = await _ask(limit)
     body: bytes = await request.get_data(cache=True, as_text=False, parse_form_data=False)
     if len(body) > limit or (held is not None and held.is_too_large):
         raise BodyTooLarge

@@ -521,9 +521,8 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (lambda: given("device_types", rsp=True), "device_types[0].ca", "required with rsp = true"),
     (lambda: given("device_types", ca="x"), "device_types[0].ca", "only with rsp = true"),
     (lambda: given("device_types", rsp=True, ca="x"), "device_types[0].ca", "no certificate in PEM"),
-    # Tables of later versions
     (lambda: {"shares": [{"device": KITCHEN}]}, "shares[0].with", "required"),
-    (lambda: {"firmware": [{}]}, "firmware", "this version of trunkline does not have firmware yet"),
+    (lambda: {"firmware": [{"device_type": "x", "version": "1"}]}, "firmware[0].file", "required"),
     # References to other entries
     (lambda: given("users", organization="Nope"), "users[0].organization", "there is no organization 'Nope'"),
     (lambda: given("users", 1, role="viewer"), "users[1].organization", "required with a role"),

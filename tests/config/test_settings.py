@@ -59,6 +59,8 @@ _VARIABLES = [
     ("LWM2M_DTLS_BIND", "h:7", "lwm2m.dtls_bind", Address("h", 7)),
     ("LWM2M_TCP_BIND", "h:8", "lwm2m.tcp_bind", Address("h", 8)),
     ("LWM2M_TLS_BIND", "h:9", "lwm2m.tls_bind", Address("h", 9)),
+    ("DEVICE_MANAGEMENT_IMAGE_MAX_BYTES", "1024", "device_management.image_max_bytes", 1024),
+    ("DEVICE_MANAGEMENT_MODEL_FOLDER", "/srv/models", "device_management.model_folder", "/srv/models"),
     ("TLS_CERTIFICATE", "/c.pem", "tls.certificate", Path("/c.pem")),
     ("TLS_KEY", "/k.pem", "tls.key", Path("/k.pem")),
     ("TLS_CERTIFICATE_RSA", "/rc.pem", "tls.certificate_rsa", Path("/rc.pem")),

@@ -31,7 +31,12 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     certificates = f"/devicetypes/{LIGHT_TYPE}/whitelist/certificates"
     upload = made("POST", f"/devicetypes/{LIGHT_TYPE}/whitelist", content=f"vdid\n{samples.VDID}\nno good\n")
     export = {"sdids": kitchen, "startDate": recently, "endDate": recently + HOUR_MS}
+    task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
+    in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
+    image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
     return {
+        samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
+        samples.IMAGE: image["updateId"],
         samples.UID: ADA,
         samples.AID: DASHBOARD,
         samples.DID: kitchen,

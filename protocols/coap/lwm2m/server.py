@@ -25,6 +25,7 @@ from broker.errors import (
     StorageUnavailable,
     Unauthorized,
 )
+from broker.facts import FactPhase, ManagementConfigured
 from broker.registration.certificates import ClientCertificate
 from broker.routing.connections import CloseReason
 from broker.secrets import token_hash
@@ -109,6 +110,14 @@ class Lwm2mServer:
         self._sooner = trio.Event()
         self._registered = self._updates = self._refused = self._expired = 0
         self._notifications = 0
+        rooms.core.router.subscribe(ManagementConfigured, self._configured, FactPhase.EFFECT)
+
+    def _configured(self, fact: ManagementConfigured) -> None:
+        """Write the new attributes to the registered devices of the type, and read what may be read now."""
+        for registered in self._table:
+            if registered.device.type_key == fact.device_type:
+                registered.is_read = False
+                self._sequence.begin(registered)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what follows registrations, and end them after their lifetimes, until cancelled."""

@@ -1,16 +1,27 @@
 """Finders of the objects that paths of several nouns name. Each also checks the caller's permission."""
 
+from collections.abc import Collection
 from typing import Final
 
-from broker.accounts.permissions import ADMINISTRATORS, Permission
+from broker.accounts.permissions import ADMINISTRATORS, Permission, Permissions, Role
 from broker.accounts.room import AccountsRoom
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from protocols.http.calls import SharedFinder
-from storage.records import UserRecord
+from storage.records import DeviceTypeRecord, UserRecord
+
+
+async def require_role(
+    permissions: Permissions, caller: Caller, type_: DeviceTypeRecord, roles: Collection[Role]
+) -> None:
+    """The caller is an application of the type's organization, or a member in one of these roles whose token has WRITE
+    on the type. Raises PermissionDenied."""
+    await permissions.require_organization(caller, type_.organization, roles)
+    if caller.user is not None:
+        await permissions.require_granted(caller, caller.user, type_, Permission.WRITE)
 
 
 class Named:
@@ -37,11 +48,24 @@ class Named:
 
         An administrator's token needs WRITE on the type. Raises DeviceTypeNotFound, PermissionDenied.
         """
+        return await self.type_for(caller, dtid, ADMINISTRATORS)
+
+    async def type_for(self, caller: Caller, dtid: str, roles: Collection[Role]) -> DeviceType:
+        """The same for other roles. Raises DeviceTypeNotFound, PermissionDenied."""
         type_ = await self._device_types.find(dtid)
-        await self._permissions.require_organization(caller, type_.record.organization, ADMINISTRATORS)
-        if caller.user is not None:
-            await self._permissions.require_granted(caller, caller.user, type_.record, Permission.WRITE)
+        await require_role(self._permissions, caller, type_.record, roles)
         return type_
+
+    async def managed_device(self, caller: Caller, did: str) -> Device:
+        """A device, for itself, its owner, administrators of its type's organization and that one's applications.
+
+        Raises DeviceNotFound, PermissionDenied.
+        """
+        device = await self._devices.find(did)
+        reach = await self._permissions.reach(caller)
+        if caller.kind is TokenKind.APPLICATION or not reach.allows(device, Permission.MANAGE):
+            await require_role(self._permissions, caller, device.type.record, ADMINISTRATORS)
+        return device
 
 
 def named_device(permission: Permission) -> SharedFinder:

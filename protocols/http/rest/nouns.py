@@ -9,18 +9,21 @@ from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
 from protocols.http.rest.approved_lists import ApprovedListCalls
 from protocols.http.rest.connectors import ConnectorCalls
+from protocols.http.rest.device_properties import DevicePropertyCalls
 from protocols.http.rest.device_shares import DeviceShareCalls
 from protocols.http.rest.device_status import DeviceStatusCalls
 from protocols.http.rest.device_tokens import DeviceTokenCalls
 from protocols.http.rest.device_types import DeviceTypeCalls
 from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
+from protocols.http.rest.images import ImageCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
+from protocols.http.rest.tasks import TaskCalls
 from protocols.http.rest.users import UserCalls
 
 _METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
@@ -41,6 +44,9 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     ApprovedListCalls,
     ConnectorCalls,
     MonetizationCalls,
+    DevicePropertyCalls,
+    TaskCalls,
+    ImageCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -93,23 +99,6 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET POST /ml/models",
         "GET DELETE /ml/models/{id_}",
         "POST /ml/models/{id_}/predict",
-    ),
-    *_to_come(
-        "Device management",
-        "GET /devicemgmt/devices/properties",
-        "GET /devicemgmt/devices/{id_}/properties",
-        "POST DELETE /devicemgmt/devices/{id_}/serverproperties",
-        "GET PUT /devicemgmt/devicetypes/{id_}",
-        "GET /devicemgmt/devicetypes/{id_}/manifest/properties",
-        "GET POST /devicemgmt/tasks",
-        "GET PUT /devicemgmt/tasks/{id_}",
-        "GET /devicemgmt/tasks/{id_}/statuses",
-        "GET /devicemgmt/tasks/{id_}/statuses/history",
-        "PUT /devicemgmt/tasks/{id_}/devices/{device_id}",
-        "POST /devicemgmt/tasks/{id_}/devices/{device_id}/acceptance",
-        "GET /devicemgmt/devices/{id_}/tasks",
-        "GET /devicemgmt/devices/{id_}/pendingtasks",
-        without_token=("GET /updates/urls/{id_}",),
     ),
     *_to_come(
         "Trials",

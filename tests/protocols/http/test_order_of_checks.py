@@ -4,7 +4,7 @@ Who makes the calls has none left in this minute. What it is told of objects is 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,8 @@ import pytest
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.device_management.requests import TaskRequest
+from broker.device_management.states import TaskStatus
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus
 from broker.services import Services
@@ -46,6 +48,7 @@ from tests.type_world import BETA_APPLICATION, CAROL, add_types
 ID: Final = "f" * 32
 UNKNOWN_TYPE: Final = "dt" + "e" * 32
 FOREIGN_TYPE: Final = "dt-" + "f" * 32
+FOREIGN_DEVICE: Final = "d" * 32
 VDID: Final = "vendor-1"
 
 #: Every call that a user may make on something its path names, and how a broken query or body of it is refused.
@@ -102,13 +105,29 @@ GET /pricing/devicetypes/{type}/pricingtiers 4001
 POST /pricing/devicetypes/{type}/pricingtiers 400
 GET /pricing/devices/{device}/pricingtiers 4001
 PUT /pricing/devices/{device}/pricingtiers 400
+GET /devicemgmt/devices/{managed}/properties 4001
+POST /devicemgmt/devices/{managed}/serverproperties 400
+DELETE /devicemgmt/devices/{managed}/serverproperties -
+GET /devicemgmt/devicetypes/{type} -
+PUT /devicemgmt/devicetypes/{type} 400
+GET /devicemgmt/devicetypes/{type}/manifest/properties -
+POST /devicemgmt/devicetypes/{type}/images 4001
+GET /devicemgmt/devicetypes/{type}/images 4001
+DELETE /devicemgmt/devicetypes/{type}/images/{image} -
+GET /devicemgmt/tasks/{task} -
+PUT /devicemgmt/tasks/{task} 400
+GET /devicemgmt/tasks/{task}/statuses 4001
+GET /devicemgmt/tasks/{task}/statuses/history -
+PUT /devicemgmt/tasks/{task}/devices/{managed} 400
+POST /devicemgmt/tasks/{task}/devices/{managed}/acceptance 400
+GET /devicemgmt/devices/{managed}/tasks 4001
+GET /devicemgmt/devices/{managed}/pendingtasks -
 """
 #: Something is wrong with this, whatever a call reads. It has the type of a form, but no form is there.
 BROKEN_BODY: Final = b"{"
 BROKEN_TYPE: Final = {"Content-Type": "multipart/form-data"}
-BROKEN_QUERY: Final = "?" + "&".join(
-    f"{name}=none" for name in ("count", "includeProperties", "includeSnapshot", "latest", "active", "action")
-)
+BROKEN: Final = ("count", "includeProperties", "includeSnapshot", "includeTimestamp", "latest", "active", "action")
+BROKEN_QUERY: Final = "?" + "&".join(f"{name}=none" for name in BROKEN)
 #: No token is asked for here, or none is counted: those of the accounts, of third parties, and for firmware.
 UNCOUNTED: Final = re.compile(r"/(accounts|cloudconnectors|updates)/.*|/openapi\.json|/subscriptions/<id_>/validate")
 PARAMETER: Final = re.compile(r"<[^>]+>|{[^}]+}")
@@ -134,7 +153,8 @@ async def named(services: Services, world: World) -> dict[str, Named]:
     """Ada administrates Acme. She shared a light with Bob; he offered her his, and Carol, too."""
     await add_types(services.core.database, world)
     private = {"id": FOREIGN_TYPE, "unique_name": "example.secret", "organization": "Beta", "published": False}
-    await services.provisioning.apply({"device_types": [private]})
+    secret = {"id": FOREIGN_DEVICE, "owner": "bob@example.org", "type": "example.secret", "name": "Secret"}
+    await services.provisioning.apply({"device_types": [private], "devices": [secret]})
     await services.core.database.write(lambda tx: tx.accounts.set_role(OrganizationKey(1), world.ada, "administrator"))
     ada, bob = [await services.accounts.tokens.caller(token) for token in (ADA_TOKEN, BOB_TOKEN)]
     kitchen, bobs = [await services.devices.registry.find(id_) for id_ in (KITCHEN, BOBS)]
@@ -157,6 +177,11 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "upload": Named(ID, upload, upload),
         "vdid": Named("vendor-9", VDID, VDID),
         "certificate": Named(ID, certificate, certificate),
+        "managed": Named(ID, FOREIGN_DEVICE, KITCHEN),
+        "image": Named(ID, *[await an_image(services, type_) for type_ in (FOREIGN_TYPE, LIGHT_TYPE)]),
+        "task": Named(
+            ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
+        ),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -186,6 +211,26 @@ async def registrations(services: Services, *callers: Caller) -> list[str]:
         )
         ids.append(begun.id)
     return ids
+
+
+async def an_image(services: Services, type_id: str) -> str:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"firmware"
+
+    type_ = await services.device_types.catalog.find(type_id)
+    image = await services.device_management.images.add(type_, content(), version="2", kind="", sha256=None)
+    return image.id
+
+
+async def a_task(services: Services, type_id: str, device: str) -> str:
+    """One that has come to its device."""
+    tasks, type_ = services.device_management.tasks, await services.device_types.catalog.find(type_id)
+    wanted = TaskRequest(task_type="R", target="serverProperties.site", expires_after=0, dids=(device,))
+    task = (await tasks.create(type_, wanted, scheduled_on=None)).record
+    with trio.fail_after(10):
+        while (await tasks.find(task.id)).status != TaskStatus.COMPLETE:
+            await trio.lowlevel.checkpoint()
+    return task.id
 
 
 async def sessions(services: Services, *users: str) -> list[str]:

@@ -1,0 +1,374 @@
+"""What is done for registered devices: one device task of a device at a time, the oldest first.
+
+A device has a task of trio only while one of its operations is under way. Each change of a device task is committed
+before the next operation begins, so that a restart goes on where the daemon stopped.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.device_management.configuration import Configurations
+from broker.device_management.objects import RESULT, STATE
+from broker.device_management.operations import Operations
+from broker.device_management.queueing import Moved
+from broker.device_management.requests import unpacked
+from broker.device_management.rollouts import Rollouts
+from broker.device_management.sessions import ManagedSession, ResourcePath, ResourceValue, SessionLostError
+from broker.device_management.states import (
+    BEGUN,
+    Acceptance,
+    DeviceTaskStatus,
+    ErrorCode,
+    Failure,
+    move,
+    put_back,
+)
+from broker.device_management.timers import Timers
+from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey
+from storage.records import DeviceTaskRecord, FirmwareImageRecord, TaskRecord
+from storage.sql import StoreError
+
+_STORE_SECONDS: Final = 5
+_CHOICES: Final = 200  # device tasks of one device that are looked at for the next one
+_NOT_ENDED: Final = (DeviceTaskStatus.QUEUED, *BEGUN)
+LOST: Final = Failure(ErrorCode.DEVICE_TIMEOUT, "The device did not answer, or its registration ended.")
+_NOT_BEGUN: Final = frozenset({Step.NONE, Step.CHECK, Step.OFFER})
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is done for a device now. `again`: something happened meanwhile, so look once more."""
+
+    again: bool = False
+    entry: int | None = None
+    scope: trio.CancelScope | None = None
+
+
+@dataclass(slots=True)
+class _Update:
+    """What is known of an update between two of its steps, for as long as the registration lasts."""
+
+    entry: int
+    session: ManagedSession
+    due_ms: int
+    firmware: Firmware | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    entry: DeviceTaskRecord
+    task: TaskRecord
+    image: FirmwareImageRecord | None
+
+
+class DeviceWork:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        timers: Timers,
+        configurations: Configurations,
+        operations: Operations,
+        settled: Callable[[Sequence[Moved]], None],
+        base_url: Callable[[], str],
+        *,
+        stop: Callable[[int], None],
+    ) -> None:
+        """`settled` is told of each change of a device task. Images are below `base_url`. `stop` ends a roll-out."""
+        self._database = database
+        self._clock = clock
+        self._timers = timers
+        self._configurations = configurations
+        self._operations = operations
+        self._settled = settled
+        self._base_url = base_url
+        self._sessions: dict[DeviceKey, ManagedSession] = {}
+        self._work: dict[DeviceKey, _Work] = {}
+        self._updates: dict[DeviceKey, _Update] = {}
+        #: Devices that said something new of their firmware since the last step of their update began.
+        self._heard: set[DeviceKey] = set()
+        self._nursery: trio.Nursery | None = None
+        self.rollouts = Rollouts(database, clock, timers, wake=self.wake, stop=stop)
+
+    # Sessions
+
+    def begin_in(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for device in tuple(self._sessions):
+            self.wake(device)
+
+    def end(self) -> None:
+        self._nursery = None
+
+    def session_of(self, device: DeviceKey) -> ManagedSession | None:
+        return self._sessions.get(device)
+
+    def connected(self, session: ManagedSession) -> None:
+        self._sessions[session.device.key] = session
+        self.wake(session.device.key)
+
+    def disconnected(self, session: ManagedSession) -> None:
+        key = session.device.key
+        if self._sessions.get(key) is session:
+            del self._sessions[key]
+            self._heard.discard(key)
+            self._timers.cancel(("poll", key))
+
+    def drop(self, device: DeviceKey) -> None:
+        """The device was deleted."""
+        self._sessions.pop(device, None)
+        self._updates.pop(device, None)
+        self._heard.discard(device)
+        self._timers.cancel(("poll", device))
+
+    def said(self, device: DeviceKey, values: Mapping[ResourcePath, ResourceValue]) -> None:
+        """The device answered or notified: an update that waits for this goes on."""
+        update = self._updates.get(device)
+        if (update is None and device not in self._work) or not (STATE in values or RESULT in values):
+            return
+        known = (None if update is None else update.firmware) or Firmware(None, 0)
+        if (values.get(STATE, known.state), values.get(RESULT, known.result)) != (known.state, known.result):
+            self._heard.add(device)
+            self.wake(device)
+
+    def stop_operation(self, entry: int, device: DeviceKey) -> None:
+        """The device task has ended without its operation: the device's next one may begin."""
+        work = self._work.get(device)
+        if work is not None and work.entry == entry and work.scope is not None:
+            work.scope.cancel()
+        else:
+            self.wake(device)
+
+    def wake(self, device: DeviceKey) -> bool:
+        """Let a device look for what it has to do; False when it is not connected."""
+        if device not in self._sessions:
+            return False
+        if (work := self._work.get(device)) is not None:
+            work.again = True
+        elif self._nursery is not None:
+            self._work[device] = _Work()
+            self._nursery.start_soon(self._serve, device)
+        return True
+
+    def firmware_of(self, device: DeviceKey) -> Firmware | None:
+        """What a device whose update is under way said last of its firmware object."""
+        update = self._updates.get(device)
+        return None if update is None else update.firmware
+
+    # Work
+
+    async def _serve(self, device: DeviceKey) -> None:
+        work = self._work[device]
+        try:
+            goes_on = True
+            while goes_on or work.again:
+                work.again = False
+                goes_on = await self._serve_once(device, work)
+        except StoreError as error:
+            _log.warning("device_task_not_saved", device=device, reason=str(error))
+            self._wake_in(device, _STORE_SECONDS)
+        except Exception:  # noqa: BLE001 - a bug in the work for one device must not end that for the others
+            _log.exception("device_task_failed", device=device)
+            self._sessions.pop(device, None)  # it is tried again at the next registration or update
+        finally:
+            del self._work[device]
+
+    def _wake_in(self, device: DeviceKey, seconds: float) -> None:
+        at_ms = self._clock.now_ms() + int(seconds * 1000)
+        self._timers.set(("poll", device), at_ms, partial(self._look, device))
+
+    def _look(self, device: DeviceKey) -> None:
+        self.wake(device)
+
+    async def _serve_once(self, device: DeviceKey, work: _Work) -> bool:
+        """Take the next step; answer whether there may be another one at once."""
+        session = self._sessions.get(device)
+        if session is None or session.is_over:
+            return False
+        chosen = await self._choose(session)
+        if chosen is None:
+            return False
+        if chosen.task.image is None:
+            await self._operate(session, chosen, work)
+            return True
+        return await self._update(session, chosen, work)
+
+    async def _choose(self, session: ManagedSession) -> _Chosen | None:
+        """The device task that has begun, else the oldest one that may begin."""
+        device = session.device
+        found = await self._database.read(partial(_open_entries, device.key))
+        begun = [one for one in found if one.entry.status in BEGUN]
+        if begun:
+            await self.rollouts.of(begun[0].task)  # so that its end is counted
+            return begun[0]
+        configuration = await self._configurations.of(device.type)
+        for one in found:
+            request = unpacked(one.task.request)
+            if one.entry.acceptance == Acceptance.WAITING or request.server_path is not None:
+                continue
+            if not (request.is_update or configuration.device_properties_enabled):
+                continue
+            rollout = await self.rollouts.of(one.task)
+            again = one.entry.started_on is not None
+            if rollout is None or self.rollouts.admit(rollout, one.task.key, device.key, again=again):
+                began = await self._begin(one)
+                if began is not None:
+                    return replace(one, entry=began)
+                if rollout is not None:
+                    rollout.did_not_begin(again=again)
+        return None
+
+    async def _begin(self, chosen: _Chosen) -> DeviceTaskRecord | None:
+        now_ms = self._clock.now_ms()
+        return await self._database.write(lambda tx: move(tx, chosen.entry.key, DeviceTaskStatus.PROCESSING, now_ms))
+
+    async def _operate(self, session: ManagedSession, chosen: _Chosen, work: _Work) -> None:
+        request, failure, is_lost = unpacked(chosen.task.request), None, False
+        with self._operation(chosen.entry.key, work) as scope:
+            try:
+                failure = await self._operations.perform(session, request)
+            except SessionLostError:
+                is_lost = True
+        _operation_ended(work)
+        if scope.cancelled_caught:
+            return
+        if is_lost:
+            await self._lost(session, chosen)
+            return
+        status = DeviceTaskStatus.SUCCEEDED if failure is None else DeviceTaskStatus.FAILED
+        await self._move(chosen.entry, partial(_move, status=status, failure=failure, now_ms=self._clock.now_ms()))
+
+    def _operation(self, entry: int, work: _Work) -> trio.CancelScope:
+        work.entry, work.scope = entry, trio.CancelScope()
+        return work.scope
+
+    async def _lost(self, session: ManagedSession, chosen: _Chosen) -> None:
+        """A communication failure before anything was begun: another try at the next registration or update."""
+        self._forget(session)
+        await self._move(chosen.entry, partial(_put_back, now_ms=self._clock.now_ms()))
+
+    def _forget(self, session: ManagedSession) -> None:
+        self._updates.pop(session.device.key, None)
+        self.disconnected(session)
+
+    async def _move(
+        self, before: DeviceTaskRecord, change: Callable[[Transaction, int], DeviceTaskRecord | None]
+    ) -> DeviceTaskRecord | None:
+        return await self._database.write(
+            lambda tx: change(tx, before.key), announce=lambda after: self._announce(before, after)
+        )
+
+    def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
+        if after is not None:
+            self._settled([Moved(before, after)])
+
+    # Updates
+
+    async def _update(self, session: ManagedSession, chosen: _Chosen, work: _Work) -> bool:
+        entry, device = chosen.entry, session.device.key
+        if entry.status == DeviceTaskStatus.CANCEL_REQUESTED and Step(entry.step) in _NOT_BEGUN:
+            await self._move(entry, partial(_move, status=DeviceTaskStatus.CANCELLED, now_ms=self._clock.now_ms()))
+            return True
+        known = self._updates.get(device)
+        is_resumed = known is None or known.entry != entry.key or known.session is not session
+        is_due = device in self._heard or known is None or known.due_ms <= self._clock.now_ms()
+        if not is_resumed and not is_due:
+            return False  # the timer wakes the device
+        self._heard.discard(device)
+        with self._operation(entry.key, work) as scope:
+            verdict, firmware = await advance(session, entry, chosen.image, self._url(entry), is_resumed=is_resumed)
+        _operation_ended(work)
+        if scope.cancelled_caught:
+            self._updates.pop(device, None)
+            return True
+        said = firmware if firmware is not None or known is None else known.firmware
+        self._updates[device] = _Update(entry.key, session, 0, said)
+        return await self._follow(session, chosen, verdict)
+
+    def _url(self, entry: DeviceTaskRecord) -> str:
+        return f"{self._base_url()}/updates/urls/{entry.download}"
+
+    async def _follow(self, session: ManagedSession, chosen: _Chosen, verdict: Verdict) -> bool:
+        """Store what follows from a step; answer whether the next step may be taken at once."""
+        entry, device, now_ms = chosen.entry, session.device.key, self._clock.now_ms()
+        match verdict:
+            case Done():
+                self._updates.pop(device, None)
+                await self._move(entry, partial(_move, status=DeviceTaskStatus.SUCCEEDED, now_ms=now_ms))
+                return True
+            case Failed(failure):
+                self._updates.pop(device, None)
+                change = partial(_move, status=DeviceTaskStatus.FAILED, failure=failure, now_ms=now_ms)
+                await self._move(entry, change)
+                return True
+            case PutBack():
+                await self._lost(session, chosen)
+                return False
+            case Rest(step):
+                self._forget(session)
+                await self._database.write(partial(_set_step, entry.key, step=step, now_ms=now_ms))
+                return False
+            case Go(step, seconds, tries, is_restart):
+                changes: dict[str, Any] = {"step": step, "tries": tries}
+                if is_restart:
+                    changes |= {"restarts": entry.restarts + 1, "attempts": entry.attempts + 1}
+                if step is Step.OFFER and entry.download is None:
+                    changes["download"] = secrets.token_hex(5)[:9]
+                await self._database.write(partial(_set_step, entry.key, now_ms=now_ms, **changes))
+                if not seconds:
+                    return True
+                if (update := self._updates.get(device)) is not None:
+                    update.due_ms = now_ms + seconds * 1000
+                self._wake_in(device, seconds)
+                return device in self._heard
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def working(self) -> int:
+        return len(self._work)
+
+
+def _operation_ended(work: _Work) -> None:
+    work.entry = work.scope = None
+
+
+def _open_entries(device: DeviceKey, tx: Transaction) -> list[_Chosen]:
+    """The device tasks of a device that have not ended, oldest first, with their tasks and images."""
+    entries = tx.tasks.entries_of_device(device, _NOT_ENDED, limit=_CHOICES)
+    with_tasks = [(entry, tx.tasks.task(entry.task)) for entry in entries]
+    return [
+        _Chosen(entry, task, None if task.image is None else tx.firmware.image(task.image))
+        for entry, task in with_tasks
+        if task is not None
+    ]
+
+
+def _move(
+    tx: Transaction, key: int, *, status: DeviceTaskStatus, now_ms: Any, failure: Failure | None = None
+) -> DeviceTaskRecord | None:
+    return move(tx, key, status, now_ms, failure=failure)
+
+
+def _put_back(tx: Transaction, key: int, *, now_ms: Any) -> DeviceTaskRecord | None:
+    return put_back(tx, key, LOST, now_ms)
+
+
+def _set_step(key: int, tx: Transaction, *, step: Step, now_ms: Any, **changes: Any) -> None:
+    """Change the step of an update, unless it has ended meanwhile."""
+    entry = tx.tasks.entry(key)
+    if entry is not None and entry.status in BEGUN:
+        step_on = entry.step_on if entry.step == step else now_ms
+        tx.tasks.put_entry(replace(entry, step=step, step_on=step_on, **changes))

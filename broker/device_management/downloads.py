@@ -1,0 +1,92 @@
+"""The addresses of firmware images: one for each device task, open for a day after its end (reference 18.5)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from broker.clock import Clock
+from broker.device_management.images import Images
+from broker.errors import NotFound
+from broker.loops import repeat
+from config.limits import DOWNLOAD_KEPT_HOURS
+from storage.database import Database, Transaction
+from storage.records import DeviceTaskRecord, FirmwareImageRecord
+
+_FLUSH_SECONDS: Final = 5.0
+_KEPT_MS: Final = DOWNLOAD_KEPT_HOURS * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    entry: DeviceTaskRecord
+    image: FirmwareImageRecord
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadStatistics:
+    """Since the start: requests for images, and bytes of images that were sent."""
+
+    requests: int
+    bytes_sent: int
+
+
+class Downloads:
+    def __init__(self, database: Database, clock: Clock, images: Images) -> None:
+        self._database = database
+        self._clock = clock
+        self._images = images
+        # How far each device has fetched its image, where that is not yet in the store.
+        self._fetched: dict[int, int] = {}
+        self._requests = self._bytes_sent = 0
+
+    async def find(self, download_id: str) -> Download:
+        """Raises NotFound when there is no such address, or when it or its image is gone."""
+
+        def read(tx: Transaction) -> tuple[DeviceTaskRecord, FirmwareImageRecord] | None:
+            entry = tx.tasks.entry_of_download(download_id)
+            task = None if entry is None else tx.tasks.task(entry.task)
+            image = None if task is None or task.image is None else tx.firmware.image(task.image)
+            return None if entry is None or image is None else (entry, image)
+
+        found = await self._database.read(read)
+        if found is None:
+            raise NotFound
+        entry, image = found
+        if entry.ended_on is not None and entry.ended_on + _KEPT_MS <= self._clock.now_ms():
+            raise NotFound
+        self._requests += 1
+        return Download(entry, image, self._images.path_of(image))
+
+    def sent(self, entry: DeviceTaskRecord, position: int, size: int) -> None:
+        """`size` bytes up to `position` of the image were sent."""
+        self._bytes_sent += size
+        if position > self.fetched(entry):
+            self._fetched[entry.key] = position
+
+    def fetched(self, entry: DeviceTaskRecord) -> int:
+        """How many bytes of its image the device has fetched."""
+        return max(self._fetched.get(entry.key, 0), entry.fetched)
+
+    async def flush(self) -> None:
+        """Store how far the devices are. Raises StoreError."""
+        if fetched := dict(self._fetched):
+            await self._database.write(lambda tx: _store(tx, fetched))
+            for key, position in fetched.items():
+                if self._fetched.get(key) == position:
+                    del self._fetched[key]
+
+    async def flush_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self.flush, every=_FLUSH_SECONDS, failure="downloads_not_saved")
+
+    def statistics(self) -> DownloadStatistics:
+        return DownloadStatistics(self._requests, self._bytes_sent)
+
+
+def _store(tx: Transaction, fetched: Mapping[int, int]) -> None:
+    for key, position in fetched.items():
+        tx.tasks.set_fetched(key, position)

@@ -1,0 +1,277 @@
+"""Takes tasks from their creation to their end (reference 15.2).
+
+The store is the truth. What waits for a time (schedules, expiries, polls, roll-outs) waits in `Timers`; the work for
+registered devices is in `DeviceWork`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.device_management.configuration import Configurations
+from broker.device_management.device_work import DeviceWork
+from broker.device_management.operations import Operations
+from broker.device_management.properties import Properties
+from broker.device_management.queueing import (
+    BATCH,
+    Moved,
+    cancel_some,
+    expire_some,
+    fail_all_of_device,
+    fix_devices,
+    queue_some,
+)
+from broker.device_management.sessions import ManagedSession, Observation, ResourcePath, ResourceValue
+from broker.device_management.states import (
+    BEGUN,
+    ENDED,
+    OPEN,
+    TASK_UNFINISHED,
+    DeviceTaskStatus,
+    ErrorCode,
+    Failure,
+    TaskStatus,
+    move_task,
+    put_back,
+)
+from broker.device_management.timers import Timers
+from broker.devices.presence import Presence
+from broker.devices.registry import Device
+from broker.facts import DeviceDeleted, FactPhase, Router
+from broker.loops import Wakeup, repeat
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds
+from storage.records import TaskRecord
+from storage.sql import StoreError
+
+_STORE_SECONDS: Final = 5
+_DELETED: Final = Failure(ErrorCode.DEVICE_DELETED, "The device was deleted.")
+_STOPPED: Final = Failure(ErrorCode.DEVICE_TIMEOUT, "The service stopped during the operation.")
+_ABORTED: Final = Failure(ErrorCode.ROLLOUT_ABORTED, "Too many devices failed, so the roll-out stopped.")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatistics:
+    """Device tasks that ended or were tried again since the start; sessions, work and timers of this moment."""
+
+    sessions: int
+    working: int
+    timers: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    tried_again: int
+
+
+class Engine:
+    """Implements `Registrations` of `sessions`."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        router: Router,
+        presence: Presence,
+        configurations: Configurations,
+        properties: Properties,
+        operations: Operations,
+        base_url: Callable[[], str],
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._presence = presence
+        self._configurations = configurations
+        self._properties = properties
+        self._timers = Timers(clock)
+        self.work = DeviceWork(
+            database, clock, self._timers, configurations, operations, self._settled, base_url, stop=self._stop_rollout
+        )
+        self._wakeup = Wakeup()
+        self._nursery: trio.Nursery | None = None
+        self._ended = dict.fromkeys(ENDED, 0)
+        self._tried_again = 0
+        router.subscribe(DeviceDeleted, self._device_deleted, FactPhase.EFFECT)
+
+    # Registrations
+
+    async def observation_of(self, device: Device) -> Observation:
+        found = await self._configurations.of(device.type)
+        return Observation(found.device_properties_enabled, found.pmin, found.pmax)
+
+    async def registered(self, session: ManagedSession) -> None:
+        if self.work.session_of(session.device.key) is not session:
+            await self._properties.note_registration(session.device.key)
+        if not session.is_over:
+            self.work.connected(session)
+
+    def ended(self, session: ManagedSession) -> None:
+        self.work.disconnected(session)
+
+    async def values_came(
+        self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds
+    ) -> None:
+        if (await self._configurations.of(device.type)).device_properties_enabled:
+            await self._properties.report(device, values, ts_ms)
+        self.work.said(device.key, values)
+
+    # Tasks
+
+    def added(self, task: TaskRecord) -> None:
+        """A task was created: it begins now or at its time, and ends at the latest when it expires."""
+        self._timers.set(("expiry", task.key), task.expires_on, partial(self._begin_expiry, task.key))
+        if task.scheduled_on is not None and task.status == TaskStatus.SCHEDULED:
+            self._timers.set(("schedule", task.key), task.scheduled_on, partial(self._begin_scheduled, task.key))
+        self._wakeup.set()
+
+    async def cancel_device_tasks(self, task: int) -> None:
+        """Cancel what has not ended of a cancelled task."""
+        await self._in_batches(task, partial(cancel_some, failure=None))
+
+    def changed(self, moves: Sequence[Moved]) -> None:
+        """Device tasks were changed by a call."""
+        self._settled(moves)
+
+    def _begin_scheduled(self, task: int) -> None:
+        self._start(("schedule", task), partial(self._schedule_reached, task))
+
+    async def _schedule_reached(self, task: int) -> None:
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: move_task(tx, task, TaskStatus.REQUESTED, now_ms))
+        self._wakeup.set()
+
+    def _begin_expiry(self, task: int) -> None:
+        self._start(("expiry", task), partial(self._expire, task))
+
+    async def _expire(self, task: int) -> None:
+        await self._in_batches(task, expire_some)
+        self.work.rollouts.forget(task)
+
+    def _stop_rollout(self, task: int) -> None:
+        self._start(("stop", task), partial(self._in_batches, task, partial(cancel_some, failure=_ABORTED)))
+
+    async def _in_batches(self, task: int, change: Callable[..., list[Moved]]) -> None:
+        """Change the device tasks of a task, a bounded number in each transaction."""
+        while True:
+            now_ms = self._clock.now_ms()
+            moved = await self._database.write(
+                lambda tx, now_ms=now_ms: change(tx, task, now_ms),  # type: ignore[misc]
+                announce=self._settled,
+            )
+            if len(moved) < BATCH:
+                return
+
+    def _start(self, name: tuple[str, int], job: Callable[[], Awaitable[None]]) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run, name, job)
+
+    async def _run(self, name: tuple[str, int], job: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await job()
+        except StoreError as error:
+            _log.warning("task_not_saved", job=name, reason=str(error))
+            at_ms = self._clock.now_ms() + _STORE_SECONDS * 1000
+            self._timers.set(name, at_ms, partial(self._start, name, job))
+
+    def _settled(self, moves: Sequence[Moved]) -> None:
+        for moved in moves:
+            status = DeviceTaskStatus(moved.after.status)
+            if status in ENDED:
+                self._ended[status] += 1
+                self.work.stop_operation(moved.after.key, moved.after.device)
+            elif status is DeviceTaskStatus.QUEUED and moved.before.status in BEGUN:
+                self._tried_again += 1
+            elif status is DeviceTaskStatus.CANCEL_REQUESTED:
+                self.work.wake(moved.after.device)
+        self.work.rollouts.settled(moves)
+
+    def _device_deleted(self, fact: DeviceDeleted) -> None:
+        self.work.drop(fact.device)
+        self._start(("deleted", fact.device), partial(self._end_all_of, fact.device))
+
+    async def _end_all_of(self, device: DeviceKey) -> None:
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: fail_all_of_device(tx, device, _DELETED, now_ms), announce=self._settled)
+
+    # The worker
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self._resume()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.work.begin_in(nursery)
+            try:
+                nursery.start_soon(self._timers.run_forever)
+                task_status.started()
+                await repeat(
+                    self._queue_next,
+                    wakeup=self._wakeup,
+                    at_once=True,
+                    failure="task_not_queued",
+                    retry_seconds=_STORE_SECONDS,
+                )
+            finally:
+                self._nursery = None
+                self.work.end()
+
+    async def _resume(self) -> None:
+        """Go on where the last run stopped. Operations that were under way then are tried again."""
+        now_ms = self._clock.now_ms()
+        await self._database.write(partial(_put_back_interrupted, now_ms))
+        for task in await self._database.read(_unfinished):
+            self.added(task)
+            if task.status == TaskStatus.CANCELLED:
+                self._timers.set(("cancel", task.key), 0, partial(self._begin_cancel, task.key))
+            elif (rollout := await self.work.rollouts.of(task)) is not None and rollout.is_aborted:
+                self._timers.set(("stop", task.key), 0, partial(self._stop_rollout, task.key))
+
+    def _begin_cancel(self, task: int) -> None:
+        self._start(("cancel", task), partial(self.cancel_device_tasks, task))
+
+    async def _queue_next(self) -> bool:
+        """Queue the device tasks of the oldest task that has none yet."""
+        waiting = await self._database.read(lambda tx: tx.tasks.with_status((TaskStatus.REQUESTED, TaskStatus.QUEUING)))
+        if not waiting:
+            return False
+        task = waiting[0]
+        if task.status == TaskStatus.REQUESTED:
+            await self._presence.flush()  # the filter may ask for connections
+            await self._database.write(lambda tx: fix_devices(tx, task.key, self._clock.now_ms()))
+        is_last = False
+        while not is_last:
+            queued = await self._database.write(lambda tx: queue_some(tx, task.key, self._clock.now_ms()))
+            for device in queued.devices:
+                self.work.wake(device)
+            is_last = queued.is_last
+        if task.expires_on <= self._clock.now_ms():  # its timer came while it was being queued
+            self._begin_expiry(task.key)
+        return True
+
+    def statistics(self) -> TaskStatistics:
+        succeeded, failed, cancelled = (self._ended[status] for status in ENDED)
+        return TaskStatistics(
+            self.work.sessions, self.work.working, len(self._timers), succeeded, failed, cancelled, self._tried_again
+        )
+
+
+def _unfinished(tx: Transaction) -> list[TaskRecord]:
+    """The tasks that have not ended, and those with a device task that has not."""
+    tasks = {task.key: task for task in tx.tasks.with_status(TASK_UNFINISHED)}
+    for key in tx.tasks.tasks_with_entries(OPEN) - tasks.keys():
+        if (task := tx.tasks.task(key)) is not None:
+            tasks[key] = task
+    return list(tasks.values())
+
+
+def _put_back_interrupted(now_ms: Milliseconds, tx: Transaction) -> None:
+    """An update goes on by itself; any other operation that was under way has an unknown outcome."""
+    for key in tx.tasks.tasks_with_entries(BEGUN):
+        task = tx.tasks.task(key)
+        if task is not None and task.image is None:
+            for entry in tx.tasks.entries_with(key, BEGUN, limit=-1):
+                put_back(tx, entry.key, _STOPPED, now_ms)

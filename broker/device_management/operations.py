@@ -1,0 +1,54 @@
+"""Read, Write and Execute on one device (reference 15.2)."""
+
+from broker.clock import Clock
+from broker.device_management.objects import ObjectMap
+from broker.device_management.properties import Properties
+from broker.device_management.requests import TaskRequest, parse_value, resource_to_read
+from broker.device_management.sessions import DeviceRefusedError, ManagedSession, UnreadableAnswerError
+from broker.device_management.states import ErrorCode, Failure
+from broker.device_management.updates import refusal
+
+_UNKNOWN = Failure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
+_NO_VALUE = Failure(ErrorCode.DEVICE_ERROR, "The device's answer has no value for the property.")
+
+
+class Operations:
+    def __init__(self, objects: ObjectMap, properties: Properties, clock: Clock) -> None:
+        self._objects = objects
+        self._properties = properties
+        self._clock = clock
+
+    async def perform(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+        """Carry out the operation; return why it failed, None if it succeeded. Raises SessionLostError."""
+        try:
+            if request.operation == "R":
+                return await self._read(session, request)
+            return await self._change(session, request)
+        except DeviceRefusedError as error:
+            return refusal(error)
+        except UnreadableAnswerError as error:
+            return Failure(ErrorCode.DEVICE_ERROR, error.reason)
+
+    async def _read(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+        path = resource_to_read(request, self._objects)
+        if path is None:  # the model file is gone
+            return _UNKNOWN
+        values = await session.read(path)
+        known = {found: value for found, value in values.items() if self._objects.property_at(found) is not None}
+        if not known:
+            return _NO_VALUE
+        await self._properties.report(session.device, known, self._clock.now_ms())
+        return None
+
+    async def _change(self, session: ManagedSession, request: TaskRequest) -> Failure | None:
+        named = self._objects.property_named(request.device_name)
+        if named is None:
+            return _UNKNOWN
+        if request.operation == "E":
+            await session.execute(named.path)
+            return None
+        value = parse_value(request.value or "", named.resource.type)
+        await session.write(named.path, value)
+        if "R" in named.resource.operations:
+            await self._properties.report(session.device, {named.path: value}, self._clock.now_ms())
+        return None

@@ -1,0 +1,249 @@
+"""Server, system and device properties (reference 15.1)."""
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from broker.clock import Clock
+from broker.device_management.filters import parse_filter
+from broker.device_management.objects import ObjectMap, leaves_of, nested
+from broker.device_management.sessions import ResourcePath, ResourceValue
+from broker.device_types.catalog import DeviceType
+from broker.devices.presence import Presence
+from broker.devices.registry import Device, Devices
+from broker.errors import INVALID, Finding, ValidationFailed, too_long
+from config.limits import DEVICE_PROPERTIES_BYTES, SERVER_PROPERTIES_BYTES, SERVER_PROPERTIES_LEVELS
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds
+from storage.records import PresenceRecord, PropertySetRecord
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_INT64: Final = range(-(2**63), 2**63)
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The persistent connection of a device, or its last one."""
+
+    connected: bool
+    protocol: str | None
+    last_seen_on: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySets:
+    """All properties of a device. With times, each leaf is `{"value":…,"ts":…}`."""
+
+    device: Device
+    server: Mapping[str, Any]
+    connection: Connection | None
+    reported: Mapping[str, Any]
+
+
+class Properties:
+    def __init__(
+        self, database: Database, clock: Clock, devices: Devices, presence: Presence, objects: ObjectMap
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._devices = devices
+        self._presence = presence
+        self._objects = objects
+
+    async def of(self, device: Device, *, with_times: bool) -> PropertySets:
+        stored = await self._database.read(lambda tx: tx.device_management.properties(device.key))
+        presence = await self._presence.of(device.key)
+        return _shown(device, stored or PropertySetRecord(device.key), presence, with_times=with_times)
+
+    async def matching(
+        self, type_: DeviceType, filter_: str, *, offset: int, count: int, with_times: bool
+    ) -> tuple[list[PropertySets], int]:
+        """A page of the type's devices that fit the filter, and the number of all. Raises ValidationFailed."""
+        matches = parse_filter(filter_)
+        if any(match.kind == "system" for match in matches):
+            await self._presence.flush()  # the store compares
+        stored, total = await self._database.read(
+            lambda tx: tx.device_management.matching(type_.record.key, matches, offset=offset, limit=count)
+        )
+        presences = await self._presence.of_all([key for key, _ in stored])
+        devices = {device.key: device for device in await self._devices.get_all(key for key, _ in stored)}
+        return [
+            _shown(devices[key], record, presences[key], with_times=with_times)
+            for key, record in stored
+            if key in devices
+        ], total
+
+    async def merge(self, device: Device, change: Mapping[str, Any]) -> None:
+        """Merge server properties leaf by leaf; None removes a leaf or a group. Raises ValidationFailed."""
+        check_server_properties(change)
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: merge_server_properties(tx, device.key, change, now_ms))
+
+    async def clear(self, device: Device) -> None:
+        """Remove all server properties."""
+
+        def work(tx: Transaction) -> None:
+            if (stored := tx.device_management.properties(device.key)) is not None:
+                tx.device_management.put_properties(replace(stored, server="{}", server_times="{}"))
+
+        await self._database.write(work)
+
+    async def report(self, device: Device, values: Mapping[ResourcePath, ResourceValue], ts_ms: Milliseconds) -> None:
+        """Store what the device said of its resources. Values without a property are dropped."""
+        leaves = {}
+        for path, value in values.items():
+            found = self._objects.property_at(path)
+            shown = _jsonable(value)
+            if found is not None and shown is not None:
+                leaves[found.name] = shown
+        if leaves:
+            stored = await self._database.write(lambda tx: _report(tx, device.key, leaves, ts_ms))
+            if not stored:
+                _log.warning("device_properties_dropped", device=device.id, reason="too many bytes")
+
+    async def note_registration(self, device: DeviceKey) -> None:
+        """Remember that the device has registered for device management."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            stored = tx.device_management.properties(device) or PropertySetRecord(device)
+            if stored.registered_on is None:
+                tx.device_management.put_properties(replace(stored, registered_on=now_ms))
+
+        await self._database.write(work)
+
+
+# Server properties
+
+
+def check_server_properties(change: Mapping[str, Any], prefix: str = "", level: int = 1) -> None:
+    """Check names and depth. Raises ValidationFailed."""
+    for name, value in change.items():
+        if _NAME.fullmatch(name) is None or level > SERVER_PROPERTIES_LEVELS:
+            raise ValidationFailed.of(f"{prefix}{name}", INVALID)
+        if isinstance(value, dict):
+            check_server_properties(value, f"{prefix}{name}.", level + 1)
+
+
+def merge_server_properties(
+    tx: Transaction, device: DeviceKey, change: Mapping[str, Any], now_ms: Milliseconds
+) -> None:
+    """Raises ValidationFailed when the properties become too many."""
+    stored = tx.device_management.properties(device) or PropertySetRecord(device)
+    tree, times = _decode(stored.server), _decode(stored.server_times)
+    _merge(tree, change)
+    text = _encode(tree)
+    if len(text) > SERVER_PROPERTIES_BYTES:
+        raise ValidationFailed((Finding("serverProperties", (too_long(SERVER_PROPERTIES_BYTES),)),))
+    changed = leaves_of(change)
+    times = {path: now_ms if path in changed else times.get(path, now_ms) for path in leaves_of(tree)}
+    tx.device_management.put_properties(replace(stored, server=text.decode(), server_times=_encode(times).decode()))
+
+
+def has_server_property(tx: Transaction, device: DeviceKey, path: str) -> bool:
+    stored = tx.device_management.properties(device)
+    node: Any = {} if stored is None else _decode(stored.server)
+    for name in path.split("."):
+        if not isinstance(node, dict) or name not in node:
+            return False
+        node = node[name]
+    return True
+
+
+def _merge(tree: dict[str, Any], change: Mapping[str, Any]) -> None:
+    for name, value in change.items():
+        if isinstance(value, dict):
+            node = tree.get(name)
+            node = node if isinstance(node, dict) else {}
+            _merge(node, value)
+            value = node or None  # noqa: PLW2901 - a group without a leaf is no group
+        if value is None:
+            tree.pop(name, None)
+        else:
+            tree[name] = value
+
+
+# Device properties
+
+
+def _report(tx: Transaction, device: DeviceKey, leaves: Mapping[str, Any], ts_ms: Milliseconds) -> bool:
+    stored = tx.device_management.properties(device) or PropertySetRecord(device)
+    known, times = leaves_of(_decode(stored.reported)), _decode(stored.reported_times)
+    text = _encode(nested({**known, **leaves}))
+    if len(text) > DEVICE_PROPERTIES_BYTES:
+        return False
+    times |= dict.fromkeys(leaves, ts_ms)
+    tx.device_management.put_properties(replace(stored, reported=text.decode(), reported_times=_encode(times).decode()))
+    return True
+
+
+def _jsonable(value: ResourceValue) -> Any:
+    """The value as the store has it; None for one that it cannot have. Bytes are shown in base64."""
+    if isinstance(value, list):
+        items = [_jsonable(item) for item in value]
+        return None if None in items else items
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and value not in _INT64:
+        return None
+    if isinstance(value, str) and not value.isascii():
+        return value.encode(errors="replace").decode()  # JSON of a device may hold half a character
+    return value
+
+
+# Showing
+
+
+def _shown(device: Device, record: PropertySetRecord, presence: PresenceRecord, *, with_times: bool) -> PropertySets:
+    server, reported = _decode(record.server), _decode(record.reported)
+    if with_times:
+        server = _with_times(server, _decode(record.server_times))
+        reported = _with_times(reported, _decode(record.reported_times))
+    connection = None
+    if presence.protocol is not None:
+        connection = Connection(presence.is_connected, presence.protocol, presence.last_seen_on)
+    return PropertySets(device, server, connection, reported)
+
+
+def _with_times(tree: Mapping[str, Any], times: Mapping[str, int]) -> dict[str, Any]:
+    return nested({path: {"value": value, "ts": times[path]} for path, value in leaves_of(tree).items()})
+
+
+def manifest(objects: ObjectMap) -> dict[str, Any]:
+    """The fields of the management manifest: type, operations and description of every property."""
+    system = {
+        "did": _field("String", "R"),
+        "createdOn": _field("Time", "R"),
+        "connection": {
+            "connected": _field("Boolean", "R"),
+            "protocol": _field("String", "R"),
+            "lastSeenOn": _field("Time", "R"),
+        },
+    }
+    reported: dict[str, Any] = {}
+    for group, resources in objects.groups():
+        reported[group] = {
+            one.name: _field(one.type.value, one.operations, one.description, is_collection=one.is_multiple)
+            for one in resources
+        }
+    return {"systemProperties": system, "deviceProperties": reported}
+
+
+def _field(type_: str, operations: str, description: str = "", *, is_collection: bool = False) -> dict[str, Any]:
+    return {
+        "type": type_,
+        "isCollection": is_collection,
+        "description": description,
+        "metadata": {"operations": operations},
+    }

@@ -1,0 +1,243 @@
+"""Staged roll-outs: how many devices begin an update in a minute, canary devices first, and when to stop.
+
+A `Rollout` is told when a device begins and when its device task ends, and says whether another one may begin. With an
+`abort_percent` at most one batch is under way at a time: so many devices as may begin in one minute. So the failures
+exceed the bound by one batch at most.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from broker.changes import Changes
+from broker.clock import Clock
+from broker.device_management.queueing import Moved
+from broker.device_management.requests import RolloutPlan, unpacked
+from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
+from broker.device_management.timers import Timers
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey
+from storage.records import TaskRecord
+
+_MINUTE_MS: Final = 60_000
+_BATCH: Final = 100  # devices under way at once, when only a bound of failures was given
+
+
+class Phase(StrEnum):
+    """How far a roll-out is. NONE: the task has no roll-out, or no canary devices."""
+
+    NONE = ""
+    CANARY = "CANARY"
+    OPEN = "OPEN"
+    PAUSED = "PAUSED"
+    ABORTED = "ABORTED"
+
+
+class Rollout:
+    """The roll-out of one task."""
+
+    def __init__(
+        self, plan: RolloutPlan, phase: Phase, *, total: int, started: Sequence[tuple[int, str]], now_ms: int
+    ) -> None:
+        """`phase` is OPEN when there are no canary devices, or the operator let the roll-out go on without them.
+
+        `started`: when device tasks began, in order, and their present statuses.
+        """
+        self.plan = plan
+        self.total = total
+        statuses = [status for _, status in started]
+        self.started = len(started)
+        self.ended = sum(status in ENDED for status in statuses)
+        self.succeeded = statuses.count(DeviceTaskStatus.SUCCEEDED)
+        self.failed = statuses.count(DeviceTaskStatus.FAILED)
+        self.running = sum(status in BEGUN for status in statuses)
+        self._begun = deque(begun for begun, _ in started if begun > now_ms - _MINUTE_MS)
+        #: Connected devices that wait for their turn, in the order in which they asked.
+        self.held: dict[DeviceKey, None] = {}
+        # More than the canary devices have begun: their result was good.
+        self.phase = Phase.OPEN if self.started > (plan.canary_devices or 0) else phase
+        self._judge()
+
+    @property
+    def batch(self) -> int | None:
+        """How many devices may be under way at once; None for any number."""
+        return None if self.plan.abort_percent is None else self.plan.devices_per_minute or _BATCH
+
+    @property
+    def is_aborted(self) -> bool:
+        return self.phase is Phase.ABORTED
+
+    def may_begin(self, now_ms: int, *, again: bool = False) -> bool:
+        """Whether another device may begin. `again`: it had begun before, and its connection failed."""
+        if self.phase is Phase.ABORTED or (self.phase is Phase.PAUSED and not again):
+            return False
+        if self.batch is not None and self.running >= self.batch:
+            return False
+        if again:
+            return True
+        if self.phase is Phase.CANARY and self.started >= (self.plan.canary_devices or 0):
+            return False
+        return self.plan.devices_per_minute is None or self._in_this_minute(now_ms) < self.plan.devices_per_minute
+
+    def _in_this_minute(self, now_ms: int) -> int:
+        while self._begun and self._begun[0] <= now_ms - _MINUTE_MS:
+            self._begun.popleft()
+        return len(self._begun)
+
+    def next_minute(self, now_ms: int) -> int | None:
+        """When the rate lets the next device begin; None when it does so now."""
+        if self.plan.devices_per_minute is None or self._in_this_minute(now_ms) < self.plan.devices_per_minute:
+            return None
+        return self._begun[0] + _MINUTE_MS
+
+    def room(self, now_ms: int) -> int:
+        """How many devices may begin now."""
+        if not self.may_begin(now_ms):
+            return 0
+        rooms = [len(self.held)]
+        if self.plan.devices_per_minute is not None:
+            rooms.append(self.plan.devices_per_minute - self._in_this_minute(now_ms))
+        if self.batch is not None:
+            rooms.append(self.batch - self.running)
+        if self.phase is Phase.CANARY:
+            rooms.append((self.plan.canary_devices or 0) - self.started)
+        return min(rooms)
+
+    def begin(self, now_ms: int, *, again: bool = False) -> None:
+        self.running += 1
+        if not again:
+            self.started += 1
+            self._begun.append(now_ms)
+
+    def did_not_begin(self, *, again: bool = False) -> None:
+        """What `begin` counted did not happen: the device task had been cancelled."""
+        self.running -= 1
+        if not again:
+            self.started -= 1
+            self._begun.pop()
+
+    def put_back(self) -> None:
+        """The connection failed, and the device task waits again."""
+        self.running -= 1
+
+    def end(self, status: DeviceTaskStatus, *, was_running: bool) -> None:
+        """A device task that had begun has ended."""
+        self.running -= was_running
+        self.ended += 1
+        self.succeeded += status is DeviceTaskStatus.SUCCEEDED
+        self.failed += status is DeviceTaskStatus.FAILED
+        self._judge()
+
+    def _judge(self) -> None:
+        if self.plan.abort_percent is not None and 100 * self.failed > self.plan.abort_percent * self.total:
+            self.phase = Phase.ABORTED
+        elif self.phase is Phase.CANARY and self.ended >= (self.plan.canary_devices or 0):
+            enough = 100 * self.succeeded >= self.plan.canary_success_percent * self.ended
+            self.phase = Phase.OPEN if enough else Phase.PAUSED
+
+
+def first_phase(plan: RolloutPlan | None) -> Phase:
+    if plan is None:
+        return Phase.NONE
+    return Phase.OPEN if plan.canary_devices is None else Phase.CANARY
+
+
+class Rollouts:
+    """The roll-outs of the tasks that are under way, and the devices that wait for their turn in them."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        timers: Timers,
+        *,
+        wake: Callable[[DeviceKey], bool],
+        stop: Callable[[int], None],
+    ) -> None:
+        """`wake` lets a device look for its next device task, and answers whether it is connected. `stop` cancels the
+        device tasks of a task that have not begun."""
+        self._database = database
+        self._clock = clock
+        self._timers = timers
+        self._wake = wake
+        self._stop = stop
+        self._known: dict[int, Rollout] = {}
+        self._changes = Changes()
+
+    async def of(self, task: TaskRecord) -> Rollout | None:
+        """The roll-out of a task; None for a task without one."""
+        plan = unpacked(task.request).rollout
+        if plan is None:
+            return None
+        if (known := self._known.get(task.key)) is not None:
+            return known
+
+        async def read() -> tuple[int, list[tuple[int, str]]]:
+            return await self._database.read(partial(_progress, task.key))
+
+        total, started = await self._changes.settled(read)
+        built = Rollout(plan, Phase(task.phase), total=total, started=started, now_ms=self._clock.now_ms())
+        return self._known.setdefault(task.key, built)
+
+    def admit(self, rollout: Rollout, task: int, device: DeviceKey, *, again: bool) -> bool:
+        """Whether the device may begin now; it has then begun. Otherwise it is woken when its turn has come."""
+        now_ms = self._clock.now_ms()
+        if rollout.may_begin(now_ms, again=again):
+            rollout.held.pop(device, None)
+            rollout.begin(now_ms, again=again)
+            self._look_again(rollout, task)
+            return True
+        rollout.held[device] = None
+        self._look_again(rollout, task)
+        return False
+
+    def _look_again(self, rollout: Rollout, task: int) -> None:
+        """Look when the rate lets the next device begin. A device that is woken may not use its turn, so look then,
+        too, when there is room now."""
+        if rollout.held and rollout.phase in {Phase.CANARY, Phase.OPEN}:
+            now_ms = self._clock.now_ms()
+            at_ms = rollout.next_minute(now_ms) or now_ms + _MINUTE_MS
+            self._timers.set(("rollout", task), at_ms, partial(self._wake_held, task))
+
+    def _wake_held(self, task: int) -> None:
+        """Wake as many waiting devices as may begin. One that is not connected asks again when it registers."""
+        if (rollout := self._known.get(task)) is None:
+            return
+        room = rollout.room(self._clock.now_ms())
+        while room > 0 and rollout.held:
+            device = next(iter(rollout.held))
+            del rollout.held[device]
+            room -= self._wake(device)
+        self._look_again(rollout, task)
+
+    def settled(self, moves: Iterable[Moved]) -> None:
+        """Device tasks have changed."""
+        self._changes.note()
+        for moved in moves:
+            rollout = self._known.get(moved.after.task)
+            if rollout is None or moved.before.started_on is None:
+                continue
+            was_running = moved.before.status in BEGUN
+            if moved.after.status in ENDED:
+                rollout.end(DeviceTaskStatus(moved.after.status), was_running=was_running)
+            elif was_running and moved.after.status == DeviceTaskStatus.QUEUED:
+                rollout.put_back()
+            if rollout.phase is Phase.ABORTED:
+                self._stop(moved.after.task)
+            else:
+                self._wake_held(moved.after.task)
+
+    def forget(self, task: int) -> None:
+        """The task has ended, or its phase was changed in the store: its devices are asked anew."""
+        held = self._known.pop(task, None)
+        for device in () if held is None else held.held:
+            self._wake(device)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _progress(task: int, tx: Transaction) -> tuple[int, list[tuple[int, str]]]:
+    return sum(tx.tasks.counts(task).values()), tx.tasks.started(task)

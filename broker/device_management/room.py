@@ -1,0 +1,81 @@
+"""Builds device management: properties, tasks and firmware images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from broker.core import Core
+from broker.device_management.configuration import Configurations
+from broker.device_management.downloads import Downloads
+from broker.device_management.engine import Engine
+from broker.device_management.images import Images
+from broker.device_management.models import read_models
+from broker.device_management.objects import ObjectMap, ObjectModel
+from broker.device_management.operations import Operations
+from broker.device_management.properties import Properties
+from broker.device_management.tasks import Tasks
+from broker.device_management.waiting import Waiting
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceManagementRoom:
+    objects: ObjectMap
+    configurations: Configurations
+    properties: Properties
+    tasks: Tasks
+    waiting: Waiting
+    images: Images
+    downloads: Downloads
+    #: What the server to which devices register reports to.
+    registrations: Engine
+
+
+async def open_device_management(
+    core: Core, device_types: DeviceTypesRoom, devices: DevicesRoom
+) -> DeviceManagementRoom:
+    database, clock, settings = core.database, core.clock, core.settings.device_management
+    objects = ObjectMap(_models(core))
+    configurations = Configurations(database, clock, core.router)
+    properties = Properties(database, clock, devices.registry, devices.presence, objects)
+    images = Images(database, clock, core.settings.state_dir / "images", max_bytes=settings.image_max_bytes)
+    await images.resume()
+    downloads = Downloads(database, clock, images)
+    core.life.worker("downloads", downloads.flush_forever, save=downloads.flush, statistics=downloads.statistics)
+    operations = Operations(objects, properties, clock)
+    engine = Engine(
+        database,
+        clock,
+        core.router,
+        devices.presence,
+        configurations,
+        properties,
+        operations,
+        lambda: f"{core.site.origin}/v1.1",
+    )
+    core.life.worker("tasks", engine.run_forever, statistics=engine.statistics)
+    return DeviceManagementRoom(
+        objects=objects,
+        configurations=configurations,
+        properties=properties,
+        tasks=Tasks(database, clock, configurations, objects, engine),
+        waiting=Waiting(database, device_types.catalog, devices.presence, configurations, engine.work, downloads),
+        images=images,
+        downloads=downloads,
+        registrations=engine,
+    )
+
+
+def _models(core: Core) -> list[ObjectModel]:
+    folder = core.settings.device_management.model_folder
+    if not folder:
+        return []
+    try:
+        return read_models(Path(folder))
+    except OSError as error:
+        _log.warning("models_not_read", folder=folder, reason=error.strerror)
+        return []

@@ -1,0 +1,265 @@
+"""The calls on tasks: creation, lists, cancelling, acceptance (reference 15.2)."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from broker.clock import Clock
+from broker.device_management.configuration import Configurations
+from broker.device_management.engine import Engine
+from broker.device_management.filters import parse_filter
+from broker.device_management.objects import ObjectMap
+from broker.device_management.queueing import Moved
+from broker.device_management.requests import TaskRequest, check, packed, unpacked
+from broker.device_management.rollouts import Phase, first_phase
+from broker.device_management.states import (
+    ENDED,
+    OPEN,
+    Acceptance,
+    ErrorCode,
+    Failure,
+    TaskStatus,
+    cancel,
+    fail,
+    move_task,
+)
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device
+from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed
+from broker.ids import new_id
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
+from storage.records import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+
+TASK_ENDED: Final = "Task has ended"
+NOT_WAITING: Final = "Update does not wait for acceptance"
+NOT_PAUSED: Final = "Roll-out is not paused"
+_HISTORY_ROWS: Final = 10_000
+_REJECTED: Final = Failure(ErrorCode.UPDATE_REJECTED, "The owner of the device rejected the update.")
+
+
+@dataclass(frozen=True, slots=True)
+class StatusCounts:
+    """Device tasks of a task."""
+
+    total: int
+    completed: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as it is shown."""
+
+    record: TaskRecord
+    request: TaskRequest
+    counts: StatusCounts
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """`status`, `sort` and the order of a list of tasks, and which part of it."""
+
+    offset: int
+    count: int
+    status: str | None = None
+    sort: str = "created_on"
+    descending: bool = True
+
+
+class Tasks:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        configurations: Configurations,
+        objects: ObjectMap,
+        engine: Engine,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._configurations = configurations
+        self._objects = objects
+        self._engine = engine
+
+    async def create(self, type_: DeviceType, request: TaskRequest, *, scheduled_on: Milliseconds | None) -> Task:
+        """Create a task; it begins at once or at its time. `expires_after` 0 stands for that of the type.
+
+        Raises ValidationFailed; NotFound for an unknown device or image.
+        """
+        now_ms = self._clock.now_ms()
+        configuration = await self._configurations.of(type_)
+        if request.expires_after == 0:
+            request = msgspec.structs.replace(request, expires_after=configuration.task_expires_after)
+        check(
+            request,
+            self._objects,
+            scheduled_on=scheduled_on,
+            now_ms=now_ms,
+            properties_enabled=configuration.device_properties_enabled,
+        )
+        parse_filter(request.filter or "")
+        record = TaskRecord(
+            key=0,
+            id=new_id(),
+            device_type=type_.record.key,
+            request=packed(request),
+            status=TaskStatus.REQUESTED if scheduled_on is None else TaskStatus.SCHEDULED,
+            created_on=now_ms,
+            modified_on=now_ms,
+            scheduled_on=scheduled_on,
+            expires_on=Milliseconds((scheduled_on or now_ms) + request.expires_after * 1000),
+            image=request.update_id if request.is_update else None,
+            phase=first_phase(request.rollout),
+        )
+
+        def add(tx: Transaction) -> TaskRecord:
+            _check_references(tx, request, type_.record.key)
+            return tx.tasks.add(record)
+
+        return Task(await self._database.write(add, announce=self._engine.added), request, _no_devices())
+
+    async def find(self, task_id: str) -> TaskRecord:
+        """Raises NotFound."""
+        found = await self._database.read(lambda tx: tx.tasks.by_id(task_id))
+        if found is None:
+            raise NotFound
+        return found
+
+    async def shown(self, record: TaskRecord) -> Task:
+        """A task as it is now."""
+        return await self._database.read(lambda tx: _shown(tx, tx.tasks.task(record.key) or record))
+
+    async def of_type(self, type_: DeviceTypeKey, page: TaskPage) -> tuple[list[Task], int, Mapping[str, int]]:
+        """A page of the type's tasks, the number of all, and how many tasks of the type have each status."""
+
+        def read(tx: Transaction) -> tuple[list[Task], int, Mapping[str, int]]:
+            found, total = tx.tasks.page(
+                type_, page.status, sort=page.sort, descending=page.descending, offset=page.offset, limit=page.count
+            )
+            counts = tx.tasks.counts_of_type(type_)
+            return [_shown(tx, one) for one in found], total, {one: counts.get(one, 0) for one in TaskStatus}
+
+        return await self._database.read(read)
+
+    async def of_device(self, device: DeviceKey, page: TaskPage) -> tuple[list[tuple[Task, DeviceTaskRecord]], int]:
+        """A page of the device's tasks, each with its entry for the device; and the number of all."""
+
+        def read(tx: Transaction) -> tuple[list[tuple[Task, DeviceTaskRecord]], int]:
+            found, total = tx.tasks.page_of_device(
+                device, page.status, sort=page.sort, descending=page.descending, offset=page.offset, limit=page.count
+            )
+            return [(_shown(tx, task), entry) for task, entry in found], total
+
+        return await self._database.read(read)
+
+    async def entries(
+        self, task: TaskRecord, *, status: str | None, dids: Collection[str] | None, offset: int, count: int
+    ) -> tuple[list[tuple[str, DeviceTaskRecord]], int]:
+        """A page of the task's entries, each with the id of its device; and the number of all."""
+        return await self._database.read(
+            lambda tx: tx.tasks.page_of_entries(task.key, status=status, devices=dids, offset=offset, limit=count)
+        )
+
+    async def history(self, task: TaskRecord, device: DeviceKey | None) -> list[tuple[str, TaskHistoryRecord]]:
+        """What happened to the task's entries, oldest first, each with the id of its device."""
+        return await self._database.read(lambda tx: tx.tasks.history(task.key, device, limit=_HISTORY_ROWS))
+
+    async def entry_of(self, task: TaskRecord, device: Device) -> DeviceTaskRecord:
+        """Raises NotFound when the task has no entry for the device."""
+        found = await self._database.read(lambda tx: tx.tasks.entry_of(task.key, device.key))
+        if found is None:
+            raise NotFound
+        return found
+
+    async def waiting_for_acceptance(self, device: DeviceKey) -> list[str]:
+        """The ids of update tasks that wait for the device's owner."""
+        return await self._database.read(lambda tx: tx.tasks.waiting_for_acceptance(device, OPEN))
+
+    async def cancel(self, task: TaskRecord) -> Task:
+        """Cancel a task and what has not ended of it. Raises Conflict when the task has ended."""
+        now_ms = self._clock.now_ms()
+        moved = await self._database.write(lambda tx: move_task(tx, task.key, TaskStatus.CANCELLED, now_ms))
+        if moved is None:
+            raise Conflict(TASK_ENDED)
+        await self._engine.cancel_device_tasks(task.key)
+        return await self.shown(moved)
+
+    async def continue_rollout(self, task: TaskRecord) -> Task:
+        """Let a paused roll-out go on though too few canary devices succeeded. Raises Conflict."""
+        rollout = await self._engine.work.rollouts.of(task)
+        if rollout is None or rollout.phase is not Phase.PAUSED or task.status != TaskStatus.PROCESSING:
+            raise Conflict(NOT_PAUSED)
+
+        def work(tx: Transaction) -> None:
+            if (now := tx.tasks.task(task.key)) is not None:
+                tx.tasks.put(replace(now, phase=Phase.OPEN, modified_on=self._clock.now_ms()))
+
+        await self._database.write(work, announce=lambda _: self._engine.work.rollouts.forget(task.key))
+        return await self.shown(task)
+
+    async def cancel_on(self, entry: DeviceTaskRecord) -> DeviceTaskRecord:
+        """Cancel a task on one device. Raises Conflict when it has ended there."""
+        now_ms = self._clock.now_ms()
+        moved: DeviceTaskRecord | None = await self._database.write(
+            lambda tx: cancel(tx, entry.key, now_ms), announce=partial(self._announce, entry)
+        )
+        if moved is None:
+            raise Conflict(TASK_ENDED)
+        return moved
+
+    async def answer(self, entry: DeviceTaskRecord, *, is_accepted: bool) -> Acceptance:
+        """The owner's answer to an update. Raises Conflict when none is waited for."""
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> DeviceTaskRecord:
+            now = tx.tasks.entry(entry.key)
+            if now is None or now.acceptance != Acceptance.WAITING or now.status in ENDED:
+                raise Conflict(NOT_WAITING)
+            answered = replace(now, acceptance=Acceptance.ACCEPTED if is_accepted else Acceptance.REJECTED)
+            tx.tasks.put_entry(answered)
+            return answered if is_accepted else fail(tx, entry.key, _REJECTED, now_ms) or answered
+
+        answered: DeviceTaskRecord = await self._database.write(work, announce=partial(self._announce, entry))
+        self._engine.work.wake(entry.device)
+        return Acceptance(answered.acceptance)
+
+    def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
+        if after is not None and after.status != before.status:
+            self._engine.changed([Moved(before, after)])
+
+
+def _check_references(tx: Transaction, request: TaskRequest, device_type: DeviceTypeKey) -> None:
+    """Raises DeviceNotFound, NotFound, and ValidationFailed for a device or image of another type."""
+    for index, did in enumerate(request.dids or ()):
+        device = tx.devices.by_id(did)
+        if device is None:
+            raise DeviceNotFound(did)
+        if device.device_type != device_type:
+            raise ValidationFailed((Finding(f"dids.{index}", (INVALID,)),))
+    if request.update_id is not None:
+        image = tx.firmware.image(request.update_id)
+        if image is None:
+            raise NotFound
+        if image.device_type != device_type:
+            raise ValidationFailed.of("taskParameters.update.updateId", INVALID)
+
+
+def _shown(tx: Transaction, record: TaskRecord) -> Task:
+    counts = tx.tasks.counts(record.key)
+    succeeded, failed, cancelled = (counts.get(status, 0) for status in ENDED)
+    completed = succeeded + failed + cancelled
+    return Task(
+        record,
+        unpacked(record.request),
+        StatusCounts(sum(counts.values()), completed, succeeded, failed, cancelled),
+    )
+
+
+def _no_devices() -> StatusCounts:
+    return StatusCounts(0, 0, 0, 0, 0)

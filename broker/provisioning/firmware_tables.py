@@ -1,0 +1,78 @@
+"""The table `firmware` of the provision file: firmware images of device types, from files of this machine."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker.device_management.images import Images, Staged
+from broker.errors import BodyTooLarge
+from broker.ids import new_id
+from broker.provisioning.document import FirmwareEntry
+from broker.provisioning.run import EntryLocation, ProvisioningRun
+from storage.keys import Milliseconds
+from storage.records import DeviceTypeRecord, FirmwareImageRecord
+
+_KIND = "Application"
+
+
+@asynccontextmanager
+async def staged_images(entries: Sequence[FirmwareEntry], images: Images) -> AsyncIterator[Mapping[int, Staged]]:
+    """Copies of the files, by the index of the entry; those that were not kept are gone when the block ends.
+
+    Raises:
+        ValidationFailed: a file cannot be read, is empty or too large.
+    """
+    staged: dict[int, Staged] = {}
+    try:
+        for index, entry in enumerate(entries):
+            at = EntryLocation("firmware", index)
+            try:
+                staged[index] = await images.stage(Path(entry.file))
+            except OSError as error:
+                raise at.refusal("file", f"{entry.file}: {error.strerror}") from error
+            except BodyTooLarge as error:
+                raise at.refusal("file", "is larger than device_management.image_max_bytes") from error
+            if not staged[index].size:
+                raise at.refusal("file", "is empty")
+        yield staged
+    finally:
+        for one in staged.values():
+            one.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FirmwareTables:
+    run: ProvisioningRun
+    images: Images
+    staged: Mapping[int, Staged]
+
+    def put_image(self, at: EntryLocation, entry: FirmwareEntry) -> None:
+        """Add an image, or change what is said of one. The bytes of an image never change."""
+        run = self.run
+        type_ = run.type_of(at, "device_type", entry.device_type)
+        new, kind = self.staged[at.index], entry.type or _KIND
+        known = self._known(entry, type_, kind)
+        if known is None:
+            id_ = entry.id or run.generate(at, entry.version, "id", new_id())
+            record = FirmwareImageRecord(
+                id_, type_.key, entry.version, kind, new.size, new.sha256, Milliseconds(run.now_ms)
+            )
+            run.tx.firmware.put(record)
+            if not run.report.dry_run:
+                self.images.keep(new, record)
+            return run.created(at, id_)
+        if known.device_type != type_.key:
+            raise at.refusal("id", "an image of another device type has this id")
+        if known.sha256 != new.sha256:
+            raise at.refusal("file", "differs from the image with this id; another image needs another id")
+        changed = replace(known, version=entry.version, type=kind)
+        run.tx.firmware.put(changed)
+        return run.found(at, known.id, changed=changed != known)
+
+    def _known(self, entry: FirmwareEntry, type_: DeviceTypeRecord, kind: str) -> FirmwareImageRecord | None:
+        """The image with the entry's id; without an id, the one with its device type, version and type."""
+        if entry.id is not None:
+            return self.run.tx.firmware.image(entry.id)
+        found, _ = self.run.tx.firmware.images(type_.key, offset=0, limit=-1)
+        return next((image for image in found if (image.version, image.type) == (entry.version, kind)), None)

@@ -1,0 +1,241 @@
+"""Firmware images of a device type, and the addresses from which devices fetch them (reference 2.10 and 18.5)."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import trio
+from msgspec import Meta
+from quart import Response, request
+
+from broker.accounts.room import AccountsRoom
+from broker.accounts.tokens import Caller
+from broker.device_management.downloads import Download, Downloads
+from broker.device_management.images import TOO_MANY
+from broker.device_management.room import DeviceManagementRoom
+from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
+from broker.errors import NotFound
+from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
+from protocols.http.bodies import chunks_within
+from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Counted, RestCall, RestCalls
+from protocols.http.openapi import samples
+from protocols.http.rest.device_properties import DEVICE_MANAGEMENT
+from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS
+from protocols.http.rest.named import require_role
+from protocols.http.schema import (
+    Count,
+    Data,
+    Id,
+    NumberedPage,
+    Offset,
+    Shape,
+    Timestamp,
+    TypeId,
+    about,
+    integer,
+    text,
+)
+from storage.records import FirmwareImageRecord
+
+_IMAGES: Final = "/devicemgmt/devicetypes/{dtid}/images"
+_OCTETS: Final = "application/octet-stream"
+_CHUNK_BYTES: Final = 64 * 1024
+_RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,15})-([0-9]{1,15})?|-([0-9]{1,15}))")
+_SHA256: Final = "^[0-9a-fA-F]{64}$"
+
+
+class ImageObject(Shape, kw_only=True):
+    shape = "FirmwareImage"
+    example = {
+        "updateId": samples.IMAGE,
+        "dtid": samples.DTID,
+        "version": "1.2.0",
+        "type": "Application",
+        "size": 524_288,
+        "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "createdOn": samples.TS,
+    }
+
+    update_id: Id
+    dtid: TypeId
+    version: Annotated[str, text("As the device reports it", longest=NAME_MAX_CHARACTERS)]
+    type: Annotated[str, text(longest=NAME_MAX_CHARACTERS)]
+    size: Annotated[int, integer("Bytes", lowest=1)]
+    sha256: Annotated[str, text("Of the image, in hexadecimal", pattern="^[0-9a-f]{64}$")]
+    created_on: Timestamp
+
+
+class _Images(Shape):
+    images: list[ImageObject]
+
+
+class _Listed(Shape):
+    count: Count = 100
+    offset: Offset = 0
+
+
+class _Uploaded(Shape):
+    version: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=NAME_MAX_CHARACTERS,
+            description="What the device reports when it runs the image",
+            examples=["1.2.0"],
+        ),
+    ]
+    type: Annotated[str, Meta(max_length=NAME_MAX_CHARACTERS, description="What kind of image it is")] = "Application"
+    sha256: Annotated[str, Meta(pattern=_SHA256, description="Of the body: another body is refused")] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImage:
+    record: FirmwareImageRecord
+    type: DeviceType
+
+
+class ImageCalls(RestCalls):
+    chapter = DEVICE_MANAGEMENT
+    path_names = {
+        "updateId": (Annotated[Id, about("A firmware image")], samples.IMAGE),
+        "downloadId": (Annotated[str, text("Of one update of one device", pattern="^[0-9a-f]{9}$")], samples.DOWNLOAD),
+    }
+
+    def __init__(
+        self, accounts: AccountsRoom, device_types: DeviceTypesRoom, device_management: DeviceManagementRoom
+    ) -> None:
+        self._permissions = accounts.permissions
+        self._types = device_types.catalog
+        self._images = device_management.images
+        self._downloads = device_management.downloads
+
+    async def _image(self, caller: Caller, dtid: str, update_id: str) -> FoundImage:
+        type_ = await self._types.find(dtid)
+        image = await self._images.find(type_, update_id)
+        await require_role(self._permissions, caller, type_.record, CONFIGURERS)
+        return FoundImage(image, type_)
+
+    @RestCall(
+        "POST",
+        _IMAGES,
+        tokens=USER_OR_APPLICATION,
+        on=CONFIGURED_TYPE,
+        summary="Upload a firmware image",
+        about="The body is the image. For administrators and developers of the organization that owns the type.",
+        accepts=Accepts({_OCTETS: Annotated[str, about("The image", format="binary")]}, "firmware"),
+        refusals={409: TOO_MANY, 413: "The image is larger than `device_management.image_max_bytes`."},
+    )
+    async def upload(self, type_: DeviceType, query: _Uploaded) -> Data[ImageObject]:
+        async with aclosing(chunks_within(self._images.max_bytes)) as chunks:
+            image = await self._images.add(type_, chunks, version=query.version, kind=query.type, sha256=query.sha256)
+        return Data(_object(image, type_))
+
+    @RestCall(
+        "GET",
+        _IMAGES,
+        tokens=USER_OR_APPLICATION,
+        on=CONFIGURED_TYPE,
+        summary="Firmware images of a device type",
+        about="Newest first.",
+    )
+    async def of_type(self, type_: DeviceType, query: _Listed) -> NumberedPage[_Images]:
+        found, total = await self._images.page(type_, offset=query.offset, count=query.count)
+        return NumberedPage(_Images([_object(one, type_) for one in found]), total, query.offset, len(found))
+
+    @RestCall(
+        "DELETE",
+        f"{_IMAGES}/{{updateId}}",
+        tokens=USER_OR_APPLICATION,
+        on=_image,
+        summary="Delete a firmware image",
+        about="Updates that have not sent its address to a device yet fail.",
+    )
+    async def remove(self, found: FoundImage) -> Data[ImageObject]:
+        await self._images.remove(found.record)
+        return Data(_object(found.record, found.type))
+
+    @RestCall(
+        "GET",
+        "/updates/urls/{downloadId}",
+        tokens=NO_TOKEN,
+        on=NOTHING,
+        counted=Counted.ADDRESS,
+        summary="Fetch a firmware image",
+        about="For devices, which are given the address. With `Range` the answer is 206 with a part of the image; "
+        f"with `If-Range` and another ETag it is the whole. The address is gone {DOWNLOAD_KEPT_HOURS} hours after "
+        "the update has ended.",
+        answers=Answers(
+            type=Annotated[str, about("", format="binary")],
+            content_type=_OCTETS,
+            headers={
+                "ETag": Annotated[str, about("Changes with the image")],
+                "Accept-Ranges": Annotated[str, about("bytes")],
+            },
+            about="The image",
+        ),
+        refusals={404: "There is no such address, or it is gone.", 416: "The image is shorter."},
+    )
+    async def fetch(self, download_id: str) -> Response:
+        download = await self._downloads.find(download_id)
+        size = download.image.size
+        wanted = _wanted(size, f'"{download.image.sha256}"')
+        headers = {"ETag": f'"{download.image.sha256}"', "Accept-Ranges": "bytes", "Content-Type": _OCTETS}
+        if wanted is None:
+            return Response(b"", 416, headers={**headers, "Content-Range": f"bytes */{size}"})
+        if len(wanted) != size:
+            headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
+        answer = Response(b"", 206 if len(wanted) != size else 200, headers=headers)
+        if request.method != "HEAD":
+            try:
+                file = await trio.open_file(download.path, "rb")
+            except FileNotFoundError as error:  # the image has just been deleted
+                raise NotFound from error
+            await file.seek(wanted.start)
+            answer = Response(_sent(self._downloads, download, file, wanted), answer.status_code, headers=headers)
+            answer.timeout = None  # the device may read slowly
+        answer.headers["Content-Length"] = str(len(wanted))
+        return answer
+
+
+def _wanted(size: int, etag: str) -> range | None:
+    """The bytes that the request asks for; None when the image has none of them (RFC 9110, 14.2).
+
+    Several ranges, and what is no range of bytes, are ignored, as the RFC allows.
+    """
+    match = _RANGE.fullmatch(request.headers.get("Range", "").replace(" ", ""))
+    if match is None or request.headers.get("If-Range", etag) != etag:
+        return range(size)
+    first, last, length = (None if part is None else int(part) for part in match.groups())
+    if length is not None:
+        return range(max(0, size - length), size) if length else None
+    start, stop = first or 0, size if last is None else min(size, last + 1)
+    if last is not None and last < start:  # no valid range
+        return range(size)
+    return range(start, stop) if start < size else None
+
+
+async def _sent(downloads: Downloads, download: Download, file: Any, wanted: range) -> AsyncIterator[bytes]:
+    position = wanted.start
+    async with file:
+        while position < wanted.stop:
+            chunk = await file.read(min(_CHUNK_BYTES, wanted.stop - position))
+            if not chunk:  # the file was cut off: the device sees that it has not all
+                return
+            yield chunk
+            position += len(chunk)
+            downloads.sent(download.entry, position, len(chunk))
+
+
+def _object(image: FirmwareImageRecord, type_: DeviceType) -> ImageObject:
+    return ImageObject(
+        update_id=image.id,
+        dtid=type_.record.id,
+        version=image.version,
+        type=image.type,
+        size=image.size,
+        sha256=image.sha256,
+        created_on=image.created_on,
+    )

@@ -1,0 +1,45 @@
+"""Firmware images: what is known of the files. The caller holds the transaction."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from storage.keys import DeviceTypeKey
+from storage.records import FirmwareImageRecord
+from storage.sql import StoreConnection
+
+_IMAGE = tuple(field.name for field in fields(FirmwareImageRecord))
+
+
+class FirmwareStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def put(self, image: FirmwareImageRecord) -> None:
+        self._db.put_many("firmware_image", _IMAGE, ("id",), [[getattr(image, name) for name in _IMAGE]])
+
+    def image(self, id_: str) -> FirmwareImageRecord | None:
+        row = self._db.execute("SELECT * FROM firmware_image WHERE id = :id", {"id": id_}).one()
+        return _image(row) if row else None
+
+    def images(self, device_type: DeviceTypeKey, *, offset: int, limit: int) -> tuple[list[FirmwareImageRecord], int]:
+        """A page of the type's images, newest first, and the number of all."""
+        given = {"type": device_type, "limit": limit, "offset": offset}
+        rows = self._db.execute(
+            "SELECT * FROM firmware_image WHERE device_type = :type ORDER BY created_on DESC, id"
+            " LIMIT :limit OFFSET :offset",
+            given,
+        )
+        found = [_image(row) for row in rows]
+        counted = self._db.execute("SELECT count(*) AS n FROM firmware_image WHERE device_type = :type", given).one()
+        return found, int(counted["n"]) if counted else 0
+
+    def ids(self) -> set[str]:
+        return {row["id"] for row in self._db.execute("SELECT id FROM firmware_image")}
+
+    def remove(self, id_: str) -> None:
+        self._db.execute("DELETE FROM firmware_image WHERE id = :id", {"id": id_})
+
+
+def _image(row: Mapping[str, Any]) -> FirmwareImageRecord:
+    return FirmwareImageRecord(**{name: row[name] for name in _IMAGE})

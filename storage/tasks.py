@@ -1,0 +1,243 @@
+"""Tasks, their entries for devices, and the history of those. The caller holds the transaction."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from storage.keys import DeviceKey, DeviceTypeKey
+from storage.records import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.sql import StoreConnection, sure
+
+_TASK = tuple(field.name for field in fields(TaskRecord))
+_ENTRY = tuple(field.name for field in fields(DeviceTaskRecord))
+_HISTORY = tuple(field.name for field in fields(TaskHistoryRecord))
+
+
+class TaskStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    # Tasks
+
+    def add(self, task: TaskRecord) -> TaskRecord:
+        """Add a task. The store gives its key."""
+        names = _TASK[1:]
+        row = self._db.execute(
+            f"INSERT INTO task ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) RETURNING *",  # noqa: S608 - constants
+            {name: getattr(task, name) for name in names},
+        ).one()
+        return _task(sure(row))
+
+    def put(self, task: TaskRecord) -> None:
+        self._db.put_many("task", _TASK, ("key",), [[getattr(task, name) for name in _TASK]])
+
+    def by_id(self, id_: str) -> TaskRecord | None:
+        row = self._db.execute("SELECT * FROM task WHERE id = :id", {"id": id_}).one()
+        return _task(row) if row else None
+
+    def task(self, key: int) -> TaskRecord | None:
+        row = self._db.execute("SELECT * FROM task WHERE key = :key", {"key": key}).one()
+        return _task(row) if row else None
+
+    def with_status(self, statuses: Sequence[str]) -> list[TaskRecord]:
+        """The tasks with one of these statuses, oldest first."""
+        rows = self._db.execute(f"SELECT * FROM task WHERE status IN {_texts(statuses)} ORDER BY key")  # noqa: S608 - of an enum
+        return [_task(row) for row in rows]
+
+    def page(
+        self, device_type: DeviceTypeKey, status: str | None, *, sort: str, descending: bool, offset: int, limit: int
+    ) -> tuple[list[TaskRecord], int]:
+        """A page of the type's tasks, and the number of all. `sort`: a column."""
+        given = {"type": device_type, "status": status, "offset": offset, "limit": limit}
+        where = " FROM task WHERE device_type = :type" + ("" if status is None else " AND status = :status")
+        way = "DESC" if descending else "ASC"
+        rows = self._db.execute(
+            f"SELECT *{where} ORDER BY {sort} {way}, key {way} LIMIT :limit OFFSET :offset",
+            given,
+        )
+        found = [_task(row) for row in rows]
+        return found, self._count(where, given)
+
+    def counts_of_type(self, device_type: DeviceTypeKey) -> dict[str, int]:
+        """How many tasks of a type have each status."""
+        rows = self._db.execute(
+            "SELECT status, count(*) AS n FROM task WHERE device_type = :type GROUP BY status", {"type": device_type}
+        )
+        return {row["status"]: row["n"] for row in rows}
+
+    # Entries
+
+    def add_entries(self, task: int, devices: Iterable[DeviceKey], *, acceptance: str, now_ms: int) -> None:
+        for device in devices:
+            self._db.execute(
+                "INSERT INTO device_task (task, device, status, ts, attempts, acceptance, step, tries, restarts,"
+                " fetched) VALUES (:task, :device, 'REQUESTED', :now, 0, :acceptance, '', 0, 0, 0)",
+                {"task": task, "device": device, "now": now_ms, "acceptance": acceptance},
+            )
+
+    def put_entry(self, entry: DeviceTaskRecord) -> None:
+        self._db.put_many("device_task", _ENTRY, ("key",), [[getattr(entry, name) for name in _ENTRY]])
+
+    def entry(self, key: int) -> DeviceTaskRecord | None:
+        row = self._db.execute("SELECT * FROM device_task WHERE key = :key", {"key": key}).one()
+        return _entry(row) if row else None
+
+    def entry_of(self, task: int, device: DeviceKey) -> DeviceTaskRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM device_task WHERE task = :task AND device = :device", {"task": task, "device": device}
+        ).one()
+        return _entry(row) if row else None
+
+    def entry_of_download(self, download: str) -> DeviceTaskRecord | None:
+        row = self._db.execute("SELECT * FROM device_task WHERE download = :id", {"id": download}).one()
+        return _entry(row) if row else None
+
+    def set_fetched(self, key: int, fetched: int) -> None:
+        """Note how many bytes of its image were sent, unless it is fewer than before."""
+        self._db.execute(
+            "UPDATE device_task SET fetched = :fetched WHERE key = :key AND fetched < :fetched",
+            {"key": key, "fetched": fetched},
+        )
+
+    def entries_with(self, task: int, statuses: Sequence[str], *, limit: int) -> list[DeviceTaskRecord]:
+        """Entries of a task with one of these statuses, oldest first."""
+        rows = self._db.execute(
+            f"SELECT * FROM device_task WHERE task = :task AND status IN {_texts(statuses)} ORDER BY key LIMIT :limit",  # noqa: S608 - of an enum
+            {"task": task, "limit": limit},
+        )
+        return [_entry(row) for row in rows]
+
+    def entries_of_device(
+        self, device: DeviceKey, statuses: Sequence[str], *, limit: int = -1
+    ) -> list[DeviceTaskRecord]:
+        """Entries of a device with one of these statuses, oldest first."""
+        rows = self._db.execute(
+            f"SELECT * FROM device_task WHERE device = :device AND status IN {_texts(statuses)} ORDER BY key"  # noqa: S608 - of an enum
+            " LIMIT :limit",
+            {"device": device, "limit": limit},
+        )
+        return [_entry(row) for row in rows]
+
+    def has_any(self, task: int, statuses: Sequence[str]) -> bool:
+        row = self._db.execute(
+            f"SELECT 1 FROM device_task WHERE task = :task AND status IN {_texts(statuses)} LIMIT 1",  # noqa: S608 - of an enum
+            {"task": task},
+        ).one()
+        return row is not None
+
+    def tasks_with_entries(self, statuses: Sequence[str]) -> set[int]:
+        """The keys of tasks that have an entry with one of these statuses."""
+        rows = self._db.execute(f"SELECT DISTINCT task FROM device_task WHERE status IN {_texts(statuses)}")  # noqa: S608 - of an enum
+        return {row["task"] for row in rows}
+
+    def counts(self, task: int) -> dict[str, int]:
+        """How many entries of a task have each status."""
+        rows = self._db.execute(
+            "SELECT status, count(*) AS n FROM device_task WHERE task = :task GROUP BY status", {"task": task}
+        )
+        return {row["status"]: row["n"] for row in rows}
+
+    def started(self, task: int) -> list[tuple[int, str]]:
+        """When entries of a task began, and their statuses; the first to begin first."""
+        rows = self._db.execute(
+            "SELECT started_on, status FROM device_task WHERE task = :task AND started_on IS NOT NULL"
+            " ORDER BY started_on, key",
+            {"task": task},
+        )
+        return [(row["started_on"], row["status"]) for row in rows]
+
+    def page_of_entries(
+        self,
+        task: int,
+        *,
+        status: str | None,
+        devices: Collection[str] | None,
+        offset: int,
+        limit: int,
+    ) -> tuple[list[tuple[str, DeviceTaskRecord]], int]:
+        """A page of a task's entries, each with the id of its device; and the number of all."""
+        given: dict[str, object] = {"task": task, "status": status, "offset": offset, "limit": limit}
+        where = " FROM device_task AS e JOIN device AS d ON d.key = e.device WHERE e.task = :task"
+        if status is not None:
+            where += " AND e.status = :status"
+        if devices is not None:
+            names = [f"did{index}" for index in range(len(devices))]
+            given |= dict(zip(names, devices, strict=True))
+            where += f" AND d.id IN ({', '.join(f':{name}' for name in names)})"
+        rows = self._db.execute(f"SELECT e.*, d.id AS did{where} ORDER BY e.key LIMIT :limit OFFSET :offset", given)
+        found = [(row["did"], _entry(row)) for row in rows]
+        return found, self._count(where, given)
+
+    def page_of_device(
+        self, device: DeviceKey, status: str | None, *, sort: str, descending: bool, offset: int, limit: int
+    ) -> tuple[list[tuple[TaskRecord, DeviceTaskRecord]], int]:
+        """A page of a device's tasks, and the number of all. `sort`: a column of the task."""
+        given = {"device": device, "status": status, "offset": offset, "limit": limit}
+        where = " FROM device_task AS e JOIN task AS t ON t.key = e.task WHERE e.device = :device"
+        where += "" if status is None else " AND e.status = :status"
+        way = "DESC" if descending else "ASC"
+        rows = self._db.execute(
+            f"SELECT e.key{where} ORDER BY t.{sort} {way}, t.key {way} LIMIT :limit OFFSET :offset",
+            given,
+        )
+        found = []
+        for row in list(rows):
+            entry = self.entry(row["key"])
+            task = None if entry is None else self.task(entry.task)
+            if entry is not None and task is not None:
+                found.append((task, entry))
+        return found, self._count(where, given)
+
+    def waiting_for_acceptance(self, device: DeviceKey, statuses: Sequence[str]) -> list[str]:
+        """The ids of tasks that wait for the device's owner, oldest first."""
+        rows = self._db.execute(
+            f"SELECT t.id FROM device_task AS e JOIN task AS t ON t.key = e.task WHERE e.status IN {_texts(statuses)}"  # noqa: S608 - of an enum
+            " AND e.device = :device AND e.acceptance = 'WAITING' ORDER BY e.key",
+            {"device": device},
+        )
+        return [row["id"] for row in rows]
+
+    def _count(self, where: str, given: Mapping[str, object]) -> int:
+        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
+        return int(row["n"]) if row else 0
+
+    # History
+
+    def add_history(self, entry: TaskHistoryRecord) -> None:
+        self._db.execute(
+            f"INSERT INTO task_history ({', '.join(_HISTORY)}) VALUES ({', '.join(f':{name}' for name in _HISTORY)})",  # noqa: S608 - constants
+            {name: getattr(entry, name) for name in _HISTORY},
+        )
+
+    def repeat_history(self, entry: TaskHistoryRecord) -> None:
+        """The same happened again: the newest row with this status and error gets the new time and number."""
+        self._db.execute(
+            "UPDATE task_history SET ts = :ts, attempts = :attempts, error_message = :error_message WHERE key ="
+            " (SELECT max(key) FROM task_history WHERE task = :task AND device = :device AND status = :status"
+            " AND coalesce(error_code, '') = coalesce(:error_code, ''))",
+            {name: getattr(entry, name) for name in _HISTORY},
+        )
+
+    def history(self, task: int, device: DeviceKey | None, *, limit: int) -> list[tuple[str, TaskHistoryRecord]]:
+        """What happened to the entries of a task, oldest first, each with the id of its device: the newest rows."""
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT h.*, d.id AS did FROM task_history AS h JOIN device AS d ON d.key = h.device"
+            " WHERE h.task = :task AND (:device IS NULL OR h.device = :device) ORDER BY h.key DESC LIMIT :limit)"
+            " AS newest ORDER BY newest.key",
+            {"task": task, "device": device, "limit": limit},
+        )
+        return [(row["did"], TaskHistoryRecord(**{name: row[name] for name in _HISTORY})) for row in rows]
+
+
+def _texts(statuses: Sequence[str]) -> str:
+    """A list of SQL. The texts are those of an enum."""
+    quoted = [f"'{status!s}'" for status in statuses]
+    return f"({', '.join(quoted)})"
+
+
+def _task(row: Mapping[str, Any]) -> TaskRecord:
+    return TaskRecord(**{name: row[name] for name in _TASK})
+
+
+def _entry(row: Mapping[str, Any]) -> DeviceTaskRecord:
+    return DeviceTaskRecord(**{name: row[name] for name in _ENTRY})

@@ -1,0 +1,171 @@
+"""Which resources are which properties, with and without model files (reference 18.4)."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.device_management.models import ModelError, camel_case, parse_models, read_models
+from broker.device_management.objects import ObjectMap, ValueType, leaves_of, nested
+from broker.device_management.requests import parse_value
+
+TEMPERATURE = b"""<?xml version="1.0" encoding="UTF-8"?>
+<LWM2M xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation="LWM2M.xsd">
+<Object ObjectType="MODefinition"><Name>IPSO Temperature</Name><ObjectID>3303</ObjectID>
+<Resources>
+<Item ID="5700"><Name>Sensor Value</Name><Operations>R</Operations><MultipleInstances>Single</MultipleInstances>
+<Type>Float</Type><Description>Last value</Description></Item>
+<Item ID="5605"><Name>Reset Min and Max</Name><Operations>E</Operations><MultipleInstances>Single</MultipleInstances>
+<Type></Type></Item>
+<Item ID="5750"><Name>Application Type</Name><Operations>RW</Operations><MultipleInstances>Multiple</MultipleInstances>
+<Type>String</Type></Item>
+</Resources></Object></LWM2M>"""
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ((3, 0, 0), "device.manufacturer"),
+        ((3, 0, 21), "device.memoryTotal"),
+        ((5, 0, 3), "firmwareUpdate.state"),
+        ((7, 0, 8), "connectivityStatistics.collectionPeriod"),
+        ((3303, 2, 5700), "object3303.2.5700"),
+        ((1, 0, 1), "object1.0.1"),
+    ],
+)
+def test_resources_have_names_in_both_directions(path: tuple[int, ...], name: str) -> None:
+    objects = ObjectMap()
+    at, named = objects.property_at(path), objects.property_named(name)
+    assert at is not None
+    assert named is not None
+    assert (at.name, named.path) == (name, path)
+
+
+@pytest.mark.parametrize("path", [(3, 0, 22), (5, 0, 0), (3, 1, 0), (0, 0, 5), (2, 0, 3), (3, 0), (3303, 0, 65_535)])
+def test_other_resources_have_none(path: tuple[int, ...]) -> None:
+    assert ObjectMap().property_at(path) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "device",
+        "device.x",
+        "device.manufacturer.x",
+        "object3.0.0",
+        "object0.0.0",
+        "object3303",
+        "object3303.0",
+        "object03303.0.1",
+        "object3303.0.x",
+        "object65535.0.0",
+        "x.0.1",
+    ],
+)
+def test_other_names_are_no_property(name: str) -> None:
+    assert ObjectMap().property_named(name) is None
+
+
+def test_groups_are_object_instances() -> None:
+    objects = ObjectMap()
+    asked = ("device", "object3303.1", "device.manufacturer", "object3303", "object0.0", "object2.0", "")
+    assert [objects.group_named(name) for name in asked] == [(3, 0), (3303, 1), None, None, None, None, None]
+
+
+def test_a_model_gives_names_types_and_operations() -> None:
+    objects = ObjectMap(parse_models(TEMPERATURE))
+    value = objects.property_named("ipsoTemperature.0.sensorValue")
+    assert value is not None
+    assert (value.path, value.resource.operations, value.resource.type) == ((3303, 0, 5700), "R", ValueType.FLOAT)
+    assert objects.property_named("object3303.0.5700") is None, "each property has one name"
+    reset = objects.property_at((3303, 1, 5605))
+    assert reset is not None
+    assert (reset.name, reset.resource.operations) == ("ipsoTemperature.1.resetMinAndMax", "E")
+    unknown = objects.property_at((3303, 0, 9))
+    assert unknown is not None
+    assert unknown.name == "ipsoTemperature.0.9"
+    assert objects.type_at((3303, 0, 5700)) is ValueType.FLOAT
+    assert objects.type_at((3304, 0, 5700)) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<LWM2M/>",
+        b"<LWM2M><Object>",
+        b"<LWM2M><Object><Name>X</Name></Object></LWM2M>",
+        b'<!DOCTYPE x [<!ENTITY a "aaaa">]><LWM2M>&a;</LWM2M>',
+        b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><LWM2M/>',
+        TEMPERATURE.replace(b"<Type>Float</Type>", b"<Type>Strange</Type>"),
+    ],
+)
+def test_what_is_no_model_is_refused(content: bytes) -> None:
+    with pytest.raises(ModelError):
+        parse_models(content)
+
+
+def test_a_folder_with_a_broken_model_gives_the_others(tmp_path: Path) -> None:
+    (tmp_path / "3303.xml").write_bytes(TEMPERATURE)
+    (tmp_path / "broken.xml").write_bytes(b"<")
+    (tmp_path / "large.xml").write_bytes(TEMPERATURE + b" " * 1024 * 1024)
+    (tmp_path / "notes.txt").write_text("no model", encoding="utf-8")
+    assert [model.number for model in read_models(tmp_path)] == [3303]
+
+
+def test_a_name_that_is_taken_leaves_the_number() -> None:
+    taken = TEMPERATURE.replace(b"IPSO Temperature", b"Device")
+    found = ObjectMap(parse_models(taken)).property_at((3303, 0, 5700))
+    assert found is not None
+    assert found.name == "object3303.0.5700"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("Sensor Value", "sensorValue"),
+        ("LWM2M Server", "lwm2mServer"),
+        ("On/Off", "onOff"),
+        ("3D Axis", "_3dAxis"),
+        ("...", ""),
+        ("x", "x"),
+    ],
+)
+def test_names_of_models(words: str, name: str) -> None:
+    assert camel_case(words) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("7", ValueType.INTEGER, 7),
+        (" -7 ", ValueType.TIME, -7),
+        ("1.5e3", ValueType.FLOAT, 1500.0),
+        ("TRUE", ValueType.BOOLEAN, True),
+        ("0", ValueType.BOOLEAN, False),
+        ("AAE=", ValueType.OPAQUE, b"\x00\x01"),
+        ("x", ValueType.STRING, "x"),
+    ],
+)
+def test_values_are_read_by_type(text: str, kind: ValueType, value: object) -> None:
+    assert parse_value(text, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("7.5", ValueType.INTEGER),
+        ("9" * 20, ValueType.INTEGER),
+        ("nan", ValueType.FLOAT),
+        ("yes", ValueType.BOOLEAN),
+        ("?", ValueType.OPAQUE),
+    ],
+)
+def test_other_values_are_refused(text: str, kind: ValueType) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - base64 and numbers have texts of their own
+        parse_value(text, kind)
+
+
+def test_leaves_and_trees_are_the_same() -> None:
+    tree = {"a": {"b": 1, "c": {"d": [1]}}, "e": None}
+    assert nested(leaves_of(tree)) == tree
