@@ -81,6 +81,8 @@ APPLICATION_PROPERTIES_MAX_CHARACTERS: Final = 10_000
 UNAUTHENTICATED_CONNECTIONS: Final = 200  # reference 21.6: over all TCP listeners
 UNAUTHENTICATED_CONNECTIONS_PER_ADDRESS: Final = 100
 UNAUTHENTICATED_SECONDS: Final = 2  # how long such a connection keeps its place when another one needs it
+UNAUTHENTICATED_WAITING: Final = 1_000  # connections that wait, unread, for a place of their address
+UNAUTHENTICATED_WAIT_SECONDS: Final = 10
 CALLS_PER_ADDRESS: Final = 600  # reference 21.1: a minute, where no token is counted
 FREE_MONTHLY_MESSAGES: Final = 100_000  # reference 24: what an organization has without a plan
 
@@ -139,6 +141,5 @@ IMAGES_MAX: Final = 100  # of one device type
 DOWNLOAD_KEPT_HOURS: Final = 24  # reference 18.5: after the end of the device task
 AUDIT_DAYS: Final = 365  # reference 28.2
 AUDIT_ENTRIES: Final = 100_000
-WRONG_TOKENS: Final = 100  # reference 28.3: different unknown tokens from one address within the window
-WRONG_TOKEN_TRIES: Final = 20  # of one unknown token within the window
+WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60

@@ -24,6 +24,7 @@ TLS_HANDSHAKE_SECONDS: Final = 10.0
 PROXY_HEADER_SECONDS: Final = 3.0
 BACKLOG: Final = 2048
 _LINGER_BYTES = 1024 * 1024
+_TOO_MANY: Final = "too many unauthenticated connections"
 
 Stream = trio.SocketStream | TlsStream
 
@@ -58,12 +59,17 @@ class Entrance:
                 self._log_refusal("the peer is no trusted proxy", address)
                 return None
             return peer  # `client` gives it a place
-        return peer if self._has_place(peer, stream) else None
+        peer.place = self.strangers.enter(_limited(peer), stream.socket.close)
+        if peer.place is None and not self.strangers.may_wait:
+            self._log_refusal(_TOO_MANY, address)
+            return None
+        return peer
 
     async def client(self, proxy: Peer, stream: trio.SocketStream) -> Peer | None:
-        """Whom a proxy speaks for; None when there is no place, or no valid header. Raises TooSlowError."""
+        """Whom a proxy speaks for, else who has connected; None when there is no place, or no valid header. Waits for a
+        place while too many of the address are unauthenticated. Raises TooSlowError."""
         if not self.proxies.send_header:
-            return proxy
+            return proxy if await self._has_place(proxy, stream) else None
         try:
             with trio.fail_after(PROXY_HEADER_SECONDS):
                 source = await receive_source(stream.socket)
@@ -73,17 +79,23 @@ class Entrance:
         peer = proxy
         if source is not None:
             peer = Peer(str(source[0]), source[1], is_proxy=self.proxies.trusts(str(source[0])))
-        return peer if self._has_place(peer, stream) else None
+        return peer if await self._has_place(peer, stream) else None
 
-    def _has_place(self, peer: Peer, stream: trio.SocketStream) -> bool:
-        peer.place = self.strangers.enter(None if peer.is_proxy else peer.address, stream.socket.close)
+    async def _has_place(self, peer: Peer, stream: trio.SocketStream) -> bool:
         if peer.place is None:
-            self._log_refusal("too many unauthenticated connections", peer.address)
+            peer.place = await self.strangers.wait_place(_limited(peer), stream.socket.close)
+        if peer.place is None:
+            self._log_refusal(_TOO_MANY, peer.address)
         return peer.place is not None
 
     def _log_refusal(self, reason: str, address: str) -> None:
         if self._refusals.has_begun():
             _log.warning("connections_refused", reason=reason, peer=address)
+
+
+def _limited(peer: Peer) -> str | None:
+    """The address whose connections are limited."""
+    return None if peer.is_proxy else peer.address
 
 
 async def serve_tcp(

@@ -56,7 +56,8 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     passwords = Passwords.taking(settings.password_memory_mib)
     hashing = Hashing(passwords)
     factor_check = FactorCheck(vault, settings)
-    wrong = WrongTokens(clock, are_limited=core.settings.limits.rate_limits == "on")
+    limits = core.settings.limits
+    wrong = WrongTokens(clock, limit=limits.calls_per_address if limits.rate_limits == "on" else None)
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
     core.life.worker("token expiry", tokens.end_expired_forever)

@@ -1,8 +1,9 @@
 """Unknown bearer tokens, counted by address and by token (reference 28.3).
 
-A broken device sends one wrong token again and again: that is one guess, and when it comes too often only this token is
-refused without a look-up. The other devices behind its address are not affected. Who sends many different tokens
-guesses; then every token from that address that is not in memory is refused for a while without a look-up.
+A broken device sends one wrong token again and again: that is one guess, and its answer stays the same. When it comes
+too often, it is given without a look-up. The other devices behind its address are not affected. Who sends many
+different tokens guesses; then every token from that address that is not in memory is refused for a while without a
+look-up.
 """
 
 from collections import OrderedDict
@@ -11,9 +12,9 @@ from typing import Final
 
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
-from broker.errors import TooManyAttempts, TooManyWrongTokens
+from broker.errors import TooManyAttempts, TooManyWrongTokens, Unauthorized
 from broker.trace.origin import address_key, current_origin
-from config.limits import WRONG_TOKEN_TRIES, WRONG_TOKEN_WINDOW_SECONDS, WRONG_TOKENS
+from config.limits import WRONG_TOKEN_TRIES, WRONG_TOKEN_WINDOW_SECONDS
 
 _REMEMBERED: Final = 10_000
 _WINDOW_MS: Final = WRONG_TOKEN_WINDOW_SECONDS * 1000
@@ -26,15 +27,20 @@ class _Tried:
 
 
 class WrongTokens:
-    def __init__(self, clock: Clock, *, are_limited: bool) -> None:
-        """Where rate limits are off, nothing is counted."""
-        self._are_limited = are_limited
+    def __init__(self, clock: Clock, *, limit: int | None) -> None:
+        """`limit` is how many of one address are too many within a minute; None where nothing is counted."""
+        self._are_limited = limit is not None
         self._clock = clock
-        self._by_address = Throttle(clock, misses=WRONG_TOKENS, window_seconds=WRONG_TOKEN_WINDOW_SECONDS)
+        self._by_address = Throttle(clock, misses=limit or 1, window_seconds=WRONG_TOKEN_WINDOW_SECONDS)
         self._tried: OrderedDict[bytes, _Tried] = OrderedDict()
 
     def check(self, hashed: bytes) -> None:
-        """Raise TooManyWrongTokens when the token, or other tokens from this task's origin, were wrong too often."""
+        """Refuse what needs no look-up.
+
+        Raises:
+            Unauthorized: this token was wrong too often.
+            TooManyWrongTokens: too many different tokens from this task's origin were wrong.
+        """
         tried = self._recent(hashed)
         if tried is None:
             try:
@@ -42,7 +48,7 @@ class WrongTokens:
             except TooManyAttempts as refused:
                 raise TooManyWrongTokens(refused.retry_seconds) from None
         elif tried.tries >= WRONG_TOKEN_TRIES:
-            raise TooManyWrongTokens(-(-(tried.since_ms + _WINDOW_MS - self._clock.steady_ms()) // 1000))
+            raise Unauthorized
 
     def note(self, hashed: bytes) -> None:
         """The store does not have this token."""

@@ -82,17 +82,25 @@ class Overhead:
 class Pace:
     """The allowance of one connection. Call `spend` for what has come, and `wait` before more is read."""
 
-    __slots__ = ("_bucket", "_line", "owed")
+    __slots__ = ("_bucket", "_line", "_over_limit", "owed")
 
     def __init__(self, line: Overhead) -> None:
         self._line = line
         self._bucket = Bucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
+        self._over_limit: Bucket | None = None  # made when it is needed: most peers stay within their rate limit
         self.owed = 0  # frames beyond the allowance that were not waited for
 
-    @property
-    def is_used_up(self) -> bool:
-        """The peer is beyond its allowance: it floods."""
-        return self._bucket.is_empty(trio.current_time())
+    def floods(self, frames: int) -> bool:
+        """The peer has sent so many pings or subscriptions beyond its rate limit: whether they are a flood.
+
+        Only they count here, and no refused messages: a device that goes on sending messages, and pings as its
+        keep-alive demands, is refused and stays connected (reference 16.3 and 19.3).
+        """
+        now = trio.current_time()
+        if self._over_limit is None:
+            self._over_limit = Bucket(at_once=FRAMES_AT_ONCE, per_second=FRAMES_PER_SECOND)
+        self._over_limit.charge(now, frames)
+        return self._over_limit.is_empty(now)
 
     def spend(self, frames: int = 1) -> None:
         """The peer has sent so many frames that no message comes of."""

@@ -1,5 +1,6 @@
 """Builds rate limits, quotas and the ledger that keeps their counters over a restart."""
 
+import resource
 from dataclasses import dataclass
 
 from broker.core import Core
@@ -12,6 +13,7 @@ from broker.limits.overhead import Overhead
 from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
 from broker.mail import Mails
+from config.limits import UNAUTHENTICATED_WAITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     strangers = Strangers(
         in_all=settings.unauthenticated_connections,
         of_one_address=settings.unauthenticated_connections_per_address,
+        waiting=_may_wait(),
     )
     life.observe("unauthenticated connections", strangers.statistics)
     bodies = BodyBudget()
@@ -59,3 +62,11 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         quotas=quotas,
         charged=quotas if settings.quotas == "on" else None,
     )
+
+
+def _may_wait() -> int:
+    """How many connections may wait: each has a descriptor, and most are for those who are known."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if descriptors == resource.RLIM_INFINITY:
+        return UNAUTHENTICATED_WAITING
+    return min(UNAUTHENTICATED_WAITING, descriptors // 4)

@@ -3,9 +3,12 @@
 Each such connection costs memory and a descriptor, before the rate limits know whom to charge (reference 21.6). A
 connection keeps its place for a moment at least. After that, it has to go when another connection needs the place:
 those who authenticate do so at once, and those who stay silent are in the way.
+
+Many devices, or the calls of one application, may come from one address at once. So a connection whose address has no
+place left waits for one, in the order of arrival, and nothing is read from it meanwhile.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +16,7 @@ from typing import Final
 import trio
 
 from broker.trace.origin import address_key
-from config.limits import UNAUTHENTICATED_SECONDS
+from config.limits import UNAUTHENTICATED_SECONDS, UNAUTHENTICATED_WAIT_SECONDS, UNAUTHENTICATED_WAITING
 
 _NOWHERE: Final = ""
 
@@ -21,6 +24,7 @@ _NOWHERE: Final = ""
 @dataclass(frozen=True, slots=True)
 class StrangerStatistics:
     connections: int
+    waiting: int
     refused: int
     ended_for_others: int
 
@@ -50,16 +54,30 @@ class Place:
         self._end()
 
 
+class _Waiting:
+    """A connection that waits for a place of its address."""
+
+    __slots__ = ("came", "end", "place")
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+        self.came = trio.Event()
+        self.place: Place | None = None
+
+
 class Strangers:
     """The places of all TCP listeners."""
 
-    def __init__(self, *, in_all: int, of_one_address: int) -> None:
+    def __init__(self, *, in_all: int, of_one_address: int, waiting: int = UNAUTHENTICATED_WAITING) -> None:
+        """`waiting` is the number of connections that may wait for a place of their address."""
         self._in_all = in_all
+        self._waiting_max = waiting
         self._of_one_address = of_one_address
         self._places: OrderedDict[Place, None] = OrderedDict()
         self._by_address: dict[str, OrderedDict[Place, None]] = {}
+        self._lines: dict[str, deque[_Waiting]] = {}  # by address
         self._left = trio.Event()  # replaced when it is set
-        self._refused = self._ended = 0
+        self._waiting = self._refused = self._ended = 0
 
     async def wait_room(self) -> None:
         """Wait until a connection can have a place. Listeners accept no other one meanwhile."""
@@ -68,7 +86,7 @@ class Strangers:
                 await self._left.wait()
 
     def enter(self, address: str | None, end: Callable[[], None]) -> Place | None:
-        """A place for a new connection; None when there is none.
+        """A place for a new connection; None when there is none now.
 
         Args:
             address: the IP address of the peer; None for a peer that others share, such as a trusted proxy.
@@ -77,21 +95,70 @@ class Strangers:
         key = _NOWHERE if address is None else address_key(address)
         of_address = self._by_address.get(key, OrderedDict())
         is_full = key != _NOWHERE and len(of_address) >= self._of_one_address
-        if (is_full and not self._make_room(of_address)) or (
-            len(self._places) >= self._in_all and not self._make_room(self._places)
+        if (
+            key in self._lines
+            or (is_full and not self._make_room(of_address))
+            or (len(self._places) >= self._in_all and not self._make_room(self._places))
         ):
-            self._refused += 1
             return None
+        return self._given(key, end)
+
+    def _given(self, key: str, end: Callable[[], None]) -> Place:
         place = Place(self, key, end)
         self._places[place] = None
         self._by_address.setdefault(key, OrderedDict())[place] = None
         return place
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether one more connection may wait for a place of its address."""
+        return self._waiting < self._waiting_max
+
+    async def wait_place(self, address: str | None, end: Callable[[], None]) -> Place | None:
+        """As `enter`, and where all places of the address are taken, wait for one. None when that takes too long, when
+        too many wait already, or when there is no place in all."""
+        key = _NOWHERE if address is None else address_key(address)
+        if (place := self.enter(address, end)) is not None:
+            return place
+        if not self.may_wait or len(self._by_address.get(key, ())) < self._of_one_address:
+            self._refused += 1
+            return None
+        one, line = _Waiting(end), self._lines.setdefault(key, deque())
+        line.append(one)
+        self._waiting += 1
+        try:
+            with trio.move_on_after(UNAUTHENTICATED_WAIT_SECONDS):
+                await self._wait_turn(key, one)
+        except trio.Cancelled:  # the daemon stops
+            if one.place is not None:
+                one.place.leave()
+            raise
+        finally:
+            self._waiting -= 1
+            if one.place is None:
+                line.remove(one)
+                if not line:
+                    del self._lines[key]
+        self._refused += one.place is None
+        return one.place
+
+    async def _wait_turn(self, key: str, one: _Waiting) -> None:
+        """Until the connection has a place, or its address has lost all of its places to others."""
+        while one.place is None and (of_address := self._by_address.get(key)):
+            oldest = next(iter(of_address))
+            if oldest.is_kept:
+                with trio.move_on_at(oldest.since + UNAUTHENTICATED_SECONDS):
+                    await one.came.wait()
+            else:
+                self._ended += 1
+                oldest.end_connection()  # the first in the line gets its place
 
     def _make_room(self, places: OrderedDict[Place, None]) -> bool:
         oldest = next(iter(places))
         if oldest.is_kept:
             return False
         self._ended += 1
+        self._remove(oldest)  # and nobody of its address gets the place
         oldest.end_connection()
         return True
 
@@ -99,13 +166,23 @@ class Strangers:
         """For `Place.leave`."""
         if place not in self._places:
             return
+        self._remove(place)
+        if (line := self._lines.get(place.key)) is not None:
+            first = line.popleft()
+            if not line:
+                del self._lines[place.key]
+            first.place = self._given(place.key, first.end)
+            first.came.set()
+            return
+        self._left.set()
+        self._left = trio.Event()
+
+    def _remove(self, place: Place) -> None:
         del self._places[place]
         of_address = self._by_address[place.key]
         del of_address[place]
         if not of_address:
             del self._by_address[place.key]
-        self._left.set()
-        self._left = trio.Event()
 
     def statistics(self) -> StrangerStatistics:
-        return StrangerStatistics(len(self._places), self._refused, self._ended)
+        return StrangerStatistics(len(self._places), self._waiting, self._refused, self._ended)

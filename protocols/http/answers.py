@@ -55,6 +55,10 @@ async def answer_preflight() -> Response | None:
     """Answer OPTIONS on any REST path, without a token and without a body."""
     if request.method != "OPTIONS" or not is_rest() or request.routing_exception is not None:
         return None
+    return preflight_answer()
+
+
+def preflight_answer() -> Response:
     answer = Response(b"")
     del answer.headers["Content-Type"]
     return answer

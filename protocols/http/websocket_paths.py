@@ -2,20 +2,26 @@
 
 from typing import Final
 
-from quart import Quart, request
+from quart import Quart, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
-from protocols.http.answers import REST_ROOT
+from protocols.http.answers import REST_ROOT, preflight_answer
 
 #: front_door.py gives the upgrades of these paths to the WebSocket server, so Quart has no routes for them.
 _PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events"})
 
 
 def install_websocket_paths(app: Quart) -> None:
-    """Answer other methods than GET with 405. A GET without an upgrade is 404, as for any path without a route."""
-    app.before_request(_refuse_other_methods)
+    """Answer other methods than GET with 405, and OPTIONS as on any REST path (reference 1.4).
+
+    A GET or HEAD without an upgrade is 404, as for any path without a route.
+    """
+    app.before_request(_answer_other_methods)
 
 
-async def _refuse_other_methods() -> None:
-    if request.method not in {"GET", "OPTIONS"} and request.path.rstrip("/") in _PATHS:
-        raise MethodNotAllowed(["GET"])
+async def _answer_other_methods() -> Response | None:
+    if request.method in {"GET", "HEAD"} or request.path.rstrip("/") not in _PATHS:
+        return None
+    if request.method == "OPTIONS":
+        return preflight_answer()
+    raise MethodNotAllowed(["GET"])

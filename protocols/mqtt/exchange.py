@@ -123,8 +123,9 @@ class MqttExchange:
             self._end()
             return False
         self._outbox.put(session.take_output())
-        refusal = self._count(session.overhead - overhead)
-        if refusal is not None and self.pace.is_used_up:
+        overhead = session.overhead - overhead
+        refusal = self._count(overhead)
+        if refusal is not None and self.pace.floods(overhead):
             about = f"{refusal}; the connection is closed"
             self._rooms.core.refusals.note("mqtt_rate_refused", reason=about, caller=f"device {self._device.id}")
             self._end()

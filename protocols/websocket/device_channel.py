@@ -42,7 +42,7 @@ With `ack`, every offer must be settled exactly once, also when storing has fail
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias, assert_never
@@ -227,19 +227,19 @@ class DeviceChannel:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def receive_overhead(self, frames: int, pings: int, *, is_flood: bool) -> tuple[ChannelEvent, ...]:
+    def receive_overhead(self, frames: int, pings: int, floods: Callable[[int], bool]) -> tuple[ChannelEvent, ...]:
         """Process frames that are no messages: Pings, Pongs and fragments. `pings` of them are Pings, which count.
 
         Pings beyond the rate limit change nothing, because a device that has used it up still needs their Pongs. Only a
-        flood of them closes the channel.
+        flood of them closes the channel: `floods` says whether so many more are one.
         """
         if self._closed:
             return ()
         if self._trust is not None:
             return self._count_stranger(frames)
-        for _ in range(pings):
+        for counted in range(pings):
             if (refusal := self._count(None)) is not None:
-                return self._end(str(refusal)) if is_flood else ()
+                return self._end(str(refusal)) if floods(pings - counted) else ()
         return ()
 
     def _count_stranger(self, frames: int) -> tuple[ChannelEvent, ...]:

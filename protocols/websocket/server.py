@@ -294,7 +294,7 @@ class DeviceConversation:
             self._rooms.devices.presence.touch(registration.device.key)
 
     def heard_overhead(self, frames: int, pings: int) -> None:
-        self._act(self._channel.receive_overhead(frames, pings, is_flood=self._connection.pace.is_used_up))
+        self._act(self._channel.receive_overhead(frames, pings, self._connection.pace.floods))
 
     # --- Messages and Actions ---
 

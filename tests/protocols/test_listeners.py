@@ -125,8 +125,8 @@ async def name_peer(stream: Stream) -> None:
         await stream.send_all(current_peer().address.encode())
 
 
-def entrance(*networks: str, send_header: bool = False, of_one_address: int = 2) -> Entrance:
-    strangers = Strangers(in_all=10, of_one_address=of_one_address)
+def entrance(*networks: str, send_header: bool = False, of_one_address: int = 2, waiting: int = 100) -> Entrance:
+    strangers = Strangers(in_all=10, of_one_address=of_one_address, waiting=waiting)
     return Entrance(strangers, TrustedProxies(tuple(map(ip_network, networks)), send_header))
 
 
@@ -160,16 +160,15 @@ async def test_an_address_has_so_many_connections_without_authentication(
 ) -> None:
     admitting = entrance()
     address = await listening(nursery, name_peer, admitting)
-    first, second, refused = [await connect(address) for _ in range(3)]
+    first, second, third, fourth = [await connect(address) for _ in range(4)]
     assert await answers(first, b"who") == await answers(second, b"who") == b"127.0.0.1"
-    assert await answers(refused, b"who") == b""
+    assert admitting.strangers.statistics().waiting == 2
     assert await answers(first, b"token") == b"127.0.0.1"  # its place is free now
-    assert await answers(await connect(address), b"who") == b"127.0.0.1"
-    assert await answers(await connect(address), b"who") == b""
-    assert admitting.strangers.statistics().connections == 2
+    assert await answers(third, b"who") == b"127.0.0.1"
+    assert (admitting.strangers.statistics().connections, admitting.strangers.statistics().waiting) == (2, 1)
     await second.aclose()
-    await wait_all_tasks_blocked()
-    assert admitting.strangers.statistics().connections == 1
+    assert await answers(fourth, b"token") == b"127.0.0.1"
+    assert (admitting.strangers.statistics().connections, admitting.strangers.statistics().waiting) == (1, 0)
 
 
 async def test_the_oldest_stranger_makes_room_and_those_who_are_known_stay(
@@ -187,8 +186,23 @@ async def test_the_oldest_stranger_makes_room_and_those_who_are_known_stay(
     assert await answers(other, b"who") == await answers(known, b"who") == b"127.0.0.1"
 
 
-async def test_a_flood_of_strangers_is_one_log_entry(nursery: trio.Nursery, connect: Connect) -> None:
+async def test_a_storm_of_devices_behind_one_address_gets_through(nursery: trio.Nursery) -> None:
+    """They all connect at once, and each says who it is when it is served."""
     address = await listening(nursery, name_peer, entrance())
+    told = []
+
+    async def device() -> None:
+        async with await trio.open_tcp_stream(address.host, address.port) as stream:
+            told.append(await answers(stream, b"token"))
+
+    async with trio.open_nursery() as devices:
+        for _ in range(100):
+            devices.start_soon(device)
+    assert told == [b"127.0.0.1"] * 100
+
+
+async def test_a_flood_of_strangers_is_one_log_entry(nursery: trio.Nursery, connect: Connect) -> None:
+    address = await listening(nursery, name_peer, entrance(waiting=1))
     with capture_logs() as logs:
         for _ in range(10):
             await connect(address)
@@ -215,9 +229,10 @@ async def test_a_trusted_proxy_names_the_client(nursery: trio.Nursery, connect: 
     stream = await connect(address)
     assert await answers(stream, HEADER + b"who") == b"203.0.113.7"
     second = await connect(address)
-    assert await answers(second, HEADER + b"who") == b""  # the limit is that of the client
+    await second.send_all(HEADER + b"who")
     check = await connect(address)
     assert await answers(check, b"PROXY UNKNOWN\r\nwho") == b"127.0.0.1"
+    assert admitting.strangers.statistics().waiting == 1  # the limit is that of the client
 
 
 @pytest.mark.parametrize("sent", [b"who", HEADER[:-1] + b"x" * 100])

@@ -34,7 +34,7 @@ async def test_a_polite_peer_never_waits(autojump_clock: MockClock) -> None:
     for _ in range(100):
         pace.spend()
         assert not pace.owed
-        assert not pace.is_used_up
+        assert not pace.floods(1)
         await trio.sleep(1 / FRAMES_PER_SECOND)
     assert line.statistics().delayed == 0
 
@@ -43,13 +43,20 @@ async def test_a_peer_beyond_its_allowance_waits_for_what_it_has_sent(autojump_c
     line = Overhead(per_second=10)
     pace = line.pace()
     pace.spend(FRAMES_AT_ONCE - 1)
-    assert (pace.owed, pace.is_used_up) == (0, False)
+    assert pace.owed == 0
     pace.spend(20)
-    assert (pace.owed, pace.is_used_up) == (20, True)
+    assert pace.owed == 20
     began = trio.current_time()
     await pace.wait()
     assert trio.current_time() - began == pytest.approx(2)
     assert pace.owed == 0
+
+
+async def test_what_is_refused_for_another_reason_makes_no_flood_of_pings(autojump_clock: MockClock) -> None:
+    pace = Overhead().pace()
+    pace.spend(10 * FRAMES_AT_ONCE)
+    assert not pace.floods(FRAMES_AT_ONCE - 1)
+    assert pace.floods(10)
 
 
 async def test_all_peers_wait_in_one_line(autojump_clock: MockClock) -> None:

@@ -5,7 +5,11 @@ import trio
 from trio.testing import MockClock
 
 from broker.limits.strangers import Place, Strangers
-from config.limits import UNAUTHENTICATED_SECONDS
+from config.limits import UNAUTHENTICATED_SECONDS, UNAUTHENTICATED_WAIT_SECONDS
+
+
+def gone() -> None:
+    """The end of a connection that nobody asks about."""
 
 
 class Connections:
@@ -36,7 +40,7 @@ async def test_one_address_has_so_many_places_and_leaves_the_others_alone(autoju
     assert connections.enter("f", "192.0.2.1") is None
     assert connections.ended == []
     statistics = connections.strangers.statistics()
-    assert (statistics.connections, statistics.refused, statistics.ended_for_others) == (3, 2, 0)
+    assert (statistics.connections, statistics.waiting, statistics.ended_for_others) == (3, 0, 0)
 
 
 async def test_all_addresses_of_an_ipv6_network_are_one(autojump_clock: MockClock) -> None:
@@ -92,19 +96,102 @@ async def test_a_listener_waits_at_most_until_the_oldest_has_to_go(autojump_cloc
 
 async def test_a_storm_of_connections_that_authenticate_gets_through(autojump_clock: MockClock) -> None:
     """A thousand devices behind one address connect at once: each needs its place for a moment only."""
-    strangers = Strangers(in_all=20, of_one_address=20)
-    connections = Connections(strangers)
+    strangers = Strangers(in_all=20, of_one_address=10)
+    ended: list[str] = []
     served = 0
 
-    async def authenticate(place: Place) -> None:
+    async def authenticate(name: str) -> None:
         nonlocal served
+        place = await strangers.wait_place("192.0.2.1", lambda: ended.append(name))
+        assert place is not None
         await trio.sleep(0.05)
         place.leave()
         served += 1
 
     async with trio.open_nursery() as nursery:
         for number in range(1000):
-            await strangers.wait_room()
-            nursery.start_soon(authenticate, connections.must_enter(str(number), "192.0.2.1"))
+            nursery.start_soon(authenticate, str(number))
+        await trio.testing.wait_all_tasks_blocked()
+        statistics = strangers.statistics()
+        assert (statistics.connections, statistics.waiting) == (10, 990)
     assert served == 1000
-    assert strangers.statistics().refused == 0
+    assert ended == []
+    statistics = strangers.statistics()
+    assert (statistics.connections, statistics.waiting, statistics.refused) == (0, 0, 0)
+
+
+async def test_who_waits_comes_in_the_order_of_arrival_when_the_oldest_have_to_go(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=10, of_one_address=2))
+    strangers, came = connections.strangers, []
+    for name in "ab":
+        connections.must_enter(name, "192.0.2.1")
+
+    async def wait(name: str) -> None:
+        if await strangers.wait_place("192.0.2.1", lambda: connections.ended.append(name)) is not None:
+            came.append((name, trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        for name in "cdefghijklmnop":
+            nursery.start_soon(wait, name)
+            await trio.testing.wait_all_tasks_blocked()
+        assert connections.enter("z", "192.0.2.1") is None, "others are before it"
+        connections.must_enter("other", "192.0.2.9")
+    assert [sorted(name for name, when in came if round(when) == second) for second in (2, 4, 6, 8)] == [
+        ["c", "d"],
+        ["e", "f"],
+        ["g", "h"],
+        ["i", "j"],
+    ]
+    assert connections.ended[:2] == ["a", "b"]
+    statistics = strangers.statistics()
+    assert trio.current_time() == pytest.approx(UNAUTHENTICATED_WAIT_SECONDS)
+    assert len(came) + statistics.refused == 14
+    assert (statistics.connections, statistics.waiting) == (3, 0)
+
+
+async def test_those_who_wait_get_no_place_that_another_address_has_taken(mock_clock: MockClock) -> None:
+    """Otherwise there would be more places than there are in all."""
+    connections = Connections(Strangers(in_all=2, of_one_address=1))
+    connections.must_enter("a", "192.0.2.1")
+    connections.must_enter("b", "192.0.2.2")
+    came = []
+
+    async def wait() -> None:
+        came.append(await connections.strangers.wait_place("192.0.2.1", gone))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(UNAUTHENTICATED_SECONDS)
+        connections.must_enter("c", "192.0.2.3")
+        assert connections.strangers.statistics().connections == 2
+    assert came == [None]
+    assert connections.strangers.statistics().connections == 2
+    assert connections.ended == ["a"]
+
+
+async def test_only_so_many_wait(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=10, of_one_address=1, waiting=5)
+
+    async def wait() -> None:
+        await strangers.wait_place("192.0.2.1", gone)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not strangers.may_wait
+        assert await strangers.wait_place("192.0.2.1", gone) is None
+        nursery.cancel_scope.cancel()
+    assert (strangers.statistics().connections, strangers.statistics().waiting) == (1, 0)
+
+
+async def test_a_connection_that_ends_while_it_is_given_a_place_gives_it_back(autojump_clock: MockClock) -> None:
+    connections = Connections(Strangers(in_all=10, of_one_address=1))
+    first = connections.must_enter("a", "192.0.2.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connections.strangers.wait_place, "192.0.2.1", gone)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        first.leave()
+    assert connections.strangers.statistics().connections == 0

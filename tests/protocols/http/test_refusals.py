@@ -8,16 +8,18 @@ from structlog.testing import capture_logs
 
 from broker.ids import new_id
 from broker.services import Services
-from config.limits import WRONG_TOKENS
+from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Address, Limits, Settings
 from storage.records import AuditFilter
 from tests.factories import ADA_TOKEN, BOB_TOKEN, DASHBOARD
 from tests.protocols.http.conftest import bearer
 
+WRONG_TOKENS = 100  # from one address are too many
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off"))
+    return Settings(state_dir=tmp_path, limits=Limits(rate_limits="on", quotas="off", calls_per_address=WRONG_TOKENS))
 
 
 async def test_a_refusal_has_the_route_the_address_and_the_id_that_the_caller_sees(api: httpx.AsyncClient) -> None:
@@ -39,6 +41,13 @@ async def test_a_refusal_has_the_route_the_address_and_the_id_that_the_caller_se
     }
     assert (unknown["event"], unknown["route"]) == ("http_refused", "")
     assert misplaced not in str(logs)
+
+
+async def test_a_wrong_token_is_401_however_often_it_comes(api: httpx.AsyncClient) -> None:
+    """A client that tries a revoked token again and again must see that it needs a new one (reference 3.2)."""
+    revoked = bearer(new_id())
+    statuses = {(await api.get("/users/self", headers=revoked)).status_code for _ in range(3 * WRONG_TOKEN_TRIES)}
+    assert statuses == {401}
 
 
 async def test_who_guesses_tokens_gets_429_and_tokens_in_memory_go_on(

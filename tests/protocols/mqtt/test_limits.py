@@ -155,6 +155,16 @@ async def test_a_flood_of_pings_beyond_the_limit_ends_the_connection(server: Ser
     assert FRAMES_AT_ONCE <= len(answered) // 2 < PACKETS_PER_TURN
 
 
+async def test_who_publishes_beyond_the_limit_may_ping_as_its_keep_alive_demands(server: Server) -> None:
+    """A refused message is acknowledged and the connection stays (reference 16.3), however many there are."""
+    peer = await server.connected()
+    await peer.send(publish(1, qos=0) * (10 * FRAMES_AT_ONCE))
+    await peer.send(PINGREQ)
+    await peer.expect(PINGRESP)
+    await peer.send(publish(7), PINGREQ)
+    await peer.expect(PINGRESP, puback(7))
+
+
 async def test_a_will_over_the_limit_is_not_published(server: Server) -> None:
     peer = await server.connected(will=Will(MESSAGES, b'{"state":false}', 0, False))
     await peer.send(*(publish(number) for number in range(1, 6)))

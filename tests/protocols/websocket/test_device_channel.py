@@ -518,6 +518,11 @@ SDIDS = st.sampled_from(["a", "b", "c"])
 
 # --- Strangers --------------------------------------------------------------------------------------------------------
 
+
+def never(frames: int) -> bool:
+    return False
+
+
 TOO_MANY = (ChannelClose(1008, "no device is registered"),)
 
 
@@ -532,8 +537,8 @@ def test_a_stranger_is_closed_after_a_handful_of_frames(payload: str) -> None:
 
 def test_pings_and_fragments_are_frames_of_a_stranger() -> None:
     channel = DeviceChannel()
-    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 0, is_flood=False) == ()
-    assert channel.receive_overhead(1, 1, is_flood=False) == TOO_MANY
+    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 0, never) == ()
+    assert channel.receive_overhead(1, 1, never) == TOO_MANY
 
 
 def test_refused_registrations_are_frames_of_a_stranger() -> None:
@@ -548,7 +553,7 @@ def test_refused_registrations_are_frames_of_a_stranger() -> None:
 def test_who_has_shown_a_token_is_no_stranger(channel: DeviceChannel) -> None:
     for _ in range(UNREGISTERED_FRAMES_MAX + 1):
         channel.receive("")
-    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 1, is_flood=True) == ()
+    assert channel.receive_overhead(UNREGISTERED_FRAMES_MAX, 1, bool) == ()
     assert channel.state is not DeviceChannelState.CLOSED
 
 

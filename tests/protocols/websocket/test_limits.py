@@ -3,8 +3,10 @@
 import msgpack
 import pytest
 import trio.testing
+from wsproto.events import Pong
 
 from broker.limits.meters import Channel
+from broker.limits.overhead import FRAMES_AT_ONCE
 from broker.services import Services
 from config.limits import PACKETS_PER_TURN
 from config.settings import Limits, Settings
@@ -202,6 +204,16 @@ async def test_pings_count_and_are_answered_beyond_the_limit(
     await say(socket, data=DATA, cid="late")
     assert await said(socket) == limit(cid="late")
     assert services.messages.ingest.statistics().messages == 0
+
+
+async def test_who_sends_beyond_the_limit_may_ping_as_client_libraries_do(peers: Peers) -> None:
+    """A refusal never closes the connection (reference 19.3), however many frames are refused."""
+    peer = await peers.connect_plain(WITHOUT_ACK)
+    await peer.send({"type": "register", "sdid": KITCHEN, "Authorization": KITCHEN_TOKEN})
+    await peer.send(*[{"data": DATA}] * (10 * FRAMES_AT_ONCE))
+    for _ in range(2):
+        await peer.stream.send_all(EMPTY_PING)
+        assert await peer.event() == Pong(payload=b"")
 
 
 async def test_a_flood_of_pings_beyond_the_limit_ends_the_connection(peers: Peers) -> None:
