@@ -67,6 +67,7 @@ class PacketReader:
         if self._rest:
             self._rest += received
             if len(self._rest) < self._needed:
+                self.is_behind = False
                 return []
             data = bytes(self._rest)
         else:

@@ -126,6 +126,15 @@ def test_a_packet_with_filters_ends_the_turn(packet: bytes) -> None:
     assert not reader.is_behind
 
 
+@pytest.mark.parametrize("rest", [b"\xc0", b"\x82\x80", b"\x82\x08\x00"])
+def test_the_beginning_of_a_packet_behind_a_turn_waits_for_its_rest(rest: bytes) -> None:
+    """Else the reader would be asked again and again for what has not come."""
+    reader = PacketReader()
+    assert len(reader.feed(subscribe(b"a") + rest)) == 1
+    assert reader.feed(b"") == []
+    assert not reader.is_behind
+
+
 @pytest.mark.parametrize("build", [subscribe, unsubscribe])
 def test_a_packet_has_a_bounded_number_of_filters(build: Callable[..., bytes]) -> None:
     most = [b"/v1.1/actions/%d" % number for number in range(MQTT_FILTERS_MAX)]

@@ -8,11 +8,14 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.device_management.sessions import Observation
+from broker.facts import ManagementConfigured
+from broker.services import Services
 from broker.trace.refusals import LINES_OF_ONE
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.session import OVERHEAD_AT_ONCE
-from tests.factories import KITCHEN, NOW_MS
+from storage.keys import DeviceTypeKey
+from tests.factories import KITCHEN, NOW_MS, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.lwm2m.conftest import Management
 from tests.protocols.coap.lwm2m.device import (
@@ -72,6 +75,21 @@ class TestSequence:
         await device.register()
         await management.session()
         assert device.requests == []
+
+    async def test_is_carried_out_again_when_the_type_is_configured(
+        self, device: ScriptedDevice, management: Management, services: Services, world: World
+    ) -> None:
+        """New `pmin` and `pmax` are written to registered devices at once (reference 15.1)."""
+        management.observation = Observation(is_enabled=False, pmin=10, pmax=60)
+        await device.register()
+        await management.session()
+        management.observation = Observation(is_enabled=True, pmin=10, pmax=60)
+        services.core.router.publish(ManagementConfigured(DeviceTypeKey(world.light_type + 1)))
+        await wait_all_tasks_blocked()
+        assert device.requests == []
+        services.core.router.publish(ManagementConfigured(world.light_type))
+        await management.session(2)
+        assert device.requests == SEQUENCE
 
     async def test_goes_on_after_a_refusal_and_after_nonsense(
         self, device: ScriptedDevice, management: Management, server: Lwm2mServer
