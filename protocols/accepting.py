@@ -35,6 +35,11 @@ class Episodes:
         return self._last - before >= _EPISODE_SECONDS
 
 
+async def at_once(_stream: trio.SocketStream) -> None:
+    """There is always room."""
+    await trio.lowlevel.checkpoint()
+
+
 async def accept_forever(
     listeners: list[trio.SocketListener],
     serve: Callable[[trio.SocketStream, A], Awaitable[None]],
@@ -42,7 +47,7 @@ async def accept_forever(
     *,
     protocol: str,
     connections: trio.Nursery,
-    wait_room: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    wait_room: Callable[[trio.SocketStream], Awaitable[None]] = at_once,
 ) -> None:
     """Accept connections until cancelled, and close the listeners at the end.
 
@@ -65,7 +70,7 @@ async def _accept(
     admit: Callable[[trio.SocketStream], A],
     protocol: str,
     connections: trio.Nursery,
-    wait_room: Callable[[], Awaitable[None]],
+    wait_room: Callable[[trio.SocketStream], Awaitable[None]],
 ) -> None:
     shortage = _Shortage(protocol)
     try:
@@ -80,7 +85,7 @@ async def _accept(
                 accepted = stream
             if accepted is None:
                 continue
-            await wait_room()  # `admit` follows without awaiting in between, so there is still room
+            await wait_room(accepted)  # `admit` follows without awaiting in between, so there is still room
             admitted = admit(accepted)
             if admitted is None:
                 accepted.socket.close()

@@ -33,7 +33,7 @@ from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
-from protocols.interpreter import set_aside_what_stays, switch_threads_often
+from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.listeners import ListenerError
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.connectors import third_party
@@ -70,6 +70,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
     switch_threads_often()
+    give_back_large_memory()
     try:
         await _run(settings, ready, stop)
     except BaseExceptionGroup as group:

@@ -14,7 +14,7 @@ from broker.limits.strangers import Strangers
 from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address, Settings
-from protocols.accepting import Episodes, accept_forever
+from protocols.accepting import Episodes, accept_forever, at_once
 from protocols.peers import Peer, set_peer
 from protocols.proxies import TrustedProxies
 from protocols.proxy_protocol import ProxyHeaderError, receive_source
@@ -64,6 +64,11 @@ class Entrance:
             self._log_refusal(_TOO_MANY, address)
             return None
         return peer
+
+    async def wait_room(self, stream: trio.SocketStream) -> None:
+        """Wait until `admit` has a place for the connection, or refuses it."""
+        address = _address_of(stream)
+        await self.strangers.wait_room(None if self.proxies.trusts(address) else address)
 
     async def client(self, proxy: Peer, stream: trio.SocketStream) -> Peer | None:
         """Whom a proxy speaks for, else who has connected; None when there is no place, or no valid header. Waits for a
@@ -133,7 +138,7 @@ async def serve_tcp(
         _admit_all if entrance is None else entrance.admit,
         protocol=protocol,
         connections=connections,
-        wait_room=trio.lowlevel.checkpoint if entrance is None else entrance.strangers.wait_room,
+        wait_room=at_once if entrance is None else entrance.wait_room,
     )
 
 

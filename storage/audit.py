@@ -65,6 +65,28 @@ class AuditStore:
         )
         return [found["key"] for found in rows]
 
+    def crowded_out(self, keep: int, *, share: int, limit: int) -> list[int]:
+        """Keys to remove because there are more than `keep` entries.
+
+        They are the oldest of the actor with the most, if that has more than `share`; else the oldest of all.
+        """
+        count = self._db.execute("SELECT count(*) AS n FROM audit_entry", {}).one()
+        beyond = (count["n"] if count else 0) - keep
+        if beyond <= 0:
+            return []
+        crowd = self._db.execute(
+            "SELECT actor FROM audit_entry WHERE of_stranger = 0 GROUP BY actor HAVING count(*) > :share"
+            " ORDER BY count(*) DESC LIMIT 1",
+            {"share": share},
+        ).one()
+        if crowd is None:
+            return self.surplus(keep, limit=limit)
+        rows = self._db.execute(
+            "SELECT key FROM audit_entry WHERE of_stranger = 0 AND actor = :actor ORDER BY key LIMIT :limit",
+            {"actor": crowd["actor"], "limit": min(beyond, limit)},
+        )
+        return [row["key"] for row in rows]
+
     def remove(self, keys: list[int]) -> None:
         for key in keys:
             self._db.execute("DELETE FROM audit_entry WHERE key = :key", {"key": key})

@@ -44,7 +44,7 @@ class WrongTokens:
         tried = self._recent(hashed)
         if tried is None:
             try:
-                self._by_address.check(address_key(current_origin().address))
+                self._by_address.check(_source())
             except TooManyAttempts as refused:
                 raise TooManyWrongTokens(refused.retry_seconds) from None
         elif tried.tries >= WRONG_TOKEN_TRIES:
@@ -62,7 +62,7 @@ class WrongTokens:
         self._tried.move_to_end(hashed)
         if len(self._tried) > _REMEMBERED:
             self._tried.popitem(last=False)
-        self._by_address.missed(address_key(current_origin().address))
+        self._by_address.missed(_source())
 
     def _recent(self, hashed: bytes) -> _Tried | None:
         tried = self._tried.get(hashed)
@@ -71,3 +71,10 @@ class WrongTokens:
     def clear(self) -> None:
         """Tokens that were wrong may have been given to somebody."""
         self._tried.clear()
+
+
+def _source() -> str:
+    """By what guesses are counted. Forged datagrams must not lock an address out of protocols that cannot be forged."""
+    origin = current_origin()
+    key = address_key(origin.address)
+    return f"{key} in datagrams" if origin.is_forgeable else key

@@ -6,8 +6,12 @@ those who authenticate do so at once, and those who stay silent are in the way.
 
 Many devices, or the calls of one application, may come from one address at once. So a connection whose address has no
 place left waits for one, in the order of arrival, and nothing is read from it meanwhile.
+
+While all places are taken, an address that has its share of them may only exchange its own. Otherwise a few addresses
+could fill the queue of a listener, in which the others wait for a place.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +23,8 @@ from broker.trace.origin import address_key
 from config.limits import UNAUTHENTICATED_SECONDS, UNAUTHENTICATED_WAIT_SECONDS, UNAUTHENTICATED_WAITING
 
 _NOWHERE: Final = ""
+#: Who means well is authenticated by then, so that many devices behind few addresses may connect at once.
+_POLITE_SECONDS: Final = UNAUTHENTICATED_SECONDS / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,10 @@ class StrangerStatistics:
     waiting: int
     refused: int
     ended_for_others: int
+
+
+def _key(address: str | None) -> str:
+    return _NOWHERE if address is None else address_key(address)
 
 
 class Place:
@@ -79,11 +89,24 @@ class Strangers:
         self._left = trio.Event()  # replaced when it is set
         self._waiting = self._refused = self._ended = 0
 
-    async def wait_room(self) -> None:
-        """Wait until a connection can have a place. Listeners accept no other one meanwhile."""
+    async def wait_room(self, address: str | None) -> None:
+        """Wait until a connection can have a place, or `enter` refuses it. Listeners accept no other one meanwhile."""
+        key = _key(address)
         while len(self._places) >= self._in_all and (oldest := next(iter(self._places))).is_kept:
-            with trio.move_on_at(oldest.since + UNAUTHENTICATED_SECONDS):
+            refused_at = self._refused_at(key)
+            if trio.current_time() >= refused_at:
+                return
+            with trio.move_on_at(min(oldest.since + UNAUTHENTICATED_SECONDS, refused_at)):
                 await self._left.wait()
+
+    def _refused_at(self, key: str) -> float:
+        """From when on an address must not wait for more places: all are taken, and it has its share of them."""
+        if key == _NOWHERE or self._of_one_address >= self._in_all or len(self._places) < self._in_all:
+            return math.inf
+        of_address = self._by_address.get(key)
+        if not of_address or len(of_address) < self._in_all // len(self._by_address):
+            return math.inf
+        return next(iter(of_address)).since + _POLITE_SECONDS
 
     def enter(self, address: str | None, end: Callable[[], None]) -> Place | None:
         """A place for a new connection; None when there is none now.
@@ -92,9 +115,10 @@ class Strangers:
             address: the IP address of the peer; None for a peer that others share, such as a trusted proxy.
             end: ends the connection at once, for another one that needs the place.
         """
-        key = _NOWHERE if address is None else address_key(address)
+        key = _key(address)
         of_address = self._by_address.get(key, OrderedDict())
         is_full = key != _NOWHERE and len(of_address) >= self._of_one_address
+        is_full = is_full or trio.current_time() >= self._refused_at(key)
         if (
             key in self._lines
             or (is_full and not self._make_room(of_address))

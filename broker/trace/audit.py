@@ -2,7 +2,7 @@
 
 An entry about a change is written in the transaction of that change (`note`). What has no transaction waits in a
 bounded queue for the worker. Entries end by age and by number; those that strangers cause have a quarter of the number,
-so that a flood of them cannot push out what others did.
+and one actor has no more when there are too many, so that a flood of them cannot push out what others did.
 """
 
 from collections import deque
@@ -168,7 +168,7 @@ class AuditLog:
             lambda tx: (
                 tx.audit.older_than(before_ms, limit=_STEP_ROWS)
                 or tx.audit.surplus(keep // 4, limit=_STEP_ROWS, of_stranger=True)
-                or tx.audit.surplus(keep, limit=_STEP_ROWS)
+                or tx.audit.crowded_out(keep, share=keep // 4, limit=_STEP_ROWS)
             )
         ):
             await self._database.write(partial(_remove, keys))

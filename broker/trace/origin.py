@@ -20,6 +20,7 @@ class Origin(NamedTuple):
     actor: str = ""
     application: str = ""  # the id of the application through which a user acts
     account: str = ""
+    is_forgeable: bool = False  # the sender may have written any address into its datagrams
 
 
 _NOBODY: Final = Origin()
@@ -37,8 +38,7 @@ def enter(origin: Origin) -> None:
 
 def acting(actor: str, application: str = "") -> None:
     """The peer has proven who it is."""
-    known = _origin.get()
-    _origin.set(Origin(known.address, actor, application, known.account))
+    _origin.set(_origin.get()._replace(actor=actor, application=application))
 
 
 def concerning(account: str) -> None:

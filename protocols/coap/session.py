@@ -84,7 +84,7 @@ class CoapSession:
             now: seconds of the endpoint's clock.
         """
         self.key = key
-        self.origin = Origin(str(key[0]) if isinstance(key, tuple) else "")
+        self.origin = Origin(str(key[0]) if isinstance(key, tuple) else "", is_forgeable=not is_address_verified)
         self.message_layer = message_layer
         self.send = send
         self._end = end

@@ -3,7 +3,7 @@
 Every error has a fresh id that the caller and the log both see.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from quart import Quart, Response, current_app, request
@@ -23,6 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 _REFUSALS = "REFUSALS"
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def install_error_handlers(app: Quart, refusals: Refusals) -> None:
@@ -82,7 +83,12 @@ async def _failed(error: Exception) -> Response:
 
 
 def _about(error_id: str, status: int) -> dict[str, Any]:
-    return {"error_id": error_id, "status": status, "method": request.method, "route": route_of_request()}
+    return {"error_id": error_id, "status": status, "method": _method(), "route": route_of_request()}
+
+
+def _method() -> str:
+    """The method, for the log; empty for one that the peer has made up, which may be long or a secret."""
+    return request.method if request.method in _METHODS else ""
 
 
 def route_of_request() -> str:

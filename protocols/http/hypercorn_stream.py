@@ -47,6 +47,8 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self._held = bytearray()
         self._is_streaming = False
         self._sending = trio.Lock()
+        #: Hypercorn's tasks for reading and for a request may both end the connection, at the same time.
+        self._ending = trio.Lock()
         self.is_idle = True
         #: Whether Hypercorn has bytes of the next request already. They came behind the request before.
         self.has_begun_head = False
@@ -135,20 +137,24 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         with trio.CancelScope(shield=True):
             if self.upgrade:
                 return
-            await self.flush()
-            if isinstance(self._stream, trio.SSLStream):  # TLS has no half-closed connections
-                await trio.lowlevel.checkpoint()
-            else:
-                await self._stream.send_eof()
+            async with self._ending:
+                await self.flush()
+                if isinstance(self._stream, trio.SSLStream):  # TLS has no half-closed connections
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._stream.send_eof()
 
     async def aclose(self) -> None:
         if self.upgrade:
             return
         if self.held is not None and not self.held.opened.is_set():
             # Shielded as in `send_eof`.
-            with trio.CancelScope(shield=True), self._timeouts.limit(_LINGER_SECONDS, in_flight=False):
-                await self._linger()
-            self.held.opened.set()  # the task that reads finds the end
+            with trio.CancelScope(shield=True):
+                async with self._ending:
+                    if not self.held.opened.is_set():
+                        with self._timeouts.limit(_LINGER_SECONDS, in_flight=False):
+                            await self._linger()
+                        self.held.opened.set()  # the task that reads finds the end
         await self._stream.aclose()
 
     async def _linger(self) -> None:

@@ -6,8 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from broker.accounts.hashing import HASHED_AT_ONCE, WAITING_AT_MOST, Hashing, TooBusy
+from broker.accounts.hashing import HASHED_AT_ONCE, OF_ONE_ADDRESS, WAITING_AT_MOST, Hashing, TooBusy
 from broker.secrets import Passwords
+from broker.trace.origin import Origin, enter
 
 
 class SlowPasswords(Passwords):
@@ -64,3 +65,23 @@ async def test_a_cancelled_wait_frees_its_place() -> None:
             impatient.cancel_scope.cancel()
         hashing.require_room()
         passwords.go_on.set()
+
+
+async def test_a_few_addresses_do_not_take_all_places() -> None:
+    passwords = SlowPasswords()
+    hashing = Hashing(passwords)
+
+    async def ask(address: str) -> None:
+        enter(Origin(address))
+        await hashing.hash("12345678")
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3 * OF_ONE_ADDRESS):
+            nursery.start_soon(ask, f"192.0.2.{number % 3}")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(TooBusy):
+            await ask("192.0.2.1")
+        nursery.start_soon(ask, "192.0.2.9")
+        await trio.testing.wait_all_tasks_blocked()
+        passwords.go_on.set()
+    await ask("192.0.2.1")  # there is room again

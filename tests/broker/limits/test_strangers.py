@@ -12,6 +12,9 @@ def gone() -> None:
     """The end of a connection that nobody asks about."""
 
 
+NEW = "192.0.2.200"  # an address without a place
+
+
 class Connections:
     """Those that have entered, and those that had to go."""
 
@@ -73,10 +76,10 @@ async def test_a_listener_waits_until_there_is_room(autojump_clock: MockClock) -
     strangers = Strangers(in_all=2, of_one_address=2)
     connections = Connections(strangers)
     place = connections.must_enter("a", "192.0.2.1")
-    await strangers.wait_room()
+    await strangers.wait_room(NEW)
     connections.must_enter("b", "192.0.2.2")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(strangers.wait_room)
+        nursery.start_soon(strangers.wait_room, NEW)
         await trio.testing.wait_all_tasks_blocked()
         place.leave()
     assert trio.current_time() == 0
@@ -88,7 +91,7 @@ async def test_a_listener_waits_at_most_until_the_oldest_has_to_go(autojump_cloc
     connections = Connections(strangers)
     connections.must_enter("a", "192.0.2.1")
     connections.must_enter("b", "192.0.2.2")
-    await strangers.wait_room()
+    await strangers.wait_room(NEW)
     assert trio.current_time() == pytest.approx(UNAUTHENTICATED_SECONDS)
     connections.must_enter("c", "192.0.2.3")
     assert connections.ended == ["a"]
@@ -195,3 +198,41 @@ async def test_a_connection_that_ends_while_it_is_given_a_place_gives_it_back(au
         nursery.cancel_scope.cancel()
         first.leave()
     assert connections.strangers.statistics().connections == 0
+
+
+async def test_addresses_that_fill_all_places_keep_nobody_waiting_behind_them(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=9, of_one_address=8)
+    connections = Connections(strangers)
+    attackers = [f"192.0.2.{number}" for number in range(3)]
+    for address in 3 * attackers:
+        connections.must_enter("attack", address)
+    await trio.sleep(UNAUTHENTICATED_SECONDS / 2)
+    for number in range(1000):  # as they come out of the queue of a listener
+        await strangers.wait_room(attackers[number % 3])
+        assert connections.enter("more", attackers[number % 3]) is None
+    assert trio.current_time() == UNAUTHENTICATED_SECONDS / 2
+    await strangers.wait_room(NEW)
+    connections.must_enter("innocent", NEW)
+    assert trio.current_time() == pytest.approx(UNAUTHENTICATED_SECONDS)
+    assert connections.ended == ["attack"]
+
+
+async def test_devices_behind_few_addresses_wait_for_a_moment_and_get_in(autojump_clock: MockClock) -> None:
+    """Four networks of 250 devices each connect at once. Each device needs its place for a moment only."""
+    strangers = Strangers(in_all=20, of_one_address=10)
+    connections = Connections(strangers)
+    served = 0
+
+    async def authenticate(place: Place) -> None:
+        nonlocal served
+        await trio.sleep(0.05)
+        place.leave()
+        served += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1000):
+            address = f"192.0.2.{number % 4}"
+            await strangers.wait_room(address)
+            nursery.start_soon(authenticate, connections.must_enter(str(number), address))
+    assert served == 1000
+    assert strangers.statistics().refused == 0

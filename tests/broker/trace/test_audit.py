@@ -95,8 +95,10 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path, audit=Audit(keep_days=10, keep_entries=1_000))
 
 
-async def add(services: Services, number: int, *, at_ms: int = NOW_MS, of_stranger: bool = False) -> None:
-    entry = AuditRecord(at_ms, "sign_in", "", "", "", "done", {}, of_stranger=of_stranger)
+async def add(
+    services: Services, number: int, *, at_ms: int = NOW_MS, of_stranger: bool = False, actor: str = ""
+) -> None:
+    entry = AuditRecord(at_ms, "sign_in", actor, "", "", "done", {}, of_stranger=of_stranger)
 
     def work(tx: Transaction) -> None:
         for _ in range(number):
@@ -129,6 +131,14 @@ async def test_a_flood_by_strangers_pushes_out_nothing_of_others(services: Servi
     found = await entries(services)
     assert [one.of_stranger for one in found].count(False) == 700
     assert [one.of_stranger for one in found].count(True) == 250
+
+
+async def test_a_flood_by_one_actor_pushes_out_nothing_of_others(services: Services) -> None:
+    await add(services, 300, actor="user u1")
+    await add(services, 2_000, actor="application a1")
+    await services.core.audit.sweep()
+    found = [one.actor for one in await entries(services)]
+    assert (found.count("user u1"), found.count("application a1")) == (300, 700)
 
 
 async def test_what_waits_for_the_worker_is_bounded(services: Services) -> None:

@@ -6,7 +6,10 @@ import pytest
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from broker.accounts.tokens import TokenKind
 from broker.ids import new_id
+from broker.services import Services
+from broker.trace.origin import Origin, enter
 from config.limits import WRONG_TOKEN_TRIES
 from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
@@ -63,3 +66,13 @@ async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: Endpo
     assert (await posted(peer, new_id())).code == TOO_MANY
     assert (await posted(peer, KITCHEN_TOKEN)).code == Code.CREATED  # in memory
     assert (await posted(Peer(endpoint, ("192.0.2.2", 40000)), HALL_TOKEN)).code == Code.CREATED
+
+
+async def test_datagrams_with_a_forged_address_do_not_lock_it_out_of_other_protocols(
+    endpoint: Endpoint, services: Services
+) -> None:
+    for number in range(WRONG_TOKENS):
+        await posted(Peer(endpoint, ("192.0.2.1", 40_000 + number)), new_id())
+    assert (await posted(Peer(endpoint, ("192.0.2.1", 50_000)), new_id())).code == TOO_MANY
+    enter(Origin("192.0.2.1"))  # as of a connection
+    assert (await services.accounts.tokens.caller(ADA_TOKEN)).kind is TokenKind.USER

@@ -7,7 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.limits.bodies import BodyStatistics
+from broker.limits.bodies import BodyBudget, BodyStatistics
+from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.limits import (
     BODIES_BYTES,
@@ -18,7 +19,11 @@ from config.limits import (
     UNCOUNTED_BODY_BYTES,
 )
 from config.settings import Address
+from protocols.http.bodies import HeldBody
+from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.peer_timeouts import PeerTimeouts
 from tests.factories import ADA_TOKEN
+from tests.fakes import new_refusals
 from tests.protocols.http.conftest import Raw, receive_all
 
 FORM = b"grant_type=client_credentials&padding=".ljust(10_000, b"x")
@@ -152,3 +157,26 @@ async def test_without_room_callers_are_told_to_come_back(
     answer = await raw(asked)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"\r\nretry-after: 5\r\n" in answer.lower()
+
+
+async def test_a_connection_that_two_tasks_end_at_once_sends_its_answer_and_is_closed_once() -> None:
+    """After a request that is malformed behind its head, both the task that reads and the one that answers do so."""
+    ours, theirs = trio.socket.socketpair()
+    with theirs:
+        await theirs.send(b"x" * 5_000)
+        ending = HypercornStream(
+            b"", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals()
+        )
+        ending.is_idle, ending.held = False, HeldBody(BodyBudget(), None)
+        await ending.send_all(b"HTTP/1.1 401 \r\n\r\n")
+
+        async def end() -> None:
+            await ending.send_eof()
+            await ending.aclose()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            nursery.start_soon(end)
+            assert await theirs.recv(1_000) == b"HTTP/1.1 401 \r\n\r\n"
+            theirs.shutdown(trio.socket.SHUT_WR)
+        assert await theirs.recv(1_000) == b""

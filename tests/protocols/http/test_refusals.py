@@ -76,3 +76,10 @@ async def test_a_wrong_refresh_token_is_logged_and_audited_with_its_application(
     (entry,) = await services.core.audit.find(AuditFilter(0, 2**62, 10, event="token_refused"))
     assert (entry.outcome, entry.details["application"]) == ("refused", DASHBOARD)
     assert given["refresh_token"] not in str((line, entry))
+
+
+async def test_a_method_that_the_peer_has_made_up_is_not_logged(api: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        answer = await api.request(new_id().upper(), "/messages")
+    assert answer.status_code == 405
+    assert [line["method"] for line in logs] == [""]
