@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from storage.records import AuditFilter, AuditRecord
@@ -31,13 +32,20 @@ class AuditStore:
         )
 
     def find(self, wanted: AuditFilter) -> list[AuditRecord]:
-        """The latest entries that match, oldest first."""
-        conditions, parameters = _conditions(wanted)
+        """The latest entries that match, oldest first. An e-mail address stands for the id of its user."""
+        actor, object_ = self._id_for(wanted.actor), self._id_for(wanted.object)
+        conditions, parameters = _conditions(replace(wanted, actor=actor, object=object_))
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM audit_entry WHERE {' AND '.join(conditions)} ORDER BY key DESC LIMIT :limit",  # noqa: S608 - constants
             parameters,
         )
         return [_entry(row) for row in rows][::-1]
+
+    def _id_for(self, name: str) -> str:
+        row = (
+            self._db.execute("SELECT id FROM user WHERE email = :email", {"email": name}).one() if "@" in name else None
+        )
+        return name if row is None else row["id"]
 
     # How much is kept
 

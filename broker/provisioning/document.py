@@ -5,8 +5,8 @@ its value.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -156,6 +156,13 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: tuple[PlanEntry, ...] = ()
     firmware: tuple[FirmwareEntry, ...] = ()
 
+#: What may stand at keys with few values; the error about another value names them.
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "role": tuple(Role),
+    "methods": tuple(Method),
+    "permissions": get_args(_Access),
+}
+
 
 def read_document(document: Mapping[str, Any]) -> Document:
     """Decode a parsed provision file and check each entry by itself.
@@ -183,6 +190,8 @@ def _located(text: str) -> ValidationFailed:
     if (missing := re.match(r"Object (contains unknown|missing required) field `(.*)`", problem)) is not None:
         problem = "unknown key" if missing[1] == "contains unknown" else "required"
         field = f"{field}.{missing[2]}".lstrip(".")
+    elif problem.startswith("Invalid enum value") and (choices := _CHOICES.get(re.findall(r"[a-z_]+", field)[-1])):
+        problem += f" (allowed: {', '.join(choices)})"
     return ValidationFailed.of(field or "file", problem[:1].lower() + problem[1:].replace("`", ""))
 
 

@@ -30,9 +30,15 @@ _NEVER_MS: Final = 2**62
 @click.command()
 @click.option("--since", metavar="TIME", help="From then on: 90s, 15m, 1h or 7d ago, or as 2026-05-01T12:00 (UTC).")
 @click.option("--until", metavar="TIME", help="Before then.")
-@click.option("--actor", default="", help="Of this user, application, device or operator: the id, or as it is printed.")
+@click.option(
+    "--actor",
+    default="",
+    help="Of this user, application, device or operator: the id, as it is printed, or a user's e-mail address.",
+)
 @click.option("--event", "--kind", type=click.Choice([kind.value for kind in AuditEvent]), help="Of this kind.")
-@click.option("--object", "object_", default="", help="About this: the id, or as it is printed.")
+@click.option(
+    "--object", "object_", default="", help="About this: the id, as it is printed, or a user's e-mail address."
+)
 @click.option("--outcome", type=click.Choice(["done", "refused", "failed"]))
 @click.option("--limit", type=click.IntRange(1, AUDIT_MAX), default=100, show_default=True, help="The latest so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")

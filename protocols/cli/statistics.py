@@ -11,7 +11,7 @@ from protocols.cli.options import config_option
 @click.command()
 @config_option
 def statistics(config: Path | None) -> None:
-    """Print the counters of the running daemon: the store, ingest, connections, retention and disk use, mails."""
+    """Print the counters of the running daemon: the store, refusals, limits, ingest, connections, disk use, mails."""
     for part, counters in ask_daemon(config, "statistics", {}).items():
         click.echo(part)
         for name, value in counters.items():
@@ -21,4 +21,4 @@ def statistics(config: Path | None) -> None:
 def _text(name: str, value: float) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value / 1024**2:,.1f} MiB" if name.endswith("_bytes") else f"{value:,}"
+    return f"{value / 1024**2:,.1f} MiB" if "bytes" in name.split("_") else f"{value:,}"

@@ -445,7 +445,11 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
     (lambda: given("users", nickname="x"), "users[0].nickname", "unknown key"),
     (lambda: given("users", 1, email=None), "users[1].email", "required"),
     (lambda: given("users", full_name=5), "users[0].full_name", "expected str | null, got int"),
-    (lambda: given("users", role="owner"), "users[0].role", "invalid enum value 'owner'"),
+    (
+        lambda: given("users", role="owner"),
+        "users[0].role",
+        "invalid enum value 'owner' (allowed: administrator, developer, viewer)",
+    ),
     (lambda: given("users", id="ABC"), "users[0].id", "must be 32 lower-case hexadecimal characters"),
     (lambda: given("users", email="ada"), "users[0].email", "must be an e-mail address"),
     (lambda: given("users", password="7 chars"), "users[0].password", "must have 8 to 1024 characters"),
@@ -468,13 +472,17 @@ REFUSALS: Sequence[tuple[Callable[[], dict[str, Any]], str, str]] = [
         "must be at most 1500 characters",
     ),
     (lambda: given("device_types", owner="x"), "device_types[0].owner", "there is no user 'x'"),
-    (lambda: given("applications", methods=["magic"]), "applications[0].methods[0]", "invalid enum value 'magic'"),
+    (
+        lambda: given("applications", methods=["magic"]),
+        "applications[0].methods[0]",
+        "invalid enum value 'magic' (allowed: authorization_code, pkce, implicit, limited_input, client_credentials)",
+    ),
     (lambda: given("applications", redirect_uri="/x"), "applications[0].redirect_uri", "must be an absolute URI"),
     (lambda: given("applications", secret="x" * 129), "applications[0].secret", "must be 1 to 128 characters"),
     (
         lambda: given("applications", permissions=[{"device_type": "*", "permissions": ["ALL"]}]),
         "applications[0].permissions[0].permissions[0]",
-        "invalid enum value 'ALL'",
+        "invalid enum value 'ALL' (allowed: READ, WRITE)",
     ),
     (
         lambda: given("applications", permissions=[{"device_type": "*", "permissions": []}]),

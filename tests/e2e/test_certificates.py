@@ -58,6 +58,7 @@ def test_statistics_show_the_coap_listeners(daemon: Daemon) -> None:
         [TRUNKLINE, "statistics", "--config", daemon.config], capture_output=True, text=True, timeout=60, check=True
     )
     parts = _parts(shown.stdout)
+    assert parts["bodies"]["bytes"] == "0.0 MiB"
     assert parts["coap"]["requests"] == parts["coaps"]["requests"] == "1"
     assert parts["coaps handshakes"]["handshakes"] == "1"
 

@@ -68,7 +68,7 @@ class AccountsCalls(RestCalls):
     chapter = Chapter(
         "Tokens",
         "Tokens come from the accounts server, under `/accounts`: see the overview. These three of its calls are here "
-        "as well. None of them is counted by the rate limits.",
+        "as well. They count for the address only, like other calls without a token.",
     )
 
     def __init__(self, accounts: AccountsRoom) -> None:

@@ -14,7 +14,7 @@ from config.settings import Audit, Settings
 from storage.database import Transaction
 from storage.records import AuditFilter, AuditRecord
 from tests.builders import ServicesOpener
-from tests.factories import ADA_TOKEN, KITCHEN, NOW_MS, World
+from tests.factories import ADA, ADA_TOKEN, KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
 
 REFERENCE = Path(__file__).parents[3] / "broker" / "reference" / "28-logs-and-audit.md"
@@ -65,6 +65,21 @@ async def test_concurrent_writes_have_the_origin_of_their_own_task(services: Ser
     assert sorted((one.actor, one.address, one.object) for one in found) == sorted(
         (f"user {number}", f"192.0.2.{number}", f"account {number}") for number in range(50)
     )
+
+
+async def test_the_e_mail_address_of_a_user_finds_what_the_user_did_and_what_was_done_to_it(
+    services: Services, world: World
+) -> None:
+    for event, actor, about in (
+        (AuditEvent.SIGN_OUT, f"user {ADA}", ""),
+        (AuditEvent.LOCK_OUT, "", f"account {ADA}"),
+        (AuditEvent.COMMAND, "operator 0", "device d1"),
+    ):
+        enter(Origin("192.0.2.1", actor))
+        await services.core.audit.write(entry_of(event, about, now_ms=NOW_MS))
+    assert [one.event for one in await entries(services, actor="ada@example.org")] == ["sign_out"]
+    assert [one.event for one in await entries(services, object="ADA@EXAMPLE.ORG")] == ["lock_out"]
+    assert await entries(services, actor="nobody@example.net") == []
 
 
 async def test_filters(services: Services) -> None:

@@ -326,13 +326,17 @@ async def test_the_account_page_ends_another_session(browser: Browser, other: Br
     assert page.text.count("This browser") == 1
     assert "Other &lt;browser&gt;" in page.text
     (csrf,) = set(re.findall('name="csrf" value="(.*?)"', page.text))
-    (ended,) = re.findall('name="session" value="(.*?)"', page.text)
+    shown = page.text.partition("This browser")
+    ended, own = (re.findall('name="session" value="(.*?)"', part)[0] for part in (shown[0], shown[2]))
     forged = await browser.post("/accounts/account/sessions", {"csrf": "0" * 64, "session": ended})
     assert forged.status_code == 403
     assert await is_signed_in(other)
     left = await browser.post("/accounts/account/sessions", {"csrf": csrf, "session": ended})
     assert "Other &lt;browser&gt;" not in left.text
     assert (await is_signed_in(browser), await is_signed_in(other)) == (True, False)
+    signed_out = await browser.post("/accounts/account/sessions", {"csrf": csrf, "session": own})
+    assert "to see your account" in signed_out.text
+    assert not await is_signed_in(browser)
 
 
 # Required of administrators
