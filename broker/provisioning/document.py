@@ -156,6 +156,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: tuple[PlanEntry, ...] = ()
     firmware: tuple[FirmwareEntry, ...] = ()
 
+
 #: What may stand at keys with few values; the error about another value names them.
 _CHOICES: Mapping[str, Sequence[str]] = {
     "role": tuple(Role),
