@@ -253,6 +253,8 @@ class _Requests:
             await self._app(scope, receive_until_arrived, send_when_arrived)
         finally:
             if held is not None:
+                if arrived.is_set():  # also a body that nobody took: it came together with its head
+                    held.opened.set()
                 held.release()
 
 

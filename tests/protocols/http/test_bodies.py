@@ -109,6 +109,21 @@ async def test_a_body_that_nobody_reads_takes_no_room(stream: trio.SocketStream,
     assert (await receive_all(stream)).startswith(b"HTTP/1.1 401")
 
 
+async def test_after_a_refused_request_that_came_in_one_piece_the_connection_is_read_on(
+    stream: trio.SocketStream,
+) -> None:
+    """Its body stands behind its head, so nothing is left to read and the connection is kept."""
+    path = f"/v1.1/users/{'f' * 32}/properties"
+    body = b'{"properties":"' + b"0" * 9_000 + b'"}'
+    for _ in range(2):
+        head = post(path, len(body), f"Authorization: bearer {ADA_TOKEN}").replace(b"Connection: close\r\n", b"")
+        await stream.send_all(head + body)
+        with trio.fail_after(5):
+            answer = await stream.receive_some()
+        assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
+        assert b"connection: close" not in answer.lower()
+
+
 @pytest.mark.parametrize("path", ["/accounts/token", "/accounts/device/code"])
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_form_over_its_limit_is_413(raw: Raw, path: str, is_chunked: bool) -> None:
