@@ -42,6 +42,7 @@ from protocols.websocket.wire import (
 from storage.sql import StoreError
 
 READ_BYTES: Final = 32 * 1024
+PONGS_OF_TURN: Final = 16
 _GOODBYE_SECONDS: Final = 3.0  # for the last answers, which wait for their commit
 _REPLY_SECONDS: Final = 1.0  # for the peer's close frame
 
@@ -145,8 +146,10 @@ class OpenWebSocket:
                 self._peer_closed = True
                 self.close(control.code, "")  # any code is a normal end (reference 19.1), and is echoed
         if pings:
-            # RFC 6455, 5.5.3: of several Pings, only the latest must be answered, so a Pong may be dropped, too.
-            self._outbox.offer(encode_pong_frame(pings[-1].payload))
+            # RFC 6455, 5.5.3: of several Pings, only the latest must be answered, so Pongs may be dropped. Some are
+            # answered one by one, because there are clients that count their Pongs.
+            for ping in pings[-PONGS_OF_TURN:]:
+                self._outbox.offer(encode_pong_frame(ping.payload))
             self._conversation.pinged()
         if overhead := len(received.controls) + received.fragments:
             self.pace.spend(overhead)
