@@ -318,10 +318,11 @@ def test_people_recognize_their_browsers(user_agent: str, name: str) -> None:
     assert browser_name(user_agent) == name
 
 
-async def test_the_account_page_ends_another_session(browser: Browser, other: Browser) -> None:
+async def test_the_account_page_ends_another_session(browser: Browser, other: Browser, fake_clock: FakeClock) -> None:
     other.client.headers["User-Agent"] = "Other <browser>"
     for one in (browser, other):
         await one.sign_in(await one.open("go"))
+        fake_clock.advance(1)  # the newest session stands first
     page = await browser.open("account")
     assert page.text.count("This browser") == 1
     assert "Other &lt;browser&gt;" in page.text
