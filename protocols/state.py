@@ -70,9 +70,12 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
 
 def _close_to_others(directory: Path) -> None:
     """Nobody else may read messages and secrets. A directory that holds other things too is not ours to change."""
-    if not directory.stat().st_mode & 0o077:
+    mode = directory.stat().st_mode
+    if not mode & 0o077:
         return
     names = {path.name for path in directory.iterdir()}
+    if names and mode & 0o022:  # they may have put a key or a store of their own there
+        raise StateError(f"state_dir {directory}: others may write into it: look at what it holds, then chmod 700 it")
     if names and _LOCK not in names:
         raise StateError(f"state_dir {directory}: others may read it, and it holds other files: chmod 700 it")
     directory.chmod(0o700)

@@ -5,8 +5,42 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
-from storage.records import ManagementRecord, PropertySetRecord
 from storage.sql import StoreConnection
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementRecord:
+    """How the devices of a type are managed (reference 15.1). `pmin`, `pmax` and `task_expires_after` are seconds."""
+
+    device_type: DeviceTypeKey
+    device_properties_enabled: bool
+    pmin: int
+    pmax: int
+    task_expires_after: int
+    created_on: Milliseconds
+    modified_on: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySetRecord:
+    """Properties of a device. Values are nested JSON, times are JSON by the dotted path of the leaf."""
+
+    device: DeviceKey
+    server: str = "{}"
+    server_times: str = "{}"
+    reported: str = "{}"
+    reported_times: str = "{}"
+    registered_on: Milliseconds | None = None  # its first registration for device management
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyMatch:
+    """One condition of a filter: a property of `kind` (`system`, `server` or `reported`) at a dotted path."""
+
+    kind: str
+    path: str
+    value: str
+
 
 _MANAGEMENT = tuple(field.name for field in fields(ManagementRecord))
 _SET = tuple(field.name for field in fields(PropertySetRecord))
@@ -21,15 +55,6 @@ _COLUMNS: Mapping[str, str] = {
     "connection.protocol": "s.protocol",
     "connection.lastSeenOn": "s.last_seen_on",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PropertyMatch:
-    """One condition of a filter: a property of `kind` (`system`, `server` or `reported`) at a dotted path."""
-
-    kind: str
-    path: str
-    value: str
 
 
 class DeviceManagementStore:

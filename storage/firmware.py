@@ -1,12 +1,25 @@
 """Firmware images: what is known of the files. The caller holds the transaction."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from storage.keys import DeviceTypeKey
-from storage.records import FirmwareImageRecord
+from storage.keys import DeviceTypeKey, Milliseconds
 from storage.sql import StoreConnection
+
+
+@dataclass(frozen=True, slots=True)
+class FirmwareImageRecord:
+    """A firmware image; its bytes are in a file outside the store."""
+
+    id: str
+    device_type: DeviceTypeKey
+    version: str
+    type: str
+    size: int
+    sha256: str
+    created_on: Milliseconds
+
 
 _IMAGE = tuple(field.name for field in fields(FirmwareImageRecord))
 

@@ -1,12 +1,63 @@
 """Tasks, their entries for devices, and the history of those. The caller holds the transaction."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from storage.keys import DeviceKey, DeviceTypeKey
-from storage.records import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 from storage.sql import StoreConnection, sure
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task. `request` is JSON of broker/device_management: what its creator asked for."""
+
+    key: int
+    id: str
+    device_type: DeviceTypeKey
+    request: str
+    status: str
+    created_on: Milliseconds
+    modified_on: Milliseconds
+    scheduled_on: Milliseconds | None
+    expires_on: Milliseconds
+    image: str | None  # the firmware image of an update
+    phase: str  # of a staged roll-out
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTaskRecord:
+    """A task on one device. `step`, `step_on`, `tries`, `restarts`, `download` and `fetched` are of an update."""
+
+    key: int
+    task: int
+    device: DeviceKey
+    status: str
+    ts: Milliseconds
+    attempts: int
+    acceptance: str
+    started_on: Milliseconds | None
+    ended_on: Milliseconds | None
+    error_code: str | None
+    error_message: str | None
+    step: str
+    step_on: Milliseconds | None
+    tries: int
+    restarts: int
+    download: str | None  # the id in the address of its image
+    fetched: int  # bytes of the image that were sent so far
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistoryRecord:
+    task: int
+    device: DeviceKey
+    ts: Milliseconds
+    status: str
+    error_code: str | None
+    error_message: str | None
+    attempts: int
+
 
 _TASK = tuple(field.name for field in fields(TaskRecord))
 _ENTRY = tuple(field.name for field in fields(DeviceTaskRecord))

@@ -8,8 +8,8 @@ from broker.errors import Finding, ValidationFailed, too_low
 from broker.facts import ManagementConfigured, Router
 from config.limits import PMAX_SECONDS, PMIN_SECONDS, TASK_EXPIRES_SECONDS
 from storage.database import Database, Transaction
+from storage.device_management import ManagementRecord
 from storage.keys import DeviceTypeKey, Milliseconds
-from storage.records import ManagementRecord
 
 
 @dataclass(frozen=True, slots=True)

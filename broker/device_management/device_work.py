@@ -33,9 +33,10 @@ from broker.device_management.states import (
 from broker.device_management.timers import Timers
 from broker.device_management.updates import Done, Failed, Firmware, Go, PutBack, Rest, Step, Verdict, advance
 from storage.database import Database, Transaction
+from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
-from storage.records import DeviceTaskRecord, FirmwareImageRecord, TaskRecord
 from storage.sql import StoreError
+from storage.tasks import DeviceTaskRecord, TaskRecord
 
 _STORE_SECONDS: Final = 5
 _CHOICES: Final = 200  # device tasks of one device that are looked at for the next one

@@ -13,7 +13,8 @@ from broker.errors import NotFound
 from broker.loops import repeat
 from config.limits import DOWNLOAD_KEPT_HOURS
 from storage.database import Database, Transaction
-from storage.records import DeviceTaskRecord, FirmwareImageRecord
+from storage.firmware import FirmwareImageRecord
+from storage.tasks import DeviceTaskRecord
 
 _FLUSH_SECONDS: Final = 5.0
 _KEPT_MS: Final = DOWNLOAD_KEPT_HOURS * 3_600_000

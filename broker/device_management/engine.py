@@ -46,8 +46,8 @@ from broker.facts import DeviceDeleted, FactPhase, Router
 from broker.loops import Wakeup, repeat
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
-from storage.records import TaskRecord
 from storage.sql import StoreError
+from storage.tasks import TaskRecord
 
 _STORE_SECONDS: Final = 5
 _DELETED: Final = Failure(ErrorCode.DEVICE_DELETED, "The device was deleted.")

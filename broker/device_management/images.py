@@ -16,8 +16,8 @@ from broker.errors import INVALID, REQUIRED, BodyTooLarge, Conflict, NotFound, S
 from broker.ids import is_id, new_id
 from config.limits import IMAGES_MAX
 from storage.database import Database, Transaction
+from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceTypeKey
-from storage.records import FirmwareImageRecord
 
 TOO_MANY: Final = f"A device type has at most {IMAGES_MAX} images"
 T = TypeVar("T")

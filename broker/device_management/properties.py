@@ -20,8 +20,9 @@ from broker.devices.registry import Device, Devices
 from broker.errors import INVALID, Finding, ValidationFailed, too_long
 from config.limits import DEVICE_PROPERTIES_BYTES, SERVER_PROPERTIES_BYTES, SERVER_PROPERTIES_LEVELS
 from storage.database import Database, Transaction
+from storage.device_management import PropertySetRecord
 from storage.keys import DeviceKey, Milliseconds
-from storage.records import PresenceRecord, PropertySetRecord
+from storage.records import PresenceRecord
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT64: Final = range(-(2**63), 2**63)

@@ -22,7 +22,7 @@ from broker.device_management.states import (
 from broker.errors import ValidationFailed
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds
-from storage.records import DeviceTaskRecord
+from storage.tasks import DeviceTaskRecord
 
 BATCH: Final = 200  # device tasks in one transaction: other writes wait for it
 NEVER_REGISTERED: Final = Failure(

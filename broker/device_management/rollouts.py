@@ -19,7 +19,7 @@ from broker.device_management.states import BEGUN, ENDED, DeviceTaskStatus
 from broker.device_management.timers import Timers
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey
-from storage.records import TaskRecord
+from storage.tasks import TaskRecord
 
 _MINUTE_MS: Final = 60_000
 _BATCH: Final = 100  # devices under way at once, when only a bound of failures was given

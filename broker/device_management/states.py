@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from storage.database import Transaction
 from storage.keys import Milliseconds
-from storage.records import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
 
 _REPEATED: Final = 20  # communication failures of one device task that have a row each in the history
 

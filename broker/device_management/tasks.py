@@ -32,7 +32,7 @@ from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, NotFound, 
 from broker.ids import new_id
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
-from storage.records import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
+from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
 
 TASK_ENDED: Final = "Task has ended"
 NOT_WAITING: Final = "Update does not wait for acceptance"

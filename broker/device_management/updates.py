@@ -19,7 +19,8 @@ from broker.device_management.sessions import (
     UnreadableAnswerError,
 )
 from broker.device_management.states import ErrorCode, Failure
-from storage.records import DeviceTaskRecord, FirmwareImageRecord
+from storage.firmware import FirmwareImageRecord
+from storage.tasks import DeviceTaskRecord
 
 _POLL_SECONDS: Final = 30
 _VERIFY_SECONDS: Final = 10

@@ -13,8 +13,10 @@ from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
 from storage.database import Database, Transaction
+from storage.firmware import FirmwareImageRecord
 from storage.keys import DeviceKey
-from storage.records import DeviceTaskRecord, FirmwareImageRecord, PresenceRecord, TaskRecord
+from storage.records import PresenceRecord
+from storage.tasks import DeviceTaskRecord, TaskRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from broker.errors import BodyTooLarge
 from broker.ids import new_id
 from broker.provisioning.document import FirmwareEntry
 from broker.provisioning.run import EntryLocation, ProvisioningRun
+from storage.firmware import FirmwareImageRecord
 from storage.keys import Milliseconds
-from storage.records import DeviceTypeRecord, FirmwareImageRecord
+from storage.records import DeviceTypeRecord
 
 _KIND = "Application"
 

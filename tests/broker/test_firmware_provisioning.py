@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ValidationFailed
 from broker.services import Services
 from config.settings import DeviceManagement, Limits, Settings
-from storage.records import FirmwareImageRecord
+from storage.firmware import FirmwareImageRecord
 from tests.factories import LIGHT_TYPE, World
 
 ID = "4" * 32

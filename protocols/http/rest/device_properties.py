@@ -27,7 +27,7 @@ from protocols.http.reading import Query
 from protocols.http.rest.managed import CONFIGURED_TYPE, MANAGED_DEVICE, type_in_query
 from protocols.http.rest.named import require_role
 from protocols.http.schema import Amount, Count, Data, Id, Offset, Shape, Timestamp, TypeId, about, one_of, time_ms
-from storage.records import ManagementRecord
+from storage.device_management import ManagementRecord
 
 DEVICE_MANAGEMENT: Final = Chapter(
     "Device management",

@@ -38,7 +38,7 @@ from protocols.http.schema import (
     integer,
     text,
 )
-from storage.records import FirmwareImageRecord
+from storage.firmware import FirmwareImageRecord
 
 _IMAGES: Final = "/devicemgmt/devicetypes/{dtid}/images"
 _OCTETS: Final = "application/octet-stream"

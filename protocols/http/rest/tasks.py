@@ -44,7 +44,7 @@ from protocols.http.schema import (
     time_ms,
 )
 from storage.keys import Milliseconds
-from storage.records import DeviceTaskRecord, TaskRecord
+from storage.tasks import DeviceTaskRecord, TaskRecord
 
 _TASK: Final = "/devicemgmt/tasks/{tid}"
 _ENTRY: Final = "/devicemgmt/tasks/{tid}/devices/{did}"

@@ -276,6 +276,15 @@ def test_a_state_directory_that_others_can_read_is_closed_to_them(stopped: Daemo
     assert stopped.state.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_state_directory_that_others_can_write_to_is_refused(stopped: Daemon) -> None:
+    """Its key or its store may be somebody else's."""
+    stopped.state.chmod(0o777)
+    run = trunkline("serve", "--config", stopped.config)
+    assert run.returncode == 4
+    assert "others may write into it" in one_line(run)
+    assert stopped.state.stat().st_mode & 0o777 == 0o777
+
+
 def test_a_directory_of_other_files_that_others_can_read_is_refused_and_not_changed(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
