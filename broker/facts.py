@@ -187,6 +187,13 @@ class TokenRevoked(Fact):
     hash: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class SessionsEnded(Fact):
+    """At least one browser session of this user ended."""
+
+    user: UserKey
+
+
 class FactPhase(IntEnum):
     """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
 

@@ -1,7 +1,7 @@
 """Bearer tokens of users, applications and devices, and the callers that they authenticate (reference 4.6)."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -53,6 +53,7 @@ class Caller:
     application_organization: OrganizationKey | None = None
     device: DeviceKey | None = None
     device_id: str | None = None
+    is_console: bool = False  # of the built-in console, which reaches what its user may reach
 
     @property
     def actor(self) -> str:
@@ -93,6 +94,7 @@ class Tokens:
         self._swept_until = clock.now_ms()
         self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
+        self._held: dict[bytes, Caller] = {}
         self._wrong = wrong
         self._changes = Changes()
         router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
@@ -118,7 +120,22 @@ class Tokens:
             return None
         return caller
 
+    def hold(self, caller: Caller) -> None:
+        """Take a token that is not in the store, until it expires or `end_held_of` ends it."""
+        self._held[caller.token] = caller
+
+    def end_held_of(self, user: UserKey) -> None:
+        """End this user's tokens that are not in the store."""
+        self._end_held([hashed for hashed, caller in self._held.items() if caller.user == user])
+
+    def _end_held(self, hashes: Iterable[bytes]) -> None:
+        for hashed in hashes:
+            del self._held[hashed]
+            self._router.publish(TokenRevoked(hashed))
+
     async def _load(self, hashed: bytes) -> Caller:
+        if (held := self._held.get(hashed)) is not None:
+            return held
         self._wrong.check(hashed)
         caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
         if caller is None:
@@ -215,6 +232,7 @@ class Tokens:
             )
             for hashed in expired:
                 self._router.publish(TokenRevoked(hashed))
+            self._end_held([one for one, held in self._held.items() if (held.expires_on or 0) <= now_ms])
         self._swept_until = now_ms
 
     async def purge(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from broker.accounts.console import CONSOLE_ID
 from broker.accounts.permissions import Guarded
 from broker.devices.registry import Device, Devices
 from broker.facts import (
@@ -125,7 +126,7 @@ class Events:
 
     def _device_fact(self, fact: DeviceFact) -> None:
         data = {"uid": fact.owner_id, "did": fact.device_id, "dtid": fact.device_type_id}
-        if fact.application_id is not None:
+        if fact.application_id not in {None, CONSOLE_ID}:
             data["aid"] = fact.application_id
         subject = Subject(
             fact.device, fact.device_id, fact.owner, fact.device_type, fact.type_organization, fact.type_protected
