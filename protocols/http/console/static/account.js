@@ -1,7 +1,7 @@
 // The browsers in which the person is signed in.
 
 import { attempt, call, done, get } from "./api.js";
-import { $, fill, fullTime, h, time } from "./dom.js";
+import { $, fill, fullTime, h, heads, time } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const BROWSERS = [["Edg", "Edge"], ["OPR/", "Opera"], ["Firefox/", "Firefox"], ["Chrome/", "Chrome"], ["Safari/", "Safari"]];
@@ -15,7 +15,7 @@ function browser(userAgent) {
 async function load() {
   const { data } = await get(`/users/${uid}/sessions`);
   fill($("#sessions"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Sessions"),
-    h("thead", {}, h("tr", {}, ["Browser", "Address", "Last used", "Signed in until", ""].map((text) => h("th", { scope: "col" }, text)))),
+    heads("Browser", "Address", "Last used", "Signed in until", ""),
     h("tbody", {}, data.sessions.map(row))));
 }
 

@@ -1,7 +1,7 @@
 // The applications to which the person granted something, and how to end that.
 
 import { attempt, call, done, get } from "./api.js";
-import { $, empty, fill, h, sure } from "./dom.js";
+import { $, empty, fill, h, heads, sure } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const names = new Map();
@@ -14,7 +14,7 @@ async function load() {
   }
   await Promise.all(data.applications.flatMap((one) => one.permissions).map(({ dtid }) => learn(dtid)));
   fill($("#applications"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Applications"),
-    h("thead", {}, h("tr", {}, ["Name", "Made by", "May", ""].map((text) => h("th", { scope: "col" }, text)))),
+    heads("Name", "Made by", "May", ""),
     h("tbody", {}, data.applications.map(row))));
 }
 

@@ -18,6 +18,7 @@ const did = page.dataset.did;
 let device;
 let availability = "unknown";
 let lastMessage = 0;
+let leaving = false;
 
 async function open() {
   const { data } = await get(`/devices/${did}`);
@@ -63,9 +64,11 @@ async function open() {
   }, () => attempt(refresh));
   follow("events", { did, events: "device.*" }, (frame) => {
     const [, what, status] = frame.event.split(".");
+    if (leaving) return;
     if (what === "status") availability = status;
-    else if (what === "deleted") return void location.assign("/console");
-    else return void get(`/devices/${did}`).then(({ data: now }) => { device = now; head(); }).catch(() => {});
+    else if (what === "connected" || what === "disconnected") device.connected = what === "connected";
+    else if (what === "updated") get(`/devices/${did}`).then(({ data: now }) => { device = now; head(); }).catch(() => {});
+    else if (what === "deleted") location.assign("/console");
     head();
   });
 }
@@ -114,6 +117,7 @@ function ownerTools() {
     const yes = await sure(`Delete ${device.name}?`,
       "Its messages leave every list at once. Only the operator can bring it back, for 30 days.", "Delete the device");
     if (yes) await attempt(async () => {
+      leaving = true;
       await call("DELETE", `/devices/${did}`);
       location.assign("/console");
     }, { button: event.target });

@@ -72,6 +72,16 @@ export function fileSize(bytes) {
   return `${NUMBER.format(Math.round(size * 10) / 10)} ${UNITS[step]}`;
 }
 
+// The head of a table; "" is a column of buttons
+export function heads(...texts) {
+  const cells = texts.map((text) => {
+    const isNumber = text.endsWith("#");
+    const name = isNumber ? text.slice(0, -1) : text;
+    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "What you can do"));
+  });
+  return h("thead", {}, h("tr", {}, cells));
+}
+
 // Short messages, with an undo or a second thing to do
 
 export function toast(text, { action, label = "Undo", bad = false, seconds = 8 } = {}) {
@@ -132,6 +142,6 @@ export function showLine(title, line) {
 }
 
 // What to do where there is nothing yet
-export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text), ...more);
+export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("p", {}, h("b", {}, title)), h("p", {}, text), ...more);
 
 export const skeleton = (rows) => Array.from({ length: rows }, () => h("p", { class: "skeleton", "aria-hidden": "true" }));

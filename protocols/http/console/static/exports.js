@@ -1,7 +1,7 @@
 // Exports of messages: asking for one, how far it is, and its file.
 
 import { attempt, call, done, download, get } from "./api.js";
-import { $, empty, fill, fileSize, fullTime, h, time, toast, whole } from "./dom.js";
+import { $, empty, fileSize, fill, fullTime, h, heads, time, toast, whole } from "./dom.js";
 
 const uid = $("meta[name=uid]").content;
 const DAY_MS = 86400000;
@@ -33,7 +33,7 @@ async function load() {
     return;
   }
   fill($("#exports"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Exports"),
-    h("thead", {}, h("tr", {}, ["Asked for", "Range", "State", "Messages", "Size", ""].map((text, at) => h("th", { scope: "col", class: at === 3 || at === 4 ? "size" : "" }, text)))),
+    heads("Asked for", "Range", "State", "Messages#", "Size#", ""),
     h("tbody", {}, data.exports.map(row))));
   if (data.exports.some((one) => ["Received", "InProgress"].includes(one.status))) timer = setTimeout(() => attempt(load), AGAIN_MS);
 }

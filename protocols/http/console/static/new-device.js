@@ -1,7 +1,7 @@
 // Adding a device: its name and type, with the fields and Actions of the type beside it.
 
 import { attempt, call, get } from "./api.js";
-import { $, empty, fill, h } from "./dom.js";
+import { $, empty, fill, h, heads } from "./dom.js";
 import { manifestOf } from "./manifest.js";
 
 const form = $("#new");
@@ -30,7 +30,7 @@ async function describe() {
   const { fields, actions } = await manifestOf(type.id, type.latestVersion);
   if (types.get(select.value) !== type) return;
   fill($("#type"), h("p", {}, h("b", {}, type.name), " ", h("code", {}, type.uniqueName)), type.description ? h("p", {}, type.description) : null,
-    h("table", {}, h("caption", { class: "unseen" }, "Fields"), h("thead", {}, h("tr", {}, ["Field", "Kind", "Unit"].map((text) => h("th", { scope: "col" }, text)))),
+    h("table", {}, h("caption", { class: "unseen" }, "Fields"), heads("Field", "Kind", "Unit"),
       h("tbody", {}, [...fields].map(([path, field]) => h("tr", {}, h("th", { scope: "row", title: field.description || undefined }, path),
         h("td", {}, field.isCollection ? `list of ${field.type}` : field.type), h("td", {}, field.unit ?? ""))))),
     actions.length ? h("p", {}, "Actions: ", actions.map((one) => one.name).join(", ")) : null,
@@ -48,6 +48,8 @@ form.addEventListener("submit", (event) => {
   attempt(async () => {
     const name = form.elements.name.value.trim();
     const { data } = await call("POST", "/devices", { body: { dtid: select.value, ...(name ? { name } : {}) } });
+    // Its page shows the token when asked. A type that wants certificates has none to give.
+    await call("PUT", `/devices/${data.id}/tokens`).catch(() => {});
     location.assign(`/console/devices/${data.id}`);
   }, { form });
 });

@@ -1,10 +1,11 @@
 // Tasks of device management for this device, and updates that wait for its owner.
 
 import { attempt, call, done, get } from "./api.js";
-import { $, fill, h, time } from "./dom.js";
+import { $, fill, h, heads, time } from "./dom.js";
 
 const ENDED = ["SUCCEEDED", "FAILED", "CANCELLED"];
-const AGAIN_MS = 15000;
+const AGAIN_MS = 10000;
+const SELDOM_MS = 60000;
 
 export class Tasks {
   constructor(did) {
@@ -16,13 +17,12 @@ export class Tasks {
     const { data } = await get(`/devicemgmt/devices/${this.did}/tasks`, { count: 10 });
     $("#tasks-box").hidden = data.tasks.length === 0;
     fill($("#tasks"), h("table", {}, h("caption", { class: "unseen" }, "Tasks"),
-      h("thead", {}, h("tr", {}, ["Property", "Status", "When"].map((text) => h("th", { scope: "col" }, text)))),
+      heads("Property", "Status", "When"),
       h("tbody", {}, data.tasks.map((task) => this.row(task)))));
     fill($("#tasks-waiting"), data.tasks.filter((task) => this.waits(task)).map((task) => this.question(task)));
     clearTimeout(this.timer);
-    if (data.tasks.some((task) => !ENDED.includes(task.status))) {
-      this.timer = setTimeout(() => { if (!document.hidden) attempt(() => this.load()); }, AGAIN_MS);
-    }
+    const isOn = data.tasks.some((task) => !ENDED.includes(task.status));
+    this.timer = setTimeout(() => attempt(() => this.load()), document.hidden || !isOn ? SELDOM_MS : AGAIN_MS);
   }
 
   waits(task) {

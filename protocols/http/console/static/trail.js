@@ -1,7 +1,7 @@
 // Where did my message go? What the device sent lately: taken, failed and refused, and Actions to it, in one list.
 
 import { get } from "./api.js";
-import { $, clockTime, empty, fill, fullTime, h } from "./dom.js";
+import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
 
 const SHOWN = 12;
 const KEPT = 100;
@@ -100,7 +100,7 @@ export class Trail {
     const body = h("tbody");
     this.more = h("p", { hidden: true }, h("button", { type: "button", class: "quiet small", onclick: () => { this.isLong = true; this.paint(); } }, "Show more"));
     fill($("#trail"), h("table", { class: "cards trail" }, h("caption", { class: "unseen" }, "The latest messages"),
-      h("thead", {}, h("tr", {}, ["Time", "What", "Data"].map((text) => h("th", { scope: "col" }, text)))), body), this.more);
+      heads("Time", "What", "Data"), body), this.more);
     return body;
   }
 }

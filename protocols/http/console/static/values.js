@@ -1,6 +1,6 @@
 // The values of the device now, with units, as they come.
 
-import { $, empty, fill, h, shown, time } from "./dom.js";
+import { $, empty, fill, h, heads, shown, time } from "./dom.js";
 import { valueAt } from "./manifest.js";
 
 export class Values {
@@ -36,7 +36,7 @@ export class Values {
     if (this.rows.size === 0) {
       this.body = h("tbody");
       fill(this.box, h("table", {}, h("caption", { class: "unseen" }, "The latest value of each field"),
-        h("thead", {}, h("tr", {}, ["Field", "Value", "Time"].map((text, at) => h("th", { scope: "col", class: at === 1 ? "size" : "" }, text)))),
+        heads("Field", "Value#", "Time"),
         this.body));
     }
     const row = { ts, value: h("td", { class: "size" }, shown(value, this.unit(path))), when: h("td", { class: "when" }, time(ts)) };
