@@ -61,7 +61,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: P
         with pasted(line_of(user)):
             user.sees("Your device is connected", "#waiting")
         user.sees("taken", "#trail")
-        user.eventually(lambda: chromium.texts(".chart output")[0] != "no data")
+        user.eventually(lambda: chromium.texts(".chart .latest")[0] != "no data")
         assert user.clicks + 1 <= MOST_CLICKS  # and one to copy the line
         assert "code=" not in chromium.url
         chromium.open("about:blank")

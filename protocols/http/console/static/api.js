@@ -138,7 +138,7 @@ export function curlLine(method, url, body) {
 // Says that something was done, and offers the command that does the same
 export function done(text) {
   const line = lastLine;
-  toast(text, { label: "As a command", action: () => showLine("The same from a shell", line) });
+  toast(text, { label: "As a command", action: () => showLine(line) });
 }
 
 // Runs what a button or form does, shows that it is under way, and shows a refusal at its fields.

@@ -19,10 +19,9 @@ export class Chart {
     this.hover = null;
     this.drag = null;
     this.canvas = h("canvas", { tabindex: "0", role: "img" });
-    this.tip = h("p", { class: "tip", hidden: true });
     this.element = h("figure", { class: "chart" },
-      h("figcaption", {}, h("span", { class: "field" }, name), this.latest = h("output", { class: "number" })),
-      h("div", { class: "plot" }, this.canvas, this.tip));
+      h("figcaption", {}, h("span", { class: "field" }, name), this.latest = h("span", { class: "number latest" })),
+      this.canvas);
     this.listen();
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.canvas);
@@ -174,14 +173,13 @@ export class Chart {
   }
 
   paintHover(pen) {
-    this.tip.hidden = true;
     if (this.drag !== null && this.hover !== null) {
       pen.globalAlpha = 0.25;
       pen.fillStyle = this.colors.main;
       pen.fillRect(this.drag, TOP, this.x(this.hover) - this.drag, this.frame.height);
       pen.globalAlpha = 1;
     }
-    const one = this.hover === null ? undefined : this.nearest(this.hover);
+    const one = this.hovered();
     if (one === undefined) return;
     const x = this.x(one.t);
     pen.strokeStyle = this.colors.soft;
@@ -193,15 +191,15 @@ export class Chart {
     pen.beginPath();
     pen.arc(x, this.y(one.v), 4, 0, 7);
     pen.fill();
-    this.tip.textContent = this.words(one);
-    this.tip.hidden = false;
-    const room = this.canvas.clientWidth - this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, Math.min(room, x - this.tip.offsetWidth / 2))}px`;
+  }
+
+  hovered() {
+    return this.hover === null ? undefined : this.nearest(this.hover);
   }
 
   words(one) {
     const value = this.step && !("count" in one) ? (one.v ? "on" : "off") : shown(one.v, this.unit);
-    const range = one.low === undefined ? "" : `, ${shown(one.low)} to ${shown(one.high, this.unit)} in ${whole(one.count)} messages`;
+    const range = one.low === undefined ? "" : ` (${shown(one.low)} to ${shown(one.high)}, ${whole(one.count)} messages)`;
     return `${fullTime(one.t)}: ${value}${range}`;
   }
 
@@ -214,7 +212,9 @@ export class Chart {
   describe(seen) {
     const last = this.points.at(-1);
     const text = last === undefined ? "no data" : this.step && last.low === undefined ? (last.v ? "on" : "off") : shown(last.v, this.unit);
-    if (this.latest.textContent !== text) this.latest.textContent = text;
+    const one = this.hovered();
+    const said = one === undefined ? text : this.words(one);
+    if (this.latest.textContent !== said) this.latest.textContent = said;
     this.canvas.setAttribute("aria-label", `${this.name} over time: ${whole(seen.length)} points, the last ${text}. `
       + "Arrow keys read the points, plus and minus zoom.");
   }
@@ -236,7 +236,10 @@ export class Chart {
     });
     this.canvas.addEventListener("dblclick", () => this.onZoom(null, null));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
-    this.canvas.addEventListener("blur", () => this.onHover(null));
+    this.canvas.addEventListener("blur", () => {
+      this.latest.removeAttribute("role");
+      this.onHover(null);
+    });
   }
 
   key(event) {
@@ -247,7 +250,7 @@ export class Chart {
       const next = this.hover === null ? this.nearest(to) : this.points[at];
       if (next === undefined) return;
       this.onHover(next.t);
-      this.tip.setAttribute("role", "status");
+      this.latest.setAttribute("role", "status");  // what a screen reader says while the arrows are used
     } else if (event.key === "+") this.onZoom(here - (to - from) / 4, here + (to - from) / 4);
     else if (event.key === "-" || event.key === "Escape") this.onZoom(null, null);
     else return;

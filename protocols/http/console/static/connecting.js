@@ -47,6 +47,14 @@ export class Connecting {
     }
   }
 
+  // Something came, and nothing of it was taken.
+  troubled() {
+    if (this.state === "waiting") {
+      fill($("#waiting"), h("p", {}, h("b", {}, "Something came, and was not taken. "), "The list of messages says why."),
+        h("a", { class: "button", href: "#trail-title" }, "Show me"));
+    }
+  }
+
   tools() {
     fill($("#token-tools"), this.token
       ? [h("button", { type: "button", class: "quiet small", onclick: () => this.hide() }, "Hide the token"),

@@ -3,7 +3,7 @@
 import { attempt, call, done, get } from "./api.js";
 import { Acting } from "./actions.js";
 import { Connecting } from "./connecting.js";
-import { $, fill, fullTime, h, sure, time } from "./dom.js";
+import { $, fill, fullTime, h, showText, sure, time } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { manifestOf, snapshotLeaves } from "./manifest.js";
 import { Plan } from "./plan.js";
@@ -32,7 +32,7 @@ async function open() {
   about(type);
   const values = new Values(manifest);
   const drawing = new Drawing(did, manifest);
-  const trail = new Trail(did, manifest);
+  const trail = new Trail(did, manifest, () => connecting.troubled());
   new Acting(did, manifest);
   const connecting = new Connecting(page.dataset, device, manifest, type, isOwner);
   if (isOwner) {
@@ -51,6 +51,7 @@ async function open() {
     connecting.heard(lastMessage > 0);
     const messages = await trail.load();
     drawing.fill(messages);
+    if (trail.hasLosses) connecting.troubled();
   };
   follow("live", { sdid: did }, (frame) => {
     trail.add(frame);
@@ -90,6 +91,15 @@ function about(type) {
     ["Added", fullTime(device.createdOn)]];
   if (device.certificateInfo) facts.push(["Certificate", h("code", {}, device.certificateInfo["Cert-FP"])]);
   fill($("#about"), facts.flatMap(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
+  $("#as-text").addEventListener("click", () => showText(`${device.name} as text`, table(type),
+    "In a provision file, “trunkline provision” makes or changes this device."));
+}
+
+// The device as a table of the provision file
+function table(type) {
+  const quoted = (text) => JSON.stringify(text);  // a basic string of TOML
+  const owner = device.sharedWithMe ? device.uid : page.dataset.email;
+  return ["[[devices]]", `id = ${quoted(did)}`, `owner = ${quoted(owner)}`, `type = ${quoted(type.uniqueName)}`, `name = ${quoted(device.name)}`].join("\n");
 }
 
 function ownerTools() {

@@ -130,11 +130,13 @@ export function sure(title, text, label) {
   });
 }
 
-export function showLine(title, line) {
+export const showLine = (line) => showText("The same from a shell", line, "Put an access token into the variable TRUNKLINE_TOKEN first.");
+
+export function showText(title, line, hint) {
   const dialog = h("dialog", { "aria-labelledby": "line-title" },
     h("form", { method: "dialog" }, h("h2", { id: "line-title" }, title),
-      h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, line)), copyButton(line, "the command")),
-      h("p", { class: "hint" }, "Put an access token into the variable TRUNKLINE_TOKEN first."),
+      h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, line)), copyButton(line, "the text")),
+      h("p", { class: "hint" }, hint),
       h("div", { class: "row end" }, h("button", { class: "quiet" }, "Close"))));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

@@ -8,8 +8,16 @@ import { isDrawn, isNumber, valueAt } from "./manifest.js";
 const LIVE_MS = 300000;
 const MOST_POINTS = 10000;
 const AT_FIRST = 3;
+const BUCKET_MS = { minute: 60000, hour: 3600000, day: 86400000 };
 // The longest range that the histogram takes for each interval (reference 9.5)
 const LONGEST_MS = { minute: 3600000, hour: 86400000, day: 31 * 86400000, month: 365 * 86400000 };
+
+// The histogram leaves out the bucket in which the range ends: so it ends where the next one begins, in UTC.
+function nextBucket(interval, ms) {
+  if (interval !== "month") return Math.ceil(ms / BUCKET_MS[interval]) * BUCKET_MS[interval];
+  const day = new Date(ms);
+  return Date.UTC(day.getUTCFullYear(), day.getUTCMonth() + 1, 1);
+}
 
 export class Drawing {
   constructor(did, manifest) {
@@ -104,7 +112,7 @@ export class Drawing {
 
   async load() {
     const mine = this.asked += 1;
-    const end = Math.floor(this.end || Date.now());
+    const end = nextBucket(this.interval, this.end || Date.now());
     const start = end - LONGEST_MS[this.interval];
     const query = { sdid: this.did, startDate: start, endDate: end, interval: this.interval };
     $("#span").textContent = `${fullTime(start)} to ${fullTime(end)}`;

@@ -8,11 +8,12 @@ const KEPT = 100;
 const AGAIN_MS = 20000;
 
 export class Trail {
-  constructor(did, manifest) {
+  constructor(did, manifest, onLoss) {
     this.did = did;
     this.manifest = manifest;
     this.entries = new Map();
-    setInterval(() => { if (!document.hidden) this.losses().then(() => this.paint()).catch(() => {}); }, AGAIN_MS);
+    setInterval(() => { if (!document.hidden) this.again().catch(() => {}); }, AGAIN_MS);
+    this.onLoss = onLoss;
   }
 
   // Gives the data messages, the newest first.
@@ -26,6 +27,16 @@ export class Trail {
     for (const one of [...messages.data, ...actions.data]) this.take(one);
     this.paint();
     return messages.data;
+  }
+
+  async again() {
+    await this.losses();
+    this.paint();
+    if (this.hasLosses) this.onLoss();
+  }
+
+  get hasLosses() {
+    return [...this.entries.values()].some((one) => one.kind === "bad");
   }
 
   async losses() {
