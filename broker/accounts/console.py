@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.accounts.sessions import Proof, Session, Sessions, Visitor
-from broker.accounts.tokens import Caller, TokenKind, Tokens
+from broker.accounts.tokens import CONSOLE_ID, Caller, TokenKind, Tokens
 from broker.clock import Clock
 from broker.errors import DomainError, UserNotFound
 from broker.facts import FactPhase, Router, SessionsEnded
@@ -22,7 +22,6 @@ from config.limits import CONSOLE_LINK_SECONDS, CONSOLE_LINKS, CONSOLE_TOKEN_SEC
 from storage.database import Database, Transaction
 from storage.records import NEW_KEY, ApplicationRecord, UserRecord
 
-CONSOLE_ID: Final = "c0" * 16
 CONSOLE_NAME: Final = "Trunkline console"
 
 
@@ -71,7 +70,6 @@ class Console:
             application=application.key,
             application_id=application.id,
             application_organization=application.organization,
-            is_console=True,
         )
         self._tokens.hold(caller)
         if await self._sessions.find(session.id) is None:  # the session ended meanwhile

@@ -24,6 +24,8 @@ from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
 from storage.records import RefreshTokenRecord, TokenRecord
 
 T = TypeVar("T")
+#: The id of the console application (reference 4.10).
+CONSOLE_ID = "c0" * 16
 _CACHED_TOKENS = 20_000
 _SWEEPS_PER_PURGE = 300
 _PURGED_AT_ONCE = 1_000
@@ -53,7 +55,11 @@ class Caller:
     application_organization: OrganizationKey | None = None
     device: DeviceKey | None = None
     device_id: str | None = None
-    is_console: bool = False  # of the built-in console, which reaches what its user may reach
+
+    @property
+    def is_console(self) -> bool:
+        """A user's token of the built-in console, which reaches what its user may reach."""
+        return self.kind is TokenKind.USER and self.application_id == CONSOLE_ID
 
     @property
     def actor(self) -> str:

@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from broker.accounts.console import CONSOLE_ID
 from broker.accounts.permissions import Guarded
+from broker.accounts.tokens import CONSOLE_ID
 from broker.devices.registry import Device, Devices
 from broker.facts import (
     AvailabilityChanged,

@@ -106,6 +106,13 @@ async function respond(method, url, body) {
 
 export const get = (path, query) => call("GET", path, { query });
 
+// An answer that is text and no JSON
+export async function getText(path) {
+  const answer = await respond("GET", `${REST}${path}`);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
+  return answer.text();
+}
+
 // The file of an answer, with the bytes that have come so far
 export async function download(path, onProgress) {
   const answer = await respond("GET", `${REST}${path}`);

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from broker.accounts.console import CONSOLE_ID
+from broker.accounts.tokens import CONSOLE_ID
 from broker.facts import TokenRevoked
 from broker.routing.events import EventSubscriber, FeedEvent
 from broker.secrets import token_hash
