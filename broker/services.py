@@ -32,6 +32,7 @@ from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
 from broker.secrets import Vault
 from broker.site import Site
+from broker.store_key import check_store_key, mark_store_key
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from config.settings import Settings
@@ -76,9 +77,10 @@ async def open_services(
     four ports to the world outside may be missing; its capability's `room.py` says what happens then.
 
     Raises:
-        StoreError: the store cannot be opened.
+        StoreError: the store cannot be opened, or `vault` has another store's key.
     """
     await database.open()
+    await check_store_key(database, vault)
     clock = clock or Clock()
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)
@@ -92,6 +94,7 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
+            await mark_store_key(database, vault)
             services = await _open_rooms(core, mail_transport, providers, third_party, processor)
             async with core.life.running():
                 yield services

@@ -15,7 +15,7 @@ import msgspec
 import sqlite_utils
 import structlog
 
-from storage.migrations import migrations
+from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
 from storage.sql import StoreError
 
 _log = structlog.get_logger(__name__)
@@ -158,13 +158,23 @@ class SqliteEngine:
         self._synchronous = synchronous
 
     def migrate(self) -> None:
-        """Apply the schema steps that this file has not seen yet. Raises StoreError."""
+        """Apply the schema steps that this file has not seen yet.
+
+        Raises:
+            StoreError: the file cannot be used, or a newer version of Trunkline has made it.
+        """
         try:
             with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
                 db = sqlite_utils.Database(connection)
+                if unknown_steps(db):
+                    raise StoreError(
+                        f"{self.path}: Trunkline {version_of(db)} has made this store, and {VERSION} cannot read it:"
+                        f" install {version_of(db)} or a newer one"
+                    )
                 if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
                     _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
                 migrations.apply(db)
+                note_version(db)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
 
