@@ -16,7 +16,7 @@ import sqlite_utils
 import structlog
 
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
-from storage.sql import StoreError
+from storage.sql import StoreError, StoreFullError
 
 _log = structlog.get_logger(__name__)
 
@@ -147,7 +147,9 @@ def _guarded(parameter: str, condition: str) -> str:
 
 
 def _store_error(error: sqlite3.Error) -> StoreError:
-    return StoreError(f"{type(error).__name__}: {error}")
+    # Errors that Python itself raises have no code.
+    is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return (StoreFullError if is_full else StoreError)(f"{type(error).__name__}: {error}")
 
 
 class SqliteEngine:
