@@ -135,6 +135,7 @@ SERVER_PROPERTIES_LEVELS: Final = 5
 DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, as JSON
 FILTER_PAIRS_MAX: Final = 20
 TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
+DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4
 IMAGE_MAX_BYTES: Final = 64 * 1024 * 1024  # reference 24
 IMAGES_MAX: Final = 100  # of one device type

@@ -58,7 +58,8 @@ class ManagedSession(Protocol):
     async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
         """The values at a resource, or of all resources at an object instance."""
 
-    async def write(self, path: ResourcePath, value: ResourceValue) -> None: ...
+    async def write(self, path: ResourcePath, value: ResourceValue) -> None:
+        """Raises also ValueError for a list, or a value of more than DEVICE_VALUE_BYTES; nothing is sent then."""
 
     async def execute(self, path: ResourcePath) -> None: ...
 

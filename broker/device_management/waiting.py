@@ -8,7 +8,7 @@ from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.downloads import Downloads
 from broker.device_management.rollouts import Phase, Rollout
-from broker.device_management.states import ENDED, OPEN, Acceptance, DeviceTaskStatus
+from broker.device_management.states import ENDED, OPEN, TASK_ENDED, Acceptance, DeviceTaskStatus
 from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
@@ -68,7 +68,7 @@ class Waiting:
         facts = _Facts(
             task,
             image,
-            await self._work.rollouts.of(task),
+            None if task.status in TASK_ENDED else await self._work.rollouts.of(task),
             configuration.device_properties_enabled,
             await self._presence.of_all(devices),
             earlier,

@@ -10,6 +10,7 @@ from broker.device_management.rollouts import Phase, Rollout
 from broker.device_management.states import DeviceTaskStatus
 from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
+from storage.records import AuditFilter
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, settle
 from tests.builders import ServicesOpener
 from tests.factories import build_world
@@ -95,6 +96,8 @@ async def test_too_few_canary_devices_pause_the_rollout_until_the_operator_lets_
     assert await statuses(fleet, task.record.key) == {"SUCCEEDED": 1, "FAILED": 1, "QUEUED": 2}
     shown = await fleet.management.tasks.shown(task.record)
     await fleet.management.tasks.continue_rollout(shown.record)
+    (audited,) = await services.core.audit.find(AuditFilter(0, 2**62, 10, event="rollout_continued"))
+    assert audited.object == f"task {task.record.id}"
     await settle()
     assert await statuses(fleet, task.record.key) == {"SUCCEEDED": 1, "FAILED": 1, "PROCESSING": 2}
     with pytest.raises(Conflict):

@@ -58,6 +58,7 @@ async def test_operations_reach_the_resource(
         (OFFSET, "W", {}, "taskParameters.value"),
         ("deviceProperties.connectivityStatistics.collectionPeriod", "W", {"value": "x"}, "taskParameters.value"),
         ("deviceProperties.firmwareUpdate.packageURI", "W", {"value": "x" * 256}, "taskParameters.value"),
+        ("deviceProperties.device.timezone", "W", {"value": "é" * 513}, "taskParameters.value"),
         ("nothing", "R", {}, "property"),
         ("serverProperties.a b", "R", {}, "property"),
         ("serverProperties.a", "E", {}, "taskType"),
@@ -148,6 +149,15 @@ async def test_after_a_communication_failure_the_next_registration_tries_again(
     await fleet.register(fleet.devices[0])
     await settle()
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "QUEUED DEVICE_TIMEOUT", "PROCESSING", "SUCCEEDED"]
+
+
+async def test_a_value_that_cannot_be_sent_fails_at_once(fleet: Fleet, autojump_clock: MockClock) -> None:
+    """What the session refuses to send is not tried again at each registration."""
+    session = await fleet.register(fleet.devices[0])
+    session.cannot_send = True
+    task = await fleet.task(OFFSET, "W", value="x")
+    await settle()
+    assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "FAILED DEVICE_ERROR"]
 
 
 async def test_an_update_of_the_registration_tries_again_too(fleet: Fleet, autojump_clock: MockClock) -> None:

@@ -111,7 +111,12 @@ async def test_a_result_after_the_installation_fails_too(fleet: Fleet, autojump_
 
 @pytest.mark.parametrize(
     ("path", "code", "error"),
-    [(STATE, "4.04", "PROPERTY_NOT_FOUND"), (STATE, "4.01", "DEVICE_ERROR"), (PACKAGE_URI, "4.06", "DEVICE_ERROR")],
+    [
+        (STATE, "4.04", "PROPERTY_NOT_FOUND"),
+        (STATE, "4.01", "DEVICE_ERROR"),
+        (PACKAGE_URI, "4.06", "DEVICE_ERROR"),
+        (PACKAGE_URI, "4.04", "DEVICE_ERROR"),
+    ],
 )
 async def test_a_refusal_before_the_download_fails(
     fleet: Fleet, path: tuple[int, ...], code: str, error: str, autojump_clock: MockClock
@@ -175,6 +180,16 @@ async def test_the_execute_may_get_no_answer(fleet: Fleet, autojump_clock: MockC
     assert await fleet.status(task) == "PROCESSING"
     await back(fleet, session)
     assert await fleet.status(task) == "SUCCEEDED"
+
+
+async def test_nothing_stays_in_memory_of_an_update_whose_device_left(fleet: Fleet, autojump_clock: MockClock) -> None:
+    task, session = await offered(fleet, expires_after=60)
+    work = fleet.management.registrations.work
+    assert work.firmware_of(fleet.devices[0].key) is not None
+    fleet.leave(session)
+    await trio.sleep(61)
+    assert await fleet.status(task) == "FAILED"
+    assert work.firmware_of(fleet.devices[0].key) is None
 
 
 @pytest.mark.parametrize(

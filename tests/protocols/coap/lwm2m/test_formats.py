@@ -330,6 +330,7 @@ class TestWriting:
             ((5, 0, 4), True, b"1"),
             ((5, 0, 4), False, b"0"),
             ((6, 0, 0), 50.5, b"50.5"),
+            ((6, 0, 4), b"\x00\xff", b"AP8="),
         ],
     )
     def test_text(self, path: ResourcePath, value: Any, text: bytes) -> None:
