@@ -91,14 +91,15 @@ async def test_an_image_that_is_there_already_is_replaced(fleet: Fleet, autojump
     assert (await fleet.entry(task)).step == "DOWNLOAD"
 
 
-@pytest.mark.parametrize("result", range(2, 10))
-async def test_a_result_of_the_device_fails_with_its_number(
-    fleet: Fleet, result: int, autojump_clock: MockClock
-) -> None:
-    task, session = await offered(fleet)
-    await fleet.say(session, state=0, result=result)
+async def test_a_result_of_the_device_fails_with_its_number(services: Services, autojump_clock: MockClock) -> None:
+    fleet = await Fleet.of(services, 8)
+    sessions = [await fleet.register(device) for device in fleet.devices]
+    task = await fleet.update()
     await settle()
-    assert (await fleet.steps(task))[-1] == f"FAILED UPDATE_RESULT_{result}"
+    for result, session in enumerate(sessions, start=2):
+        await fleet.say(session, state=0, result=result)
+        await settle()
+        assert (await fleet.steps(task, session.device))[-1] == f"FAILED UPDATE_RESULT_{result}"
 
 
 async def test_a_result_after_the_installation_fails_too(fleet: Fleet, autojump_clock: MockClock) -> None:
