@@ -55,6 +55,10 @@ class ManagedSession(Protocol):
     def is_over(self) -> bool:
         """The registration has ended; every operation raises SessionLostError."""
 
+    @property
+    def is_asleep(self) -> bool:
+        """The device is in queue mode and is not listening now: operations wait until it is heard again."""
+
     async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
         """The values at a resource, or of all resources at an object instance."""
 

@@ -27,6 +27,7 @@ from protocols.cli.simulated.board import Board
 from protocols.cli.simulated.lwm2m import serve
 from protocols.cli.simulated.simulation import Simulation
 from protocols.coap.dtls.client import DtlsClient
+from protocols.control.client import send_command
 from tests.benchmarks.websocket import resident_kib
 from tests.daemon import LIGHT_TYPE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
 
@@ -49,6 +50,7 @@ class Operator:
     """The REST calls of whoever manages the fleet."""
 
     def __init__(self, daemon: Daemon) -> None:
+        self._state = daemon.state
         self._client = httpx.Client(base_url=f"{daemon.base_url}/devicemgmt", headers=bearer(USER_TOKEN), timeout=60)
 
     def call(self, method: str, path: str, **options: Any) -> Any:
@@ -76,11 +78,10 @@ class Operator:
                 await trio.sleep(0.05)
         return time.perf_counter() - begin
 
-    async def read_by_now(self) -> int:
+    async def registered(self) -> int:
         """How many devices have registered and had their objects read."""
-        query = {"dtid": LIGHT_TYPE, "filter": "deviceProperties.object3303.0.5701=Cel", "count": 1}
-        call = partial(self.call, "GET", "/devices/properties", params=query)
-        found: int = (await trio.to_thread.run_sync(call))["total"]
+        statistics = await send_command(self._state, "statistics", {})
+        found: int = statistics["tasks"]["sessions"]
         return found
 
 
@@ -100,7 +101,7 @@ async def _register(
                 )
                 nursery.start_soon(serve, plan, Board if number % FAILING else FailingBoard)
                 started += 1
-            done = await operator.read_by_now() - first
+            done = await operator.registered() - first
             await trio.sleep(0.1)
     return time.perf_counter() - begin
 

@@ -46,6 +46,7 @@ class FakeSession:
     values: dict[ResourcePath, ResourceValue] = field(default_factory=dict)
     offers: frozenset[ResourcePath] = frozenset({(3, 0), (5, 0)})
     is_over: bool = False
+    is_asleep: bool = False
     refuses: dict[ResourcePath, str] = field(default_factory=dict)
     #: Its server finds that no value can be written.
     cannot_send: bool = False

@@ -159,7 +159,7 @@ async def test_devices_that_hang_stop_the_rollout_too(services: Services, autoju
     assert await statuses(fleet, task.record.key) == {"PROCESSING": 2, "QUEUED": 4}
 
 
-async def test_numbers_out_of_range_are_refused(fleet: Fleet) -> None:
+async def test_numbers_out_of_range_are_refused(fleet: Fleet, autojump_clock: MockClock) -> None:
     for plan, field in (
         (RolloutPlan(devices_per_minute=0), "devicesPerMinute"),
         (RolloutPlan(canary_devices=0), "canaryDevices"),

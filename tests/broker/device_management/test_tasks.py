@@ -72,7 +72,7 @@ WRONG: Final[list[tuple[str, str, dict[str, object], str]]] = [
 ]
 
 
-async def test_what_is_wrong_with_a_task_is_said_at_its_creation(fleet: Fleet) -> None:
+async def test_what_is_wrong_with_a_task_is_said_at_its_creation(fleet: Fleet, autojump_clock: MockClock) -> None:
     for target, kind, members, field in WRONG:
         with pytest.raises(ValidationFailed) as refused:
             await fleet.task(target, kind, **members)  # type: ignore[arg-type]
@@ -145,6 +145,24 @@ async def test_after_a_communication_failure_the_next_registration_tries_again(
     await fleet.register(fleet.devices[0])
     await settle()
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "QUEUED DEVICE_TIMEOUT", "PROCESSING", "SUCCEEDED"]
+
+
+async def test_a_device_that_is_lost_ends_failed_with_its_attempts_counted(
+    fleet: Fleet, autojump_clock: MockClock
+) -> None:
+    task = None
+    for _ in range(2):
+        session = await fleet.register(fleet.devices[0])
+        session.sleep()
+        task = task or await fleet.task(MANUFACTURER, expires_after=60)
+        await settle()
+        fleet.leave(session)
+        await settle()
+    assert task is not None
+    await trio.sleep(61)
+    entry = await fleet.entry(task)
+    assert (entry.status, entry.error_code, entry.attempts) == ("FAILED", "TASK_EXPIRED", 2)
+    assert await fleet.task_status(task) == "COMPLETE"
 
 
 async def test_a_value_that_cannot_be_sent_fails_at_once(fleet: Fleet, autojump_clock: MockClock) -> None:

@@ -282,6 +282,15 @@ async def test_the_running_version_again_does_not_loop(fleet: Fleet, autojump_cl
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "SUCCEEDED"]
 
 
+async def test_a_device_that_ignores_the_address_is_given_it_once(fleet: Fleet, autojump_clock: MockClock) -> None:
+    """Some devices do nothing about an image of the version that they run."""
+    task, session = await offered(fleet, expires_after=600)
+    session.values |= {STATE: 0, RESULT: 0, FIRMWARE_VERSION: VERSION}
+    await trio.sleep(601)
+    assert sum(done.startswith("W /5/0/1") for done in session.done) == 1
+    assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "FAILED TASK_EXPIRED"]
+
+
 async def test_a_cancelled_update_that_has_not_begun_ends(fleet: Fleet, autojump_clock: MockClock) -> None:
     session = await fleet.register(fleet.devices[0])
     session.values[STATE] = 1
