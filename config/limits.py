@@ -134,6 +134,7 @@ SERVER_PROPERTIES_BYTES: Final = 16 * 1024  # reference 15.1: of one device, as 
 SERVER_PROPERTIES_LEVELS: Final = 5
 DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, as JSON
 FILTER_PAIRS_MAX: Final = 20
+FILTER_MAX_CHARACTERS: Final = 4096
 TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
 DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4

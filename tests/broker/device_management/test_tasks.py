@@ -64,6 +64,8 @@ WRONG: Final[list[tuple[str, str, dict[str, object], str]]] = [
     (MANUFACTURER, "R", {"expires_after": 604_801}, "taskParameters.expiresAfter"),
     (MANUFACTURER, "R", {"filter": "systemProperties.did=x"}, "filter"),
     (MANUFACTURER, "R", {"dids": None, "filter": "did=x"}, "filter"),
+    (MANUFACTURER, "R", {"dids": None, "filter": "serverProperties.a=b," * 21}, "filter"),
+    (MANUFACTURER, "R", {"dids": None, "filter": f"serverProperties.{'a.' * 2500}a=b"}, "filter"),
     (MANUFACTURER, "R", {"at": NOW_MS}, "scheduledOn"),
     (MANUFACTURER, "R", {"at": NOW_MS + 366 * 86_400_000}, "scheduledOn"),
     (MANUFACTURER, "R", {"needs_acceptance": True}, "needsAcceptance"),
