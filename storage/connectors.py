@@ -138,6 +138,31 @@ class ConnectorStore:
         )
         return [(row["position"], row["device"], row["data"]) for row in rows]
 
+    # What was stored of a third party's readings
+
+    def progress(self, device: DeviceKey) -> list[tuple[str, str]]:
+        """Account and progress of each account that the device was linked with, the latest first."""
+        rows = self._db.execute(
+            "SELECT account, progress FROM connector_progress WHERE device = :device ORDER BY changed_on DESC, account",
+            {"device": device},
+        )
+        return [(row["account"], row["progress"]) for row in rows]
+
+    def put_progress(self, device: DeviceKey, account: str, progress: str, *, now_ms: int, at_most: int) -> None:
+        """Store the progress with an account. Delete those of the device's oldest accounts beyond `at_most`."""
+        self._db.execute(
+            "INSERT INTO connector_progress (device, account, progress, changed_on)"
+            " VALUES (:device, :account, :progress, :now) ON CONFLICT (device, account)"
+            " DO UPDATE SET progress = excluded.progress, changed_on = excluded.changed_on",
+            {"device": device, "account": account, "progress": progress, "now": now_ms},
+        )
+        self._db.execute(
+            "DELETE FROM connector_progress WHERE device = :device AND account <> :account AND account NOT IN"
+            " (SELECT account FROM connector_progress WHERE device = :device AND account <> :account"
+            " ORDER BY changed_on DESC, account LIMIT :others)",
+            {"device": device, "account": account, "others": at_most - 1},
+        )
+
     # Holders of links and their sub-devices
 
     def set_authorization(self, holder: DeviceKey, state: str) -> list[DeviceKey]:
@@ -195,8 +220,8 @@ class ConnectorStore:
         """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
         self._db.execute(
-            "INSERT INTO connector_state (hash, device, user, referer, sealed, expires_on)"
-            " VALUES (:hash, :device, :user, :referer, :sealed, :expires_on)",
+            "INSERT INTO connector_state (hash, device, user, referer, application, sealed, expires_on)"
+            " VALUES (:hash, :device, :user, :referer, :application, :sealed, :expires_on)",
             {name: getattr(state, name) for name in ConnectorStateRecord.__slots__},
         )
         self._db.execute(

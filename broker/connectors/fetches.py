@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.connectors.calls import CALL_FAILURES, Calls
+from broker.connectors.calls import CALL_FAILURES, Calls, LinkEndedError
 from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.hooks import HookOutcome
 from broker.connectors.intake import Intake
@@ -107,7 +107,8 @@ class Fetches:
             if link is None:
                 return
             if requests is None:
-                requests = await connector.hooks.fetch(link.device())
+                since = (await self._intake.progress(link)).since()
+                requests = await connector.hooks.fetch(link.device(since=since))
             for request in requests:
                 await self._ask(connector, link, request)
         except (*CALL_FAILURES, StorageUnavailable, StoreError) as error:
@@ -122,7 +123,7 @@ class Fetches:
             record = (await self._devices.get(device)).record
         except DeviceNotFound:
             return None
-        if not record.enabled or record.cloud_authorization != "AUTHORIZED":
+        if not record.enabled:
             return None
         return await self._links.of_device(device)
 
@@ -131,9 +132,17 @@ class Fetches:
         await self.keep(link, await connector.hooks.fetched(link.device(), request, response))
 
     async def keep(self, link: ConnectorLink, outcome: HookOutcome) -> None:
-        """Store a hook's records, then the texts to remember. A crash in between repeats records and loses none.
+        """Store a hook's records, then the texts to remember.
 
-        Raises StorageUnavailable, StoreError.
+        A crash in between repeats records without a series, and loses none.
+
+        Raises StorageUnavailable, StoreError, LinkEndedError.
         """
-        await self._intake.store(link, outcome.records)
-        await self._links.note(link, outcome)
+        if outcome == HookOutcome():
+            return
+        async with self._links.lock(link.record.device):
+            current = await self._links.current(link)
+            if current is None:
+                raise LinkEndedError
+            await self._intake.store(current, outcome.records)
+            await self._links.note_locked(link, outcome)

@@ -5,6 +5,7 @@ from typing import Final
 
 import structlog
 
+from broker.connectors.calls import LinkEndedError
 from broker.connectors.catalog import Catalog, Connector, ConnectorUnavailable
 from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard, NotifiedDevices, PluginFailedError
@@ -77,7 +78,10 @@ class Notifications:
         return [] if link is None else [link]
 
     async def _take(self, connector: Connector, link: ConnectorLink, notified: NotifiedDevices) -> None:
-        await self._fetches.keep(link, notified.outcome)
+        try:
+            await self._fetches.keep(link, notified.outcome)
+        except LinkEndedError as error:  # the third party tries again, and finds the new link or none
+            raise ConnectorUnavailable from error
         device = link.record.device
         taken = not notified.requests or self._fetches.offer(connector, device, notified.requests)
         taken = (not notified.fetch or self._fetches.offer(connector, device)) and taken

@@ -18,8 +18,10 @@ from broker.connectors.terms import ConnectorTerms, OAuth1Terms, OAuth2Terms
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _TOKEN_CHARACTERS: Final = 16_384
-# RFC 6749, 5.2: the errors after which only the user can authorize again. Some servers answer 401 instead.
-_REVOKED: Final = frozenset({"invalid_grant", "unauthorized_client", "invalid_token"})
+# The errors after which only the user can authorize again: RFC 6749, 5.2, and what some servers say in its place.
+_REVOKED: Final = frozenset({"invalid_grant", "invalid_token"})
+# RFC 6749, 5.2: what is wrong with the operator's client, not with the user's token.
+_OPERATOR: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
 
 
 class AuthorizationRefusedError(Exception):
@@ -28,6 +30,10 @@ class AuthorizationRefusedError(Exception):
     def __init__(self, error: str, reason: str) -> None:
         super().__init__(reason)
         self.error = error
+
+
+class OperatorFaultError(AuthorizationRefusedError):
+    """The third party refuses the client that the operator registered. The user's authorization is not affected."""
 
 
 class TokenRevokedError(Exception):
@@ -137,16 +143,15 @@ class OAuth2Client:
     def granted(self, response: Response, *, now_ms: int) -> Granted:
         answer = _object(response)
         if not response.ok:
-            error = str(answer.get("error"))[:100]
-            raise AuthorizationRefusedError("server_error", f"the token endpoint answered {response.status} {error!r}")
+            raise _refusal(response, answer)
         return Granted(_token(answer, now_ms), _account(answer, self._terms.account_member))
 
     def refreshed(self, response: Response, old: AccessToken, *, now_ms: int) -> AccessToken:
         answer = _object(response)
-        if response.status == 401 or (400 <= response.status < 500 and answer.get("error") in _REVOKED):
+        if 400 <= response.status < 500 and answer.get("error") in _REVOKED:
             raise TokenRevokedError
         if not response.ok:
-            raise AuthorizationRefusedError("server_error", f"the token endpoint answered {response.status}")
+            raise _refusal(response, answer)
         token = _token(answer, now_ms)
         # RFC 6749, 6: without a new refresh token the old one stays.
         return token if token.refresh else msgspec.structs.replace(token, refresh=old.refresh)
@@ -208,6 +213,12 @@ class OAuth1Client:
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         return self._signed(request, token=token.value, token_secret=token.secret)
+
+
+def _refusal(response: Response, answer: Mapping[str, Any]) -> AuthorizationRefusedError:
+    error = str(answer.get("error"))[:100]
+    kind = OperatorFaultError if response.status == 401 or error in _OPERATOR else AuthorizationRefusedError
+    return kind("server_error", f"the token endpoint answered {response.status} {error!r}")
 
 
 def _object(response: Response) -> Mapping[str, Any]:

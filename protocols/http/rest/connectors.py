@@ -115,8 +115,8 @@ class ConnectorCalls(RestCalls):
         about="Removes the credentials of the third party.",
         refusals=_NO_CONNECTOR,
     )
-    async def revoke(self, device: Device, did: str) -> Data[DeviceObject]:
-        await self._connectors.revoke(device)
+    async def revoke(self, caller: Caller, device: Device, did: str) -> Data[DeviceObject]:
+        await self._connectors.revoke(device, application_id=caller.application_id)
         return Data(device_record(await self._devices.find(did)))
 
     @RestCall(
@@ -146,7 +146,7 @@ class ConnectorCalls(RestCalls):
         on=NOTHING,
         summary="Where third parties prove an address",
         about="The connector of the type reads the request and says whether it may come in.",
-        counted=Counted.NOT,
+        counted=Counted.ADDRESS,
         answers=_NOTIFIED,
         refusals=_NO_CONNECTOR,
     )
@@ -160,7 +160,7 @@ class ConnectorCalls(RestCalls):
         on=NOTHING,
         summary="Where third parties tell what is new",
         about="The connector of the type reads the request and names the devices concerned.",
-        counted=Counted.NOT,
+        counted=Counted.ADDRESS,
         body_limit=CONNECTOR_NOTIFICATION_BYTES,
         accepts=Accepts(
             {"application/json": Annotated[Any, about("Of the third party")]}, {"event": "changed"}, is_required=False

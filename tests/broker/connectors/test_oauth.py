@@ -12,6 +12,7 @@ from broker.connectors.oauth import (
     OAuth1Client,
     OAuth2Client,
     OAuthClient,
+    OperatorFaultError,
     TokenRevokedError,
     oauth_client,
 )
@@ -163,8 +164,12 @@ def test_refreshing() -> None:
     ("response", "error"),
     [
         (answer({"error": "invalid_grant"}, 400), TokenRevokedError),
-        (answer({"error": "unauthorized_client"}, 400), TokenRevokedError),
-        (answer({}, 401), TokenRevokedError),
+        (answer({"error": "invalid_grant"}, 401), TokenRevokedError),
+        (answer({"error": "invalid_token"}, 401), TokenRevokedError),
+        (answer({"error": "invalid_client"}, 401), OperatorFaultError),
+        (answer({"error": "invalid_client"}, 400), OperatorFaultError),
+        (answer({"error": "unauthorized_client"}, 400), OperatorFaultError),
+        (answer({}, 401), OperatorFaultError),
         (answer({"error": "invalid_request"}, 400), AuthorizationRefusedError),
         (answer({"error": "invalid_grant"}, 500), AuthorizationRefusedError),
         (answer({}, 503), AuthorizationRefusedError),
