@@ -128,11 +128,12 @@ class Fetches:
         return await self._links.of_device(device)
 
     async def _ask(self, connector: Connector, link: ConnectorLink, request: Request) -> None:
+        asked_on = self._clock.now_ms()
         response = await self._calls.send(connector, link, request, Phase.FETCH)
-        await self.keep(link, await connector.hooks.fetched(link.device(), request, response))
+        await self.keep(link, await connector.hooks.fetched(link.device(), request, response), asked_on=asked_on)
 
-    async def keep(self, link: ConnectorLink, outcome: HookOutcome) -> None:
-        """Store a hook's records, then the texts to remember.
+    async def keep(self, link: ConnectorLink, outcome: HookOutcome, *, asked_on: int) -> None:
+        """Store a hook's records, then the texts to remember. `asked_on`, in ms: the answer has what was there then.
 
         A crash in between repeats records without a series, and loses none.
 
@@ -144,5 +145,5 @@ class Fetches:
             current = await self._links.current(link)
             if current is None:
                 raise LinkEndedError
-            await self._intake.store(current, outcome.records)
+            await self._intake.store(current, outcome.records, asked_on=asked_on)
             await self._links.note_locked(link, outcome)

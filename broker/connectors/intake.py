@@ -46,24 +46,25 @@ class Intake:
         """What is stored of the readings of this link. Raises StoreError."""
         return await self._database.read(lambda tx: read_progress(tx, link.record, link.contents))
 
-    async def store(self, link: ConnectorLink, records: Sequence[Record]) -> None:
+    async def store(self, link: ConnectorLink, records: Sequence[Record], *, asked_on: int) -> None:
         """Store a hook's records for a linked device; they are durable on return. The caller holds the link's lock.
 
         Readings that are stored already are left out. Refused records are kept among the failed messages of the device.
-        A quota that is used up ends the call: what is left is fetched again.
+        A quota that is used up ends the call: what is left is fetched again. `asked_on` is in ms: the records are what
+        the third party had then.
 
         Raises StorageUnavailable.
         """
         if not records:
             return
         try:
-            await self._store(link, records)
+            await self._store(link, records, asked_on)
         except DeviceNotFound:  # deleted meanwhile
             return
         except StoreError as error:
             raise StorageUnavailable(str(error)) from error
 
-    async def _store(self, link: ConnectorLink, records: Sequence[Record]) -> None:
+    async def _store(self, link: ConnectorLink, records: Sequence[Record], asked_on: int) -> None:
         holder = await self._devices.get(link.record.device)
         progress = await self.progress(link)
         new = [record for record in records if not progress.is_known(record)]
@@ -73,7 +74,7 @@ class Intake:
         answer = _Answer(self._ingest, targets, progress)
         for batch in batches:
             await self._ingest.wait_room()
-            is_last = not answer.take(batch, now_ms=self._clock.now_ms()) or batch is batches[-1]
+            is_last = not answer.take(batch, asked_on=asked_on) or batch is batches[-1]
             if is_last:
                 answer.keep_failed(holder)
             # No task switch since the first record of the batch, so what is stored is in the transaction of the batch.
@@ -104,7 +105,7 @@ class _Answer:
         self.failed: list[tuple[Record, str]] = []
         self.stored = 0
 
-    def take(self, batch: Sequence[Record], *, now_ms: int) -> bool:
+    def take(self, batch: Sequence[Record], *, asked_on: int) -> bool:
         """Submit records in the order of their time; False when a quota is used up, and what is left must wait."""
         for ts, records in groupby(batch, key=time_of):
             stored_series = set()
@@ -120,9 +121,9 @@ class _Answer:
                 except DomainError as error:
                     self.failed.append((record, str(error)))
             for series in stored_series:
-                # A device whose clock is ahead must not hide the readings of the others from the next fetch.
+                # A device whose clock is ahead must not hide from the next fetch what others measure from now on.
                 if ts is not None:
-                    self.progress.note_complete(series, min(ts, now_ms))
+                    self.progress.note_complete(series, min(ts, asked_on - 1))
         return True
 
     def _submit(self, record: Record) -> bool:

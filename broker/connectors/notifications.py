@@ -5,6 +5,7 @@ from typing import Final
 
 import structlog
 
+from broker.clock import Clock
 from broker.connectors.calls import LinkEndedError
 from broker.connectors.catalog import Catalog, Connector, ConnectorUnavailable
 from broker.connectors.fetches import Fetches
@@ -23,8 +24,15 @@ _log = structlog.get_logger(__name__)
 
 class Notifications:
     def __init__(
-        self, device_types: DeviceTypes, devices: Devices, catalog: Catalog, links: ConnectorLinks, fetches: Fetches
+        self,
+        clock: Clock,
+        device_types: DeviceTypes,
+        devices: Devices,
+        catalog: Catalog,
+        links: ConnectorLinks,
+        fetches: Fetches,
     ) -> None:
+        self._clock = clock
         self._types = device_types
         self._devices = devices
         self._catalog = catalog
@@ -79,7 +87,7 @@ class Notifications:
 
     async def _take(self, connector: Connector, link: ConnectorLink, notified: NotifiedDevices) -> None:
         try:
-            await self._fetches.keep(link, notified.outcome)
+            await self._fetches.keep(link, notified.outcome, asked_on=self._clock.now_ms())
         except LinkEndedError as error:  # the third party tries again, and finds the new link or none
             raise ConnectorUnavailable from error
         device = link.record.device

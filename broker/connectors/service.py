@@ -90,7 +90,7 @@ class Connectors:
             self._fetch_lanes,
             pull_minutes=pull_minutes,
         )
-        self._notifications = Notifications(device_types, devices, self.catalog, links, self.fetches)
+        self._notifications = Notifications(clock, device_types, devices, self.catalog, links, self.fetches)
         self._actions = Actions(
             database,
             clock,
