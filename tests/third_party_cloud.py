@@ -168,7 +168,8 @@ def _serve_resources(app: QuartTrio, cloud: ThirdPartyCloud) -> None:
         if await account() is None:
             return _json({"error": "expired"}, 401)
         since = int(request.args["since"])
-        return _json({"data": {"readings": [one for one in cloud.readings if one["at"] > since]}})
+        newer = [one for one in cloud.readings if not isinstance(one["at"], int) or one["at"] > since]
+        return _json({"data": {"readings": newer}})
 
     @app.put("/subscriptions/<device>")
     async def subscribe(device: str) -> Response:

@@ -93,6 +93,8 @@ class Calls:
             response = await self._once(connector, link, request, phase, sub_device)
             if response.status != 401:
                 return response
+            if connector.oauth.blames_client(response):
+                raise OperatorFaultError("server_error", "the third party refuses the client in a request for data")
             await self._renew(connector, link, link.contents.token)
             response = await self._once(connector, link, request, phase, sub_device)
             if response.status == 401:
@@ -113,7 +115,7 @@ class Calls:
     async def _end(self, link: ConnectorLink) -> None:
         if link.is_new:
             return
-        async with self._links.lock(link.record.device):
+        async with self._links.standing(link.record.device):
             ended = await self._links.end(link.record)
         if ended:
             _log.info("connector_link_revoked", device=link.record.device_id)

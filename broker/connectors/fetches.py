@@ -141,9 +141,9 @@ class Fetches:
         """
         if outcome == HookOutcome():
             return
-        async with self._links.lock(link.record.device):
+        async with self._links.standing(link.record.device):
             current = await self._links.current(link)
             if current is None:
                 raise LinkEndedError
             await self._intake.store(current, outcome.records, asked_on=asked_on)
-            await self._links.note_locked(link, outcome)
+        await self._links.note(link, outcome)

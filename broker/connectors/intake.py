@@ -47,7 +47,7 @@ class Intake:
         return await self._database.read(lambda tx: read_progress(tx, link.record, link.contents))
 
     async def store(self, link: ConnectorLink, records: Sequence[Record], *, asked_on: int) -> None:
-        """Store a hook's records for a linked device; they are durable on return. The caller holds the link's lock.
+        """Store a hook's records for a linked device; they are durable on return. The caller holds `standing`.
 
         Readings that are stored already are left out. Refused records are kept among the failed messages of the device.
         A quota that is used up ends the call: what is left is fetched again. `asked_on` is in ms: the records are what

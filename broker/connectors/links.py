@@ -70,14 +70,16 @@ class ConnectorLinks:
         self._router = router
         self._types = device_types
         self._devices = devices
-        self._locks: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
+        self._contents: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
+        self._standing: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
 
     def lock(self, device: DeviceKey) -> trio.Lock:
-        """The lock of a device's link, to be held while the link is read and changed."""
-        if (known := self._locks.get(device)) is not None:
-            return known
-        lock = self._locks[device] = trio.Lock()
-        return lock
+        """To be held while the contents of a device's link are read and changed, also over a renewal of its token."""
+        return _lock_in(self._contents, device)
+
+    def standing(self, device: DeviceKey) -> trio.Lock:
+        """To be held while readings are stored for a device, and while its link begins or ends."""
+        return _lock_in(self._standing, device)
 
     async def of_device(self, device: DeviceKey) -> ConnectorLink | None:
         record = await self._database.read(lambda tx: tx.connectors.link(device))
@@ -123,7 +125,7 @@ class ConnectorLinks:
     async def begin(self, link: ConnectorLink, *, application_id: str | None) -> bool:
         """Store a link that is whole: it replaces the former one, and device and sub-devices are authorized.
 
-        False: the device was deleted meanwhile, or has another owner. The caller holds the link's lock.
+        False: the device was deleted meanwhile, or has another owner. The caller holds `standing`.
         """
         about, contents = link.record, link.contents
 
@@ -153,12 +155,8 @@ class ConnectorLinks:
             link.contents = _noted(link.contents, outcome)
             return
         async with self.lock(link.record.device):
-            await self.note_locked(link, outcome)
-
-    async def note_locked(self, link: ConnectorLink, outcome: HookOutcome) -> None:
-        """As `note`. The caller holds the lock."""
-        if (outcome.remembered or outcome.account is not None) and (current := await self.current(link)) is not None:
-            await self.replace(link, _noted(current.contents, outcome))
+            if (current := await self.current(link)) is not None:
+                await self.replace(link, _noted(current.contents, outcome))
 
     async def replace(self, link: ConnectorLink, contents: Contents) -> None:
         """Change the contents of the link, unless it was ended or replaced. The caller holds its lock."""
@@ -174,7 +172,7 @@ class ConnectorLinks:
     async def end(self, record: ConnectorLinkRecord, *, application_id: str | None = None) -> bool:
         """End the link: device and sub-devices need a new authorization. False when it had ended already.
 
-        The caller holds the link's lock, so no reading is being stored: none is after the link has ended.
+        The caller holds `standing`, so no reading is being stored: none is after the link has ended.
         """
         device, linked_on = record.device, record.linked_on
 
@@ -207,6 +205,13 @@ class ConnectorLinks:
     @staticmethod
     def _hash_of(contents: Contents) -> bytes | None:
         return None if contents.account is None else token_hash(contents.account)
+
+
+def _lock_in(locks: WeakValueDictionary[DeviceKey, trio.Lock], device: DeviceKey) -> trio.Lock:
+    if (known := locks.get(device)) is not None:
+        return known
+    lock = locks[device] = trio.Lock()
+    return lock
 
 
 def _noted(contents: Contents, outcome: HookOutcome) -> Contents:

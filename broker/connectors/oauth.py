@@ -23,6 +23,9 @@ _REVOKED: Final = frozenset({"invalid_grant", "invalid_token"})
 # RFC 6749, 5.2: what is wrong with the operator's client, not with the user's token.
 _OPERATOR: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
 
+# What servers of OAuth 1 say of the client (the extension "Problem Reporting"); RFC 5849 has no such codes.
+_CLIENT_PROBLEMS: Final = ("consumer_key", "signature", "timestamp", "nonce", "version_rejected")
+
 
 class AuthorizationRefusedError(Exception):
     """The third party did not issue a token. `error` is an error code of RFC 6749."""
@@ -80,6 +83,9 @@ class OAuthClient(Protocol):
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         """The request with its `Authorization` header."""
+
+    def blames_client(self, response: Response) -> bool:
+        """Whether a 401 for a signed request refuses the operator's client, and not the user's token."""
 
 
 def oauth_client(terms: ConnectorTerms) -> OAuthClient:
@@ -159,6 +165,9 @@ class OAuth2Client:
     def sign(self, request: Request, token: AccessToken) -> Request:
         return replace(request, headers={**request.headers, "Authorization": f"Bearer {token.value}"})
 
+    def blames_client(self, response: Response) -> bool:
+        return "invalid_client" in response.headers.get("www-authenticate", "")
+
 
 class OAuth1Client:
     def __init__(self, terms: OAuth1Terms) -> None:
@@ -213,6 +222,10 @@ class OAuth1Client:
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         return self._signed(request, token=token.value, token_secret=token.secret)
+
+    def blames_client(self, response: Response) -> bool:
+        told = response.headers.get("www-authenticate", "") + response.body[:1_000].decode("latin-1")
+        return any(f"oauth_problem={problem}" in told.replace('"', "") for problem in _CLIENT_PROBLEMS)
 
 
 def _refusal(response: Response, answer: Mapping[str, Any]) -> AuthorizationRefusedError:

@@ -206,11 +206,14 @@ class ProviderAuth:
         """
         link = await self._links.new(device, Contents(token=granted.token, account=granted.account))
         await self._subscribe(connector, link)
-        async with self._links.lock(device.key):
-            if device.key in attempt.revoked:
-                raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
-            if not await self._links.begin(link, application_id=application_id):
-                raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
+        async with self._links.standing(device.key):
+            is_revoked = device.key in attempt.revoked
+            if not is_revoked and await self._links.begin(link, application_id=application_id):
+                return
+        await self._unsubscribe(connector, link)
+        if is_revoked:
+            raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
+        raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
 
     async def _subscribe(self, connector: Connector, link: ConnectorLink) -> None:
         for request in await connector.hooks.subscribe(link.device()):
@@ -228,7 +231,7 @@ class ProviderAuth:
         """
         self._catalog.check(device.type)
         await self._database.write(lambda tx: tx.connectors.forget_states(device.key))
-        async with self._links.lock(device.key):  # a link that is being stored is whole first, and ends then
+        async with self._links.standing(device.key):  # a link that is being stored is whole first, and ends then
             for attempt in self._attempts:
                 attempt.revoked.add(device.key)
             record = await self._database.read(lambda tx: tx.connectors.link(device.key))
@@ -246,7 +249,7 @@ class ProviderAuth:
         connector, link = self._catalog.find(record.device_type), self._links.opened(record)
         if connector is not None and link is not None:
             await self._unsubscribe(connector, link)
-        async with self._links.lock(record.device):
+        async with self._links.standing(record.device):
             await self._links.end(record, application_id=application_id)
 
     async def _unsubscribe(self, connector: Connector, link: ConnectorLink) -> None:

@@ -17,7 +17,7 @@ from protocols.outbound.connectors import HttpThirdParty
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.tls import client_context
 from storage.keys import DeviceKey
-from tests.factories import ADA_TOKEN, KITCHEN, NOW_MS, World
+from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import (
@@ -30,6 +30,7 @@ from tests.protocols.http.connectors.conftest import (
     signed,
     terms,
 )
+from tests.protocols.http.test_limits import plan
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
 HOUR_MS = 3_600_000
@@ -318,6 +319,23 @@ class TestLimits:
         cloud.token_seconds = 10**9
         await self.act(api, browser, 4)
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
+
+    async def test_readings_wait_for_the_message_quota(
+        self, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    ) -> None:
+        cloud.readings = [{"at": at, "temp": at, "sensor": sensor} for at in (1, 2, 3) for sensor in ("a", "b")]
+        cloud.readings.append({"at": "noon", "temp": 1})
+        await browser.authorize()
+        for monthly, stored in ((3, 3), (3, 3), (100, 6)):
+            await plan(browser.services, monthly)
+            await pull(browser.services)
+            assert browser.services.connectors.statistics().stored == stored
+            fake_clock.advance(HOUR_MS)
+        for sensor in ("a", "b"):
+            found = await browser.messages((await browser.device_with(sensor))["id"])
+            assert [one["ts"] for one in found] == [1, 2, 3]
+        failed = await browser.services.device_types.manifests.failures(LIGHT_TYPE, limit=100)
+        assert [one.payload for one in failed] == ['{"at":"noon","temp":1}']
 
     async def test_a_browser_that_returns_when_the_limit_is_reached(
         self, browser: Browser, cloud: ThirdPartyCloud

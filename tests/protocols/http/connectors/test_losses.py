@@ -268,3 +268,31 @@ async def test_a_kill_during_the_subscription_leaves_no_half_link(
         await services.messages.ingest.wait_committed()
         await quiet(services)
     assert f"/lamps/{KITCHEN}" not in cloud.paths()
+
+
+async def test_a_link_that_is_revoked_while_it_is_made_does_not_begin(
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    asked, may_answer = trio.Event(), trio.Event()
+
+    async def slow() -> Response:
+        asked.set()
+        if not may_answer.is_set():
+            await may_answer.wait()
+        return Response("{}", 200)
+
+    cloud.answers[SUBSCRIPTION] = slow
+    begun = await browser.begin()
+    backs: list[str] = []
+
+    async def agree() -> None:
+        backs.append((await browser.agree(begun)).headers["Location"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(agree)
+        await asked.wait()
+        assert (await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))).status_code == 200
+        may_answer.set()
+    assert backs == [f"{REFERER}&error=access_denied"]
+    assert (await browser.device())["cloudAuthorization"] == "UNAUTHORIZED"
+    assert cloud.calls[-1][:2] == ("DELETE", SUBSCRIPTION)
