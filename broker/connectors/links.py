@@ -16,6 +16,7 @@ from broker.devices.inventory import device_fact
 from broker.devices.registry import Device, Devices
 from broker.facts import DeviceUpdated, Router
 from broker.secrets import Vault, token_hash
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import ConnectorLinkRecord, DeviceRecord
@@ -143,6 +144,7 @@ class ConnectorLinks:
                 linked_on=about.linked_on if former is None else max(about.linked_on, former.linked_on + 1),
                 next_fetch_on=about.next_fetch_on,
             )
+            note(tx, AuditEvent.LINK_BEGUN, f"device {about.device_id}", now_ms=self._clock.now_ms())
             return _set_authorization(tx, about.device, _AUTHORIZED)
 
         return await self._change(about, work, application_id) is not None
@@ -179,6 +181,7 @@ class ConnectorLinks:
         def work(tx: Transaction) -> list[DeviceRecord] | None:
             if not tx.connectors.remove_link(device, linked_on=linked_on):
                 return None
+            note(tx, AuditEvent.LINK_ENDED, f"device {record.device_id}", now_ms=self._clock.now_ms())
             return _set_authorization(tx, device, _UNAUTHORIZED)
 
         return await self._change(record, work, application_id) is not None

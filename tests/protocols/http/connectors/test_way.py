@@ -15,7 +15,7 @@ from broker.facts import (
 )
 from broker.services import Services
 from storage.keys import DeviceKey
-from storage.records import ConnectorRecord
+from storage.records import AuditFilter, ConnectorRecord
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
@@ -222,6 +222,10 @@ async def test_begin_and_end_of_a_link_are_events_of_the_device_and_its_sub_devi
     assert sorted(told.heard[1:]) == sorted([("DeviceUpdated", KITCHEN, None), ("DeviceUpdated", cellar, None)])
     await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
     assert len(told.heard) == 3
+    entries = await browser.services.core.audit.find(AuditFilter(0, 2**62, 1000))
+    links = [(entry.event, entry.object) for entry in entries if entry.event.startswith("link_")]
+    about = f"device {KITCHEN}"
+    assert sorted(links) == [("link_begun", about), ("link_begun", about), ("link_ended", about)]
 
 
 async def test_an_action_that_is_not_taken_at_once_goes_in_order_and_its_end_is_an_event(
