@@ -107,23 +107,27 @@ class ConnectorStore:
         ).one()
         return row is not None
 
-    def is_fetch_due(self, device_type: DeviceTypeKey, *, now_ms: int) -> bool:
+    def is_fetch_due(self, device_type: DeviceTypeKey, *, now_ms: int, latest_ms: int) -> bool:
+        """Whether a pull is due; one after `latest_ms` was planned by a wrong clock, and is due, too."""
         row = self._db.execute(
-            "SELECT 1 FROM connector_link WHERE device_type = :type AND next_fetch_on <= :now LIMIT 1",
-            {"type": device_type, "now": now_ms},
+            "SELECT 1 FROM connector_link WHERE device_type = :type"
+            " AND (next_fetch_on <= :now OR next_fetch_on > :latest) LIMIT 1",
+            {"type": device_type, "now": now_ms, "latest": latest_ms},
         ).one()
         return row is not None
 
-    def claim_fetches(self, device_type: DeviceTypeKey, *, now_ms: int, next_ms: int, limit: int) -> list[DeviceKey]:
+    def claim_fetches(
+        self, device_type: DeviceTypeKey, *, now_ms: int, latest_ms: int, next_ms: int, limit: int
+    ) -> list[DeviceKey]:
         """The devices of this type whose pull is due, the longest waiting first. Their next pull is due at `next_ms`.
 
-        The caller checks whether a device can be pulled now.
+        The caller checks whether a device can be pulled now. `latest_ms` as for `is_fetch_due`.
         """
         rows = self._db.execute(
             "UPDATE connector_link SET next_fetch_on = :next WHERE device IN (SELECT device FROM connector_link"
-            " WHERE device_type = :type AND next_fetch_on <= :now ORDER BY next_fetch_on LIMIT :limit)"
-            " RETURNING device",
-            {"type": device_type, "now": now_ms, "next": next_ms, "limit": limit},
+            " WHERE device_type = :type AND (next_fetch_on <= :now OR next_fetch_on > :latest)"
+            " ORDER BY next_fetch_on LIMIT :limit) RETURNING device",
+            {"type": device_type, "now": now_ms, "latest": latest_ms, "next": next_ms, "limit": limit},
         )
         return [row["device"] for row in rows]
 

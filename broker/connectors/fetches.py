@@ -78,11 +78,16 @@ class Fetches:
 
     async def _claimed(self, connector: Connector, limit: int) -> list[DeviceKey]:
         type_key, now_ms = connector.type.key, self._clock.now_ms()
-        if not await self._database.read(lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms)):
+        interval_ms = (connector.terms.pull_minutes or self._pull_minutes) * 60_000
+        next_ms, latest_ms = now_ms + interval_ms, now_ms + 2 * interval_ms
+        if not await self._database.read(
+            lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms, latest_ms=latest_ms)
+        ):
             return []
-        next_ms = now_ms + (connector.terms.pull_minutes or self._pull_minutes) * 60_000
         return await self._database.write(
-            lambda tx: tx.connectors.claim_fetches(type_key, now_ms=now_ms, next_ms=next_ms, limit=limit)
+            lambda tx: tx.connectors.claim_fetches(
+                type_key, now_ms=now_ms, latest_ms=latest_ms, next_ms=next_ms, limit=limit
+            )
         )
 
     def offer(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
@@ -107,7 +112,7 @@ class Fetches:
             if link is None:
                 return
             if requests is None:
-                since = (await self._intake.progress(link)).since()
+                since = (await self._intake.progress(link)).since(self._clock.now_ms())
                 requests = await connector.hooks.fetch(link.device(since=since))
             for request in requests:
                 await self._ask(connector, link, request)

@@ -66,8 +66,11 @@ class Intake:
 
     async def _store(self, link: ConnectorLink, records: Sequence[Record], asked_on: int) -> None:
         holder = await self._devices.get(link.record.device)
-        progress = await self.progress(link)
+        has_series = any(record.series for record in records)
+        progress = await self.progress(link) if has_series else Progress({})
         new = [record for record in records if not progress.is_known(record)]
+        if not new:
+            return
         wanted = {record.sub_device for record in new if record.sub_device is not None}
         targets: Mapping[str | None, Device] = {None: holder} | await self._sub_devices.of(holder, wanted)
         batches = _batches(new)
@@ -78,17 +81,21 @@ class Intake:
             if is_last:
                 answer.keep_failed(holder)
             # No task switch since the first record of the batch, so what is stored is in the transaction of the batch.
-            await self._written(link, answer)
+            await self._written(link, answer, has_series=has_series)
             if is_last:
                 break
         self.stored += answer.stored
         self.refused += len(answer.failed)
 
-    async def _written(self, link: ConnectorLink, answer: "_Answer") -> None:
-        text, now_ms, actions = answer.progress.text(), self._clock.now_ms(), answer.actions
+    async def _written(self, link: ConnectorLink, answer: "_Answer", *, has_series: bool) -> None:
+        now_ms, actions = self._clock.now_ms(), answer.actions
         self.echoes |= actions
         try:
-            await self._database.write(lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
+            if has_series:
+                text = answer.progress.text()
+                await self._database.write(lambda tx: write_progress(tx, link.record, text, now_ms=now_ms))
+            else:
+                await self._ingest.wait_committed()
         finally:
             self.echoes -= actions
 

@@ -51,6 +51,13 @@ class _Series(msgspec.Struct):
     devices: dict[str, _Stored] = {}
     failed: list[str] = []
 
+    def asked_since(self, now_ms: int) -> int:
+        if self.since <= now_ms:
+            return self.since
+        # Our clock was ahead when readings with such times were stored: what was stored before counts.
+        times = (ts for stored in self.devices.values() for ts in stored.tags.values())
+        return max((ts for ts in times if ts <= now_ms), default=0)
+
     def trimmed(self) -> "_Series":
         latest = sorted(self.devices.items(), key=lambda device: device[1].newest)[-_DEVICES:]
         most = max(_KNOWN_LEAST, _KNOWN // max(1, len(latest)))
@@ -61,15 +68,16 @@ class _Series(msgspec.Struct):
 class Progress:
     series: dict[str, _Series]
 
-    def since(self) -> dict[str, int]:
+    def since(self, now_ms: int) -> dict[str, int]:
         """For each series, the `ts` after which readings are to be fetched."""
-        return {name: one.since for name, one in self.series.items()}
+        return {name: one.asked_since(now_ms) for name, one in self.series.items()}
 
     def is_known(self, record: Record) -> bool:
         """Whether the record is a reading that was stored."""
-        ts = time_of(record)
+        if (ts := time_of(record)) is None:
+            return False
         stored = self._of(record.series).devices.get(record.sub_device or "")
-        return ts is not None and stored is not None and (ts <= stored.floor or tag_of(record) in stored.tags)
+        return stored is not None and (ts <= stored.floor or tag_of(record) in stored.tags)
 
     def note_stored(self, record: Record) -> None:
         if (ts := time_of(record)) is not None:

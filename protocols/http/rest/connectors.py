@@ -90,7 +90,8 @@ class ConnectorCalls(RestCalls):
         on=_holder,
         summary="Begin to link a device",
         about="The browser goes to the third party, from there back to this service, and at last to `Referer`, "
-        "whose scheme and host must be those of a redirect URI of the application.",
+        "whose scheme and host must be those of a redirect URI of the application. For a device token that belongs to "
+        "no application, any application will do. A link that stands is replaced once the new one is whole.",
         headers={
             "Referer": Annotated[
                 str, about("Where the browser ends", format="uri", example="https://app.example.org/devices")
@@ -112,7 +113,7 @@ class ConnectorCalls(RestCalls):
         tokens=ANY_TOKEN,
         on=_holder,
         summary="Unlink a device",
-        about="Removes the credentials of the third party.",
+        about="Removes the credentials of the third party. Nothing of the third party is stored after the answer.",
         refusals=_NO_CONNECTOR,
     )
     async def revoke(self, caller: Caller, device: Device, did: str) -> Data[DeviceObject]:

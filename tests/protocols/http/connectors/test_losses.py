@@ -130,6 +130,21 @@ async def test_a_reading_of_the_future_hides_no_later_ones(
     assert (await stored(browser))[-1] == future
 
 
+async def test_a_clock_of_ours_that_was_ahead_silences_no_device(
+    browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
+) -> None:
+    await browser.authorize()
+    fake_clock.advance(1_000 * HOUR_MS)
+    cloud.readings = [{"at": fake_clock.now, "temp": 1}]  # the third party's clock was ahead, too
+    await pull(browser.services)
+    fake_clock.now = NOW_MS + HOUR_MS
+    await pull(browser.services)
+    fake_clock.advance(HOUR_MS)
+    cloud.readings.append({"at": fake_clock.now, "temp": 2})
+    await pull(browser.services)
+    assert sorted(await stored(browser)) == [NOW_MS + 2 * HOUR_MS, NOW_MS + 1_000 * HOUR_MS]
+
+
 async def test_each_reading_stands_alone(browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock) -> None:
     cloud.answers["/readings"] = partial(
         _answer,
