@@ -22,6 +22,7 @@ from protocols.http.answers import REST_ROOT
 from protocols.http.console.connecting import Connecting
 from protocols.http.console.doors import HOME, PROOF, add_doors, sign_in_address
 from protocols.http.console.static_files import StaticFiles
+from protocols.http.rest.nouns import TO_COME
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -44,20 +45,34 @@ class Page:
     place: str  # the link of the navigation to which the page belongs
 
 
-PAGES: Final = (
+#: Path and text of each link of the navigation, by place.
+_NAVIGATION: Final = {
+    "devices": (HOME, "Devices"),
+    "rules": (f"{HOME}/rules", "Rules"),
+    "scenes": (f"{HOME}/scenes", "Scenes"),
+    "exports": (f"{HOME}/exports", "Exports"),
+    "applications": (f"{HOME}/applications", "Apps"),
+    "account": (f"{HOME}/account", "Account"),
+}
+#: Places without calls to show. The others are those of this version.
+MISSING: Final = {call.capability.lower() for call in TO_COME} & _NAVIGATION.keys()
+_ALL_PAGES: Final = (
     Page("", "devices.html", "devices"),
     Page("/devices/new", "new_device.html", "devices"),
+    Page("/rules", "rules.html", "rules"),
+    Page("/rules/new", "rule.html", "rules"),
+    Page("/scenes", "scenes.html", "scenes"),
+    Page("/scenes/new", "scene.html", "scenes"),
     Page("/exports", "exports.html", "exports"),
     Page("/applications", "applications.html", "applications"),
     Page("/account", "account.html", "account"),
 )
-_DEVICE: Final = Page("/devices/<did>", "device.html", "devices")
-#: Place, path and text of each link of the navigation.
-_NAVIGATION: Final = (
-    ("devices", HOME, "Devices"),
-    ("exports", f"{HOME}/exports", "Exports"),
-    ("applications", f"{HOME}/applications", "Apps"),
-    ("account", f"{HOME}/account", "Account"),
+PAGES: Final = tuple(page for page in _ALL_PAGES if page.place not in MISSING)
+#: Pages about one object, whose id is in the path.
+_OBJECTS: Final = (
+    Page("/devices/<id_>", "device.html", "devices"),
+    Page("/rules/<id_>", "rule.html", "rules"),
+    Page("/scenes/<id_>", "scene.html", "scenes"),
 )
 
 
@@ -70,17 +85,14 @@ def console_blueprint(accounts: AccountsRoom, browsers: Browsers, site: Site, se
     pages = _Pages(browsers, site, static)
     connecting = Connecting(site, settings)
     for page in PAGES:
-        routes.add_url_rule(HOME + page.path, page.template.removesuffix(".html"), _serving(partial(pages.show, page)))
+        routes.add_url_rule(HOME + page.path, f"list {page.path}", _serving(partial(pages.show, page, connecting)))
+    for page in _OBJECTS:
+        if page.place not in MISSING:
+            routes.add_url_rule(HOME + page.path, page.path, _serving(partial(pages.show, page, connecting)))
 
     @routes.get("/")
     async def root() -> Response:
         return redirect(HOME)
-
-    @routes.get(HOME + _DEVICE.path)
-    async def device(did: str) -> Response:
-        if not is_id(did):
-            raise NotFound
-        return await pages.show(_DEVICE, did=did, connecting=connecting.shown())
 
     return routes
 
@@ -90,9 +102,11 @@ async def _forbid_storing(answer: Response) -> Response:
     return answer
 
 
-def _serving(show: Callable[[], Awaitable[Response]]) -> Callable[[], Awaitable[Response]]:
-    async def serve() -> Response:  # Quart asks for a function, not for a partial
-        return await show()
+def _serving(show: Callable[[str], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    async def serve(id_: str = "") -> Response:  # Quart asks for a function, not for a partial
+        if id_ and not is_id(id_):
+            raise NotFound
+        return await show(id_)
 
     return serve
 
@@ -103,11 +117,11 @@ class _Pages:
         self._accounts = site.accounts.path
         self._static = static
 
-    async def show(self, page: Page, **values: object) -> Response:
+    async def show(self, page: Page, connecting: Connecting, id_: str) -> Response:
         session = await self._browsers.session()
         if session is None:
             return redirect(sign_in_address(self._accounts, request.path))
-        return self._render(page, session, values)
+        return self._render(page, session, {"id": id_, "connecting": connecting.shown()})
 
     def _render(self, page: Page, session: Session, values: dict[str, object]) -> Response:
         text = _templates.get_template(page.template).render(
@@ -118,7 +132,7 @@ class _Pages:
             static=self._static.root,
             accounts=self._accounts,
             rest=REST_ROOT,
-            navigation=_NAVIGATION,
+            navigation=[(place, *link) for place, link in _NAVIGATION.items() if place not in MISSING],
             nav=page.place,
         )
         answer = Response(text, content_type="text/html; charset=utf-8")
