@@ -176,6 +176,13 @@ class GrantsChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsEnded(Fact):
+    """At least one browser session of this user ended."""
+
+    user: UserKey
+
+
+@dataclass(frozen=True, slots=True)
 class PlanApproved(Fact):
     """A monetization plan of this device type is in force from now on."""
 
@@ -203,13 +210,6 @@ class TokenRevoked(Fact):
     """The token was revoked or expired: connections that authenticated with it must end. `hash` is its SHA-256."""
 
     hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SessionsEnded(Fact):
-    """At least one browser session of this user ended."""
-
-    user: UserKey
 
 
 class FactPhase(IntEnum):
