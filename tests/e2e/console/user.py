@@ -32,7 +32,12 @@ class User:
     def click(self, words: str) -> None:
         """The button or link that is called so, by its text or its label, once it is there and may be clicked."""
         self.clicks += 1
-        self.now(lambda: self._named(words).click())
+        self.now(lambda: self._press(self._named(words)))
+
+    def _press(self, element: WebElement) -> None:
+        # Not at the edge, where a short message may lie over it.
+        self.browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
 
     def _named(self, words: str) -> WebElement:
         name = f'"{words}"'

@@ -36,13 +36,25 @@ export function removable(item, what) {
   return item;
 }
 
+async function firstWithActions() {
+  for (const did of (await devices()).keys()) if ((await manifestOfDevice(did)).actions.length) return did;
+  return undefined;
+}
+
+// Sentences of the API name devices by their ids.
+export async function withNames(text) {
+  let named = text;
+  for (const [did, one] of await devices()) named = named.replaceAll(did, one.name);
+  return named;
+}
+
 const field = (id, words, input) => h("p", {}, h("label", { for: id }, words), input);
 
 // One Action to one device. `nameOf` gives the names under which the API reports findings.
 export async function actionRow(given, nameOf) {
   const id = newId();
   const item = h("li", { class: "part" });
-  const device = await devicePicker(`${id}-device`, nameOf("ddid"), given?.ddid);
+  const device = await devicePicker(`${id}-device`, nameOf("ddid"), given?.ddid ?? await firstWithActions());
   const action = h("select", { id: `${id}-action`, name: nameOf("action") });
   const parameters = h("div", { class: "part" });
   let actions = [];

@@ -3,7 +3,7 @@
 import { attempt, call, done, get, getText } from "./api.js";
 import { conditionRow, isPlainCondition } from "./conditions.js";
 import { $, empty, fill, fullTime, h, showText, time, toast } from "./dom.js";
-import { actionRow, isPlainAction, newId, removable } from "./parts.js";
+import { actionRow, isPlainAction, newId, removable, withNames } from "./parts.js";
 import { follow } from "./sockets.js";
 
 const HOUR_MS = 3600000;
@@ -128,13 +128,13 @@ function watch() {
 
 async function explain(mid) {
   const { data } = await get(`/rules/${id}/explain`, { mid });
-  if (data.explanations.length) fill($("#why"), data.explanations.map(shown));
+  if (data.explanations.length) fill($("#why"), await Promise.all(data.explanations.map(shown)));
 }
 
 async function now() {
   const { data } = await get(`/rules/${id}`);
   take(data);
-  if (data.waitsFor?.length) fill($("#why"), h("ul", { class: "lights" }, data.waitsFor.map((text) => h("li", {}, light(false), withoutField(text)))));
+  if (data.waitsFor?.length) fill($("#why"), h("ul", { class: "lights" }, await Promise.all(data.waitsFor.map(async (text) => h("li", {}, light(false), withoutField(await withNames(text)))));
   else fill($("#why"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
 }
 
@@ -145,16 +145,16 @@ function light(held) {
   return h("span", { class: `badge ${kind}` }, words);
 }
 
-function shown(one) {
+async function shown(one) {
   return h("section", { class: "why" }, h("p", {}, h("b", {}, fullTime(one.ts)), " ", h("span", { class: `badge ${one.triggers ? "good" : ""}` }, one.triggers ? "triggered" : "did not trigger"),
     one.counts ? null : h("small", { class: "tag" }, "from before the rule")),
-  h("ul", { class: "lights" }, one.conditions.map((condition) => h("li", {}, light(condition.held), condition.text))));
+  h("ul", { class: "lights" }, await Promise.all(one.conditions.map(async (condition) => h("li", {}, light(condition.held), await withNames(condition.text))))));
 }
 
 $("#explain").addEventListener("click", (event) => attempt(async () => {
   const end = Date.now();
   const { data } = await get(`/rules/${id}/explain`, { startDate: end - HOUR_MS, endDate: end });
-  fill($("#why"), data.explanations.length ? data.explanations.reverse().map(shown) : empty("No message in the last hour", "Nothing concerned this rule."),
+  fill($("#why"), data.explanations.length ? await Promise.all(data.explanations.reverse().map(shown)) : empty("No message in the last hour", "Nothing concerned this rule."),
     data.isComplete ? null : h("p", { class: "hint" }, "These are the first 100."));
 }, { button: event.target }));
 
