@@ -134,8 +134,10 @@ async function explain(mid) {
 async function now() {
   const { data } = await get(`/rules/${id}`);
   take(data);
-  if (data.waitsFor?.length) fill($("#why"), h("ul", { class: "lights" }, await Promise.all(data.waitsFor.map(async (text) => h("li", {}, light(false), withoutField(await withNames(text)))));
-  else fill($("#why"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
+  if (data.waitsFor?.length) {
+    const waiting = data.waitsFor.map(async (text) => h("li", {}, light(false), withoutField(await withNames(text))));
+    fill($("#why"), h("ul", { class: "lights" }, await Promise.all(waiting)));
+  } else fill($("#why"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
 }
 
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
