@@ -22,9 +22,9 @@ def choose(user: User, selector: str, text: str) -> None:
 
 
 def _choose(user: User, selector: str, text: str) -> None:
-    (found, *_) = user.browser.driver.find_elements(By.CSS_SELECTOR, selector) or [None]
-    assert found is not None
-    options = Select(found)
+    found = user.browser.driver.find_elements(By.CSS_SELECTOR, selector)
+    assert found
+    options = Select(found[0])
     assert text in [one.text for one in options.options]
     options.select_by_visible_text(text)
 
