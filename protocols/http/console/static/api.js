@@ -178,7 +178,8 @@ function showFindings(form, error) {
   const findings = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
   let first = null;
   for (const { field, messages } of findings) {
-    const input = field && form.querySelector(`[name="${CSS.escape(field)}"]`);
+    const named = field && form.querySelector(`[name="${CSS.escape(field)}"]`);
+    const input = named && named.offsetParent !== null ? named : null;  // not one that is hidden
     const note = document.createElement("p");
     note.className = "finding";
     note.id = `finding-${Math.random().toString(36).slice(2)}`;

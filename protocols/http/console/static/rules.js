@@ -24,7 +24,7 @@ function row(rule) {
     h("td", { "data-label": "State" }, h("span", { class: `badge ${KINDS[rule.state] ?? ""}` }, rule.state ?? ""), problem && rule.state !== "running" ? h("div", { class: "soft" }, problem) : null),
     h("td", { class: "when", "data-label": "Last triggered" }, rule.lastTriggeredOn ? time(rule.lastTriggeredOn) : "never"),
     h("td", { class: "size" }, h("button", {
-      type: "button", class: "quiet small", "aria-label": `Turn ${rule.name} ${rule.enabled ? "off" : "on"}`,
+      type: "button", class: "quiet small", "aria-label": `Turn ${rule.enabled ? "off" : "on"} ${rule.name}`,
       onclick: (event) => attempt(async () => {
         await call("PUT", `/rules/${rule.id}`, { body: { enabled: !rule.enabled } });
         done(rule.enabled ? "The rule is off." : "The rule is on.");
