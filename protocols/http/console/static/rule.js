@@ -128,7 +128,7 @@ function watch() {
 
 async function explain(mid) {
   const { data } = await get(`/rules/${id}/explain`, { mid });
-  if (data.explanations.length) fill($("#why"), await Promise.all(data.explanations.map(shown)));
+  if (data.explanations.length) fill($("#now"), await Promise.all(data.explanations.map(shown)));
 }
 
 async function now() {
@@ -136,8 +136,8 @@ async function now() {
   take(data);
   if (data.waitsFor?.length) {
     const waiting = data.waitsFor.map(async (text) => h("li", {}, light(false), withoutField(await withNames(text))));
-    fill($("#why"), h("ul", { class: "lights" }, await Promise.all(waiting)));
-  } else fill($("#why"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
+    fill($("#now"), h("ul", { class: "lights" }, await Promise.all(waiting)));
+  } else fill($("#now"), empty("Nothing to explain yet", "As soon as a device of this rule sends a message, each condition stands here: whether it holds, and what was seen."));
 }
 
 const withoutField = (text) => text.replace(/^rule\.if(\.and\.\d+)?: /, "");
