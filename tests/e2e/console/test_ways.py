@@ -109,7 +109,11 @@ def test_an_update_waits_for_the_owner(ada: User, site: Site) -> None:
             "needsAcceptance": True,
             "taskParameters": {"update": {"updateId": image}},
         }
-        ada.eventually(lambda: waits(site, task))
+        try:
+            ada.eventually(lambda: waits(site, task))
+        except Exception:
+            print(tasks_of(site, did), ada.browser.texts("#standing"), site.of_ada("GET", f"/devicemgmt/devices/{did}/properties"))
+            raise
         ada.open(f"/devices/{did}")
         ada.sees("An update waits for you")
         ada.click("Install it")
