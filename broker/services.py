@@ -34,6 +34,7 @@ from broker.secrets import Vault
 from broker.site import Site
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trials.room import TrialsRoom, open_trials
 from config.settings import Settings
 from storage.database import Database
 
@@ -52,6 +53,7 @@ class Services:
     monetization: MonetizationRoom
     messages: MessagesRoom
     routing: RoutingRoom
+    trials: TrialsRoom
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
@@ -122,7 +124,8 @@ async def _open_rooms(
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
-    export = await open_export(core, mail, accounts, device_types, devices, messages)
+    trials = await open_trials(core, mail, accounts, device_types, devices)
+    export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
     provisioning = await open_provisioning(
@@ -139,6 +142,7 @@ async def _open_rooms(
         monetization=monetization,
         messages=messages,
         routing=routing,
+        trials=trials,
         export=export,
         connectors=connectors,
         device_management=device_management,

@@ -41,6 +41,8 @@ from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError
 from storage.tasks import TaskStore
+from storage.trial_sessions import TrialSessionStore
+from storage.trials import TrialStore
 
 T = TypeVar("T")
 _READERS = 4
@@ -97,6 +99,8 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.trials = TrialStore(connection)
+        self.trial_sessions = TrialSessionStore(connection)
 
 
 @dataclass(slots=True)
