@@ -222,6 +222,12 @@ class Permissions:
         if not (await self.reach(caller)).covers_user(user):
             raise PermissionDenied("access to this user")
 
+    async def _is_of_trial(self, application: ApplicationKey | None, type_: DeviceTypeKey) -> bool:
+        """The application is that of a trial which has the device type."""
+        return application is not None and await self._database.read(
+            lambda tx: tx.trials.is_type_of_application(application, type_)
+        )
+
     async def require_granted(self, caller: Caller, user: UserKey, type_: GuardedType, permission: Permission) -> None:
         """Raises PermissionDenied unless `caller` has `permission` for the user's devices of this type."""
         reach = await self.reach(caller)
@@ -265,10 +271,8 @@ class Permissions:
         """
         if (type_.published and not type_.protected) or caller.application_organization == type_.organization:
             return
-        application = caller.application
-        if application is not None and caller.trial_organization == type_.organization:
-            if await self._database.read(lambda tx: tx.trials.is_type_of_application(application, type_.key)):
-                return
+        if caller.trial_organization == type_.organization and await self._is_of_trial(caller.application, type_.key):
+            return
         user = caller.user if user is None else user
         if user is None or await self._database.read(lambda tx: tx.accounts.role_of(type_.organization, user)) is None:
             raise PermissionDenied(f"use of device type {type_.id}")

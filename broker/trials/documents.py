@@ -96,7 +96,7 @@ class Documents:
             id=new_id(),
             trial=trial.key,
             kind=kind,
-            content=_json(content),
+            content=_json(content, kind),
             sharing="{}",
             created_on=self._clock.now_ms(),
             **_named(content),
@@ -112,11 +112,13 @@ class Documents:
 
     async def replace(self, trial: TrialRecord, document: Document, content: dict[str, Any]) -> Document:
         """Replace the object. Raises ValidationFailed, NotFound, Conflict: see `add`."""
-        return await self._put(trial, replace(document.record, content=_json(content), **_named(content)))
+        return await self._put(
+            trial, replace(document.record, content=_json(content, document.record.kind), **_named(content))
+        )
 
     async def share(self, trial: TrialRecord, document: Document, sharing: dict[str, Any]) -> Document:
         """Replace what is kept about the sharing of a rule. Raises ValidationFailed, NotFound, Conflict: see `add`."""
-        return await self._put(trial, replace(document.record, sharing=_json(sharing)))
+        return await self._put(trial, replace(document.record, sharing=_json(sharing, "sharing")))
 
     async def remove(self, trial: TrialRecord, document: Document) -> Document:
         """Raises NotFound: it was deleted meanwhile; Conflict: the trial is stopped."""
@@ -143,10 +145,10 @@ def _check_present(tx: Transaction, trial: TrialRecord, record: TrialDocumentRec
     going(tx, trial)
 
 
-def _json(content: dict[str, Any]) -> str:
+def _json(content: dict[str, Any], member: str) -> str:
     text = msgspec.json.encode(content)
     if len(text) > TRIAL_DOCUMENT_BYTES:
-        raise ValidationFailed.of("", too_long(TRIAL_DOCUMENT_BYTES))
+        raise ValidationFailed.of(member, too_long(TRIAL_DOCUMENT_BYTES))
     return text.decode()
 
 

@@ -97,12 +97,12 @@ class Members:
             Conflict: it is connected already, the participant has too many, or the trial is stopped.
             NotFound: the trial or the participant was removed meanwhile.
         """
-        if device.owner != user:
-            raise PermissionDenied(f"ownership of device {device.id}")
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> None:
             current = present(tx, trial)
+            if device.owner != user:
+                raise PermissionDenied(f"ownership of device {device.id}")
             if device.type_key not in tx.trials.types(current.key):
                 raise PermissionDenied(f"a device of a type of trial {current.id}")
             going(tx, current)
