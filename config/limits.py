@@ -148,6 +148,7 @@ TRIALS_OF_ONE_USER: Final = 100  # reference 14.1: that the user created and tha
 TRIALS_PER_DAY: Final = 20  # that one user creates on a day, also those that are deleted by then
 TRIAL_MEMBERS: Final = {"administrator": 20, "participant": 500}  # of one trial
 TRIAL_DEVICE_TYPES: Final = 20  # of one trial
+TRIAL_DEVICES: Final = 2_000  # connected to one trial
 TRIAL_DEVICES_OF_ONE: Final = 50  # that one participant connects to a trial
 TRIAL_INVITATION_SECONDS: Final = 86_400  # reference 14.3: validity of an invitation to a trial
 TRIAL_INVITATIONS_OPEN: Final = 100  # to one trial at a time

@@ -63,7 +63,9 @@ class TrialSessionStore:
     # Sessions
 
     def add(self, session: TrialSessionRecord) -> None:
-        self._insert("trial_session", {name: getattr(session, name) for name in _SESSION})
+        key = self._insert("trial_session", {name: getattr(session, name) for name in _SESSION})
+        for device in filter(None, session.devices.split(",")):
+            self._insert("trial_session_device", {"session": key, "device": device}, returning="session")
 
     def put(self, session: TrialSessionRecord) -> None:
         """Change start and end of the session with this key."""
@@ -94,19 +96,19 @@ class TrialSessionStore:
     def search(self, wanted: SessionSearch, *, offset: int, limit: int) -> tuple[list[TrialSessionRecord], int]:
         """A page of the sessions that fit, oldest first, and the number of all."""
         given: dict[str, object] = {"offset": offset, "limit": limit}
-        where = f" FROM trial_session AS s WHERE s.trial IN ({', '.join(_named('trial', wanted.trials, given))})"
+        trials = ", ".join(_named("trial", wanted.trials, given))
+        where = f" FROM trial_session AS s WHERE s.trial IN ({trials})"
         if wanted.participants:
             users = ", ".join(_named("user", wanted.participants, given))
             where += f" AND s.user IN (SELECT key FROM user WHERE id IN ({users}))"  # noqa: S608 - parameters
         if wanted.devices:
-            names = _named("device", wanted.devices, given)
-            likes = (f"',' || s.devices || ',' LIKE '%,' || {name} || ',%'" for name in names)
-            where += f" AND ({' OR '.join(likes)})"
+            dids = ", ".join(_named("device", wanted.devices, given))
+            where += f" AND s.key IN (SELECT session FROM trial_session_device WHERE device IN ({dids}))"  # noqa: S608 - parameters
         if wanted.metadata:
             keys = ", ".join(_named("metadata", wanted.metadata, given))
             where += (
-                " AND s.id IN (SELECT session FROM trial_document AS d WHERE d.trial = s.trial AND d.kind = 'metadata'"  # noqa: S608 - parameters
-                f" AND (d.id IN ({keys}) OR d.name IN ({keys})))"
+                " AND s.id IN (SELECT session FROM trial_document WHERE kind = 'metadata'"  # noqa: S608 - parameters
+                f" AND trial IN ({trials}) AND (id IN ({keys}) OR name IN ({keys})))"
             )
         for name, condition in (("start_ms", "s.started_on >= :start_ms"), ("end_ms", "s.ended_on <= :end_ms")):
             if (value := getattr(wanted, name)) is not None:
@@ -151,9 +153,13 @@ class TrialSessionStore:
         rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
         return [TrialDocumentRecord(**dict(row)) for row in rows], self._count(where, given)
 
-    def _insert(self, table: str, values: Mapping[str, object]) -> None:
+    def _insert(self, table: str, values: Mapping[str, object], *, returning: str = "key") -> int:
         names = ", ".join(values)
-        self._db.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)})", values)  # noqa: S608 - constants
+        row = self._db.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)}) RETURNING {returning}",  # noqa: S608 - constants
+            values,
+        ).one()
+        return int(sure(row)[returning])
 
     def _count(self, where: str, given: Mapping[str, object]) -> int:
         return int(sure(self._db.execute(f"SELECT count(*) AS n{where}", given).one())["n"])

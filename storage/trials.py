@@ -274,12 +274,22 @@ class TrialStore:
             "DELETE FROM trial_device WHERE trial = :trial AND user = :user", {"trial": trial, "user": user}
         )
 
+    def disconnect_ungranted(self, trial: int, application: ApplicationKey) -> None:
+        """Disconnect the devices that the application may not read."""
+        self._db.execute(
+            "DELETE FROM trial_device WHERE trial = :trial AND NOT EXISTS (SELECT 1 FROM device AS d"
+            " JOIN access_grant AS g ON g.user = d.owner AND g.device_type = d.device_type"
+            " WHERE d.key = trial_device.device AND g.application = :application AND g.can_read = 1)",
+            {"trial": trial, "application": application},
+        )
+
     def is_connected(self, trial: int, device: DeviceKey) -> bool:
         return self._count(f"{_CONNECTED} AND t.device = :device", {"trial": trial, "device": device}) > 0
 
-    def count_devices(self, trial: int, user: UserKey) -> int:
-        """Of the user, also deleted ones."""
-        return self._count(" FROM trial_device WHERE trial = :trial AND user = :user", {"trial": trial, "user": user})
+    def count_devices(self, trial: int, user: UserKey | None = None) -> int:
+        """Of the user or of all, also deleted ones."""
+        where = " FROM trial_device WHERE trial = :trial" + ("" if user is None else " AND user = :user")
+        return self._count(where, {"trial": trial, "user": user})
 
     def devices(self, trial: int) -> list[TrialDeviceRow]:
         """All devices, in the order in which they were connected."""

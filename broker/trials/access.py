@@ -43,8 +43,9 @@ def end_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey)
 def end_users(issuance: Issuance, trial: TrialRecord, users: Collection[UserKey]) -> None:
     """End what these users granted, their tokens of the application, and the tokens that it made for their devices."""
     tx = issuance.tx
-    for user in users:
+    for user in set(users).intersection(tx.trials.token_holders(trial.application)):
         _end_tokens_of(issuance, trial, user)
+    for user in users:
         for device, hashed in tx.trials.tokens_of_devices(user, trial.application):
             tx.devices.remove_token(device)
             issuance.revoked.append(hashed)
@@ -83,7 +84,6 @@ def _end_tokens_of(issuance: Issuance, trial: TrialRecord, user: UserKey) -> Non
         issuance.end_family(family)
     for token in tx.accounts.tokens_of(trial.application, user):
         issuance.end_token(token)
-    tx.authorizations.forget_codes_of(user, trial.application)
 
 
 def _of_type(granted: GrantRecord, device_type: DeviceTypeKey) -> GrantRecord:

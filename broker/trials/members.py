@@ -12,7 +12,7 @@ from broker.trace.audit import AuditEvent
 from broker.trials import access
 from broker.trials.guards import going, note_trial, present
 from broker.trials.roles import LAST_ADMINISTRATOR, TrialRole
-from config.limits import TRIAL_DEVICES_OF_ONE
+from config.limits import TRIAL_DEVICES, TRIAL_DEVICES_OF_ONE
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.records import UserRecord
@@ -114,6 +114,8 @@ class Members:
                 raise Conflict(ALREADY_CONNECTED)
             if tx.trials.count_devices(current.key, user) >= TRIAL_DEVICES_OF_ONE:
                 raise Conflict(f"At most {TRIAL_DEVICES_OF_ONE} devices of one participant")
+            if tx.trials.count_devices(current.key) >= TRIAL_DEVICES:
+                raise Conflict(f"At most {TRIAL_DEVICES} devices in a trial")
             tx.trials.connect(current.key, user, device.key, now_ms=now_ms)
             note_trial(tx, AuditEvent.TRIAL_DEVICE_CONNECTED, current, now_ms, device=device.id)
 

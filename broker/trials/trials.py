@@ -201,12 +201,8 @@ class Trials:
 
     def _stop(self, issuance: Issuance, trial: TrialRecord) -> None:
         tx = issuance.tx
-        readable = access.readable_types(tx, trial)
-        for row in tx.trials.devices(trial.key):
-            device = tx.devices.device(row.device)
-            if device is None or device.device_type not in readable.get(row.user, ()):
-                # Its owner revoked the application. The grants, which say so, end now.
-                tx.trials.disconnect(trial.key, row.device)
+        # The owners of these revoked the application. The grants, which say so, end now.
+        tx.trials.disconnect_ungranted(trial.key, trial.application)
         tx.trials.remove_open_invitations(trial.key, now_ms=issuance.now_ms)
         access.end_everything(issuance, trial)
         self._applications.close(tx, trial.application)

@@ -195,6 +195,10 @@ def _introduction(
     message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
     data = '{"state":true,"intensity":40}'
     action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
+    invitation = {"email": _ADMINISTRATOR, "invitationType": "participant"}
+    trial = msgspec.json.encode(
+        {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
+    ).decode()
     json = ["-H", "Content-Type: application/json"]
     return [
         "",
@@ -226,6 +230,9 @@ def _introduction(
         "",
         "Send an Action to the kitchen light; it prints what it receives here",
         _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
+        "",
+        "Begin a trial of lights; the invitation is a file in the outbox of the state directory",
+        _line("curl", "-s", "-X", "POST", f"{api}/trials", "-H", authorization, *json, "-d", trial),
         "",
         "Publish over MQTT as your light",
         _line(

@@ -46,6 +46,11 @@ CREATE TABLE trial_session (
   user INTEGER NOT NULL REFERENCES user, devices TEXT NOT NULL, started_on INTEGER, ended_on INTEGER,
   created_on INTEGER NOT NULL
 );
+CREATE TABLE trial_session_device (
+  session INTEGER NOT NULL REFERENCES trial_session ON DELETE CASCADE, device TEXT NOT NULL,
+  PRIMARY KEY (session, device)
+);
+CREATE INDEX trial_session_device_by_id ON trial_session_device (device);
 CREATE INDEX trial_session_by_trial ON trial_session (trial, user);
 -- Metadata, rules and metadata of rules: JSON objects that are only kept. `name` and `session` are their members `key`
 -- and `sessionId`.

@@ -31,8 +31,10 @@ from tests.e2e.schemathesis_world import (
     close_answers,
     dictionaries_of,
     furnish,
+    furnish_trials,
     operations,
     settings_of,
+    with_own_trials,
 )
 
 SCHEMATHESIS: Final = TRUNKLINE.with_name("schemathesis")
@@ -64,6 +66,7 @@ OUT_OF_REACH: Final = {
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",
+    "DELETE /trials/{tid}/administrators/{uid}": "another administrator",
 }
 
 Statuses = Mapping[str, Counter[int]]
@@ -84,8 +87,11 @@ class ServedDocument:
         """
         with httpx.Client(base_url=self.daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
             world = furnish(client, device_id(kitchen))
-        document = json.loads(about_this_world(self.served, world))
+            of_trials, own_trials = furnish_trials(client, device_id(kitchen)) if kitchen == 1 else ({}, [])
+        document = json.loads(about_this_world(self.served, world | of_trials))
         close_answers(document)
+        if own_trials:
+            with_own_trials(document, own_trials)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
         (revoked,) = [
             one
@@ -137,7 +143,8 @@ class Found:
 @pytest.fixture(scope="module")
 def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDocument]:
     folder = tmp_path_factory.mktemp("schemathesis")
-    with running_daemon(folder, devices=DEVICES) as daemon:
+    settings = '[trials]\nsessions = "on"\n'
+    with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
         yield ServedDocument(daemon, folder, served)
 
