@@ -30,6 +30,7 @@ from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.records import AuditFilter, TokenRecord
 from tests.broker.export.test_exports import exported, send, stamps
+from tests.broker.routing.test_feeds import Codec, Watcher
 from tests.factories import (
     ADA_TOKEN,
     APPLICATION_TOKEN,
@@ -152,6 +153,23 @@ async def test_open_connections_end_at_once(
     found = await services.core.database.read(lambda tx: tx.accounts.token(caller.token))
     assert (found is not None) is is_valid
     assert (await tokens.caller(ADA_TOKEN)).user == world.ada
+
+
+async def test_a_live_feed_of_the_application_has_what_is_granted_at_each_moment(
+    services: Services, world: World, made: TrialWorld
+) -> None:
+    device = await services.devices.registry.find(BOBS)
+    reach = await services.accounts.permissions.reach(await caller_of(services, made.trial))
+    watcher = Watcher(Codec(), lambda one: reach.allows(one, Permission.READ))
+    ada = await services.accounts.tokens.caller(ADA_TOKEN)
+    numbers = []
+    with services.routing.feeds.subscribe(watcher.subscriber):
+        for act in (None, remove_type, lambda *_: services.trials.device_types.add(ada, made.trial.record, LIGHT_TYPE)):
+            if act is not None:
+                await act(services, made, world)
+            await send(services, (device, NOW_MS, {"state": True}))
+            numbers.append(sum(count for _, count in watcher.got))
+    assert numbers == [1, 1, 2]
 
 
 async def test_the_application_has_no_rights_of_its_organization(
