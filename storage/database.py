@@ -41,6 +41,7 @@ from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError, StoreFullError
 from storage.tasks import TaskStore
+from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
 from storage.trials import TrialStore
 
@@ -101,6 +102,7 @@ class Transaction:
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
         self.trials = TrialStore(connection)
+        self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)
 
 

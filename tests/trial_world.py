@@ -12,7 +12,7 @@ from broker.trials.trials import NewTrial, Trial
 from storage.database import Transaction
 from storage.keys import UserKey
 from storage.records import TokenRecord, UserRecord
-from storage.trials import TrialInvitationRecord
+from storage.trial_invitations import TrialInvitationRecord
 from tests.factories import ADA_TOKEN, BOBS, LIGHT_TYPE, NOW_MS, World, new_user
 
 INA, INA_TOKEN = "1a" * 16, "41" * 16  # invited

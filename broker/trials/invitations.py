@@ -24,7 +24,8 @@ from config.limits import (
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, UserKey
 from storage.records import NEW_KEY, UserRecord
-from storage.trials import TrialInvitationRecord, TrialRecord
+from storage.trial_invitations import TrialInvitationRecord
+from storage.trials import TrialRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +118,17 @@ class Invitations:
     def send(self, tx: Transaction, trial: TrialRecord, prepared: Prepared) -> TrialInvitationRecord:
         """Store the invitation and its mail in the caller's transaction. Raises Conflict, TooManyMails."""
         new = replace(prepared.record, trial=trial.key)
-        if tx.trials.open_invitation(trial.key, new.email, new.role, now_ms=new.sent_on) is not None:
+        if tx.trial_invitations.open(trial.key, new.email, new.role, now_ms=new.sent_on) is not None:
             raise Conflict(ALREADY_INVITED)
-        if tx.trials.count_open_invitations(trial.key, now_ms=new.sent_on) >= TRIAL_INVITATIONS_OPEN:
+        if tx.trial_invitations.count_open(trial.key, now_ms=new.sent_on) >= TRIAL_INVITATIONS_OPEN:
             raise Conflict(f"At most {TRIAL_INVITATIONS_OPEN} open invitations to a trial")
         invitee = tx.accounts.user_by_email(new.email)
         if invitee is not None and tx.trials.has_role(trial.key, invitee.key, new.role):
             raise Conflict(f"Already {new.role} of the trial")
         if not self._mails.add(tx, prepared.letter):
             raise TooManyMails
-        tx.trials.put_invitation(new)
-        tx.trials.forget_old_invitations(trial.key, but=TRIAL_INVITATIONS_KEPT, now_ms=new.sent_on)
+        tx.trial_invitations.put(new)
+        tx.trial_invitations.forget_old(trial.key, but=TRIAL_INVITATIONS_KEPT, now_ms=new.sent_on)
         self._note(tx, AuditEvent.TRIAL_INVITATION_SENT, trial, new)
         return new
 
@@ -137,7 +138,7 @@ class Invitations:
         """A page of the trial's invitations, oldest first, and the number of all."""
         now_ms = self._clock.now_ms()
         return await self._database.read(
-            lambda tx: tx.trials.page_of_invitations(trial.key, status, now_ms=now_ms, offset=offset, limit=count)
+            lambda tx: tx.trial_invitations.page(trial.key, status, now_ms=now_ms, offset=offset, limit=count)
         )
 
     async def find(self, trial: TrialRecord, invitation_id: str) -> TrialInvitationRecord:
@@ -179,7 +180,7 @@ class Invitations:
             if _is_code_of(invitation, code):
                 tx.accounts.verify_email(user, now_ms=now_ms)
             accepted = replace(invitation, status=InvitationStatus.ACCEPTED, accepted_on=now_ms, code_hash=None)
-            tx.trials.put_invitation(accepted)
+            tx.trial_invitations.put(accepted)
             self._note(tx, AuditEvent.TRIAL_INVITATION_ACCEPTED, current, accepted)
             return accepted
 
@@ -203,7 +204,7 @@ class Invitations:
             invitation = _of_trial(tx, trial, invitation_id)
             _check_open(invitation, now_ms)
             revoked = replace(invitation, status=InvitationStatus.REVOKED, revoked_on=now_ms, code_hash=None)
-            tx.trials.put_invitation(revoked)
+            tx.trial_invitations.put(revoked)
             self._note(tx, AuditEvent.TRIAL_INVITATION_REVOKED, trial, revoked)
             return revoked
 
@@ -216,7 +217,7 @@ class Invitations:
         def work(tx: Transaction) -> TrialInvitationRecord:
             invitation = _of_trial(tx, trial, invitation_id)
             _check_open(invitation, now_ms)
-            tx.trials.remove_invitation(invitation.id)
+            tx.trial_invitations.remove(invitation.id)
             self._note(tx, AuditEvent.TRIAL_INVITATION_REVOKED, trial, invitation)
             return invitation
 
@@ -231,7 +232,7 @@ class Invitations:
 
 
 def _of_trial(tx: Transaction, trial: TrialRecord, invitation_id: str) -> TrialInvitationRecord:
-    found = tx.trials.invitation(invitation_id)
+    found = tx.trial_invitations.by_id(invitation_id)
     if found is None or found.trial != trial.key:
         raise NotFound
     return found
@@ -257,7 +258,7 @@ def _is_code_of(invitation: TrialInvitationRecord, code: str) -> bool:
 
 
 def _behind(tx: Transaction, code: str, now_ms: int) -> Invitation:
-    found = tx.trials.invitation_by_code(token_hash(code)) if is_id(code) else None
+    found = tx.trial_invitations.by_code(token_hash(code)) if is_id(code) else None
     trial = None if found is None else tx.trials.trial(found.trial)
     owner = None if trial is None else tx.accounts.user(trial.owner)
     application = None if trial is None else tx.accounts.application(trial.application)

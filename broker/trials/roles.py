@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from broker.errors import TryLater
-from storage.trials import TrialInvitationRecord
+from storage.trial_invitations import TrialInvitationRecord
 
 STOPPED: Final = "Trial is stopped"
 LAST_ADMINISTRATOR: Final = "The last administrator cannot be removed"

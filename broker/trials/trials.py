@@ -203,7 +203,7 @@ class Trials:
         tx = issuance.tx
         # The owners of these revoked the application. The grants, which say so, end now.
         tx.trials.disconnect_ungranted(trial.key, trial.application)
-        tx.trials.remove_open_invitations(trial.key, now_ms=issuance.now_ms)
+        tx.trial_invitations.remove_open(trial.key, now_ms=issuance.now_ms)
         access.end_everything(issuance, trial)
         self._applications.close(tx, trial.application)
         note_trial(tx, AuditEvent.TRIAL_STOPPED, trial, issuance.now_ms)

@@ -24,6 +24,7 @@ from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
+from protocols.http.rest.trial_device_types import TrialTypeCalls
 from protocols.http.rest.trial_documents import TrialDocumentCalls
 from protocols.http.rest.trial_invitations import TrialInvitationCalls
 from protocols.http.rest.trial_members import TrialMemberCalls
@@ -53,6 +54,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     TaskCalls,
     ImageCalls,
     TrialCalls,
+    TrialTypeCalls,
     TrialInvitationCalls,
     TrialMemberCalls,
     TrialSessionCalls,

@@ -15,7 +15,8 @@ from protocols.http.calls import USER, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.trials import ADMINISTRATOR, ENDED, ROLES, TRIAL_NAMES, TRIALS
 from protocols.http.schema import Count, Data, Id, NumberedPage, Offset, Shape, about, one_of, time_ms
-from storage.trials import TrialInvitationRecord, TrialRecord
+from storage.trial_invitations import TrialInvitationRecord
+from storage.trials import TrialRecord
 
 _INVITATIONS: Final = "/trials/{tid}/invitations"
 _INVITATION: Final = f"{_INVITATIONS}/{{iid}}"

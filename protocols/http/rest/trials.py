@@ -8,9 +8,7 @@ from msgspec import Meta, UnsetType
 
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.device_types.catalog import DeviceType
 from broker.errors import INVALID, REQUIRED, TEXT_ONLY, Finding, too_long
-from broker.trials.device_types import ALREADY_THERE
 from broker.trials.invitations import NewInvitation
 from broker.trials.roles import STOPPED, TrialRole
 from broker.trials.room import TrialsRoom
@@ -26,8 +24,7 @@ from config.limits import (
 )
 from protocols.http.calls import NOTHING, USER, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import Given, Rule, Valid
-from protocols.http.rest.device_types import DeviceTypeObject, type_record
+from protocols.http.reading import Given, Rule
 from protocols.http.rest.named import NAMED_USER
 from protocols.http.schema import (
     Count,
@@ -35,9 +32,7 @@ from protocols.http.schema import (
     Id,
     NumberedPage,
     Offset,
-    Paging,
     Shape,
-    TypeId,
     about,
     absent_if_none,
     text,
@@ -192,27 +187,6 @@ class _OfUser(Shape):
     offset: Offset = 0
 
 
-class _TypeOfTrial(Shape):
-    example = {"tid": samples.TRIAL, "dtid": samples.DTID}
-
-    tid: Id
-    dtid: TypeId
-
-
-class _Types(Shape):
-    device_types: list[DeviceTypeObject]
-
-
-class _NewType(Shape):
-    example = {"dtid": samples.TYPE_NAME}
-
-    dtid: Annotated[
-        TypeId,
-        Meta(min_length=1, description="Id or unique name of the device type"),
-        Valid(FORBIDDEN_IN_NAMES.isdisjoint),
-    ]
-
-
 class TrialCalls(RestCalls):
     chapter = TRIALS
     path_names = TRIAL_NAMES
@@ -220,7 +194,6 @@ class TrialCalls(RestCalls):
     def __init__(self, accounts: AccountsRoom, trials: TrialsRoom) -> None:
         self._users = accounts.users
         self._trials = trials.trials
-        self._types = trials.device_types
 
     async def _administered(self, caller: Caller, tid: str) -> TrialRecord:
         trial = await self._trials.find(tid)
@@ -231,12 +204,6 @@ class TrialCalls(RestCalls):
         trial = await self._trials.find(tid)
         await self._trials.require(caller, trial, MEMBER)
         return trial
-
-    async def _type_of(self, caller: Caller, tid: str, dtid: str) -> tuple[TrialRecord, DeviceType]:
-        trial = await self._trials.find(tid)
-        type_ = await self._types.known(dtid)
-        await self._trials.require(caller, trial, ADMINISTRATOR)
-        return trial, type_
 
     @RestCall(
         "POST",
@@ -314,46 +281,6 @@ class TrialCalls(RestCalls):
     )
     async def renew(self, trial: TrialRecord) -> Data[TrialObject]:
         return Data(trial_object(await self._trials.renew_application(trial)))
-
-    @RestCall(
-        "GET",
-        f"{_TRIAL}/devicetypes",
-        tokens=USER,
-        on=_joined,
-        summary="A trial's device types",
-        about="For administrators and participants.",
-    )
-    async def types(self, caller: Caller, trial: TrialRecord, query: Paging) -> NumberedPage[_Types]:
-        page = await self._types.page(caller, trial, offset=query.offset, count=query.count)
-        shown = list(map(type_record, page.types))
-        return NumberedPage(_Types(shown), page.total, query.offset, len(shown))
-
-    @RestCall(
-        "POST",
-        f"{_TRIAL}/devicetypes",
-        tokens=USER,
-        on=_administered,
-        summary="Add a device type to a trial",
-        about="The participants grant the trial's application READ and WRITE on it, too.",
-        refusals={404: "Device type does not exist.", 409: f"{ALREADY_THERE}. {ENDED}"},
-    )
-    async def add_type(self, caller: Caller, trial: TrialRecord, body: _NewType) -> Data[_TypeOfTrial]:
-        type_ = await self._types.add(caller, trial, body.dtid)
-        return Data(_TypeOfTrial(trial.id, type_.id))
-
-    @RestCall(
-        "DELETE",
-        f"{_TRIAL}/devicetypes/{{dtid}}",
-        tokens=USER,
-        on=_type_of,
-        summary="Take a device type out of a trial",
-        about="Its devices are disconnected from the trial, and the grants on it end.",
-        refusals={404: "The trial does not have it.", 409: ENDED},
-    )
-    async def remove_type(self, found: tuple[TrialRecord, DeviceType]) -> Data[_TypeOfTrial]:
-        trial, type_ = found
-        await self._types.remove(trial, type_)
-        return Data(_TypeOfTrial(trial.id, type_.id))
 
     @RestCall(
         "GET",
