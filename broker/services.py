@@ -30,6 +30,7 @@ from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
+from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
 from broker.trace.audit import AuditLog
@@ -55,6 +56,7 @@ class Services:
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    scenes: ScenesRoom
     provisioning: Provisioning
 
 
@@ -125,6 +127,7 @@ async def _open_rooms(
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
+    scenes = await open_scenes(core, accounts, device_types, devices, messages)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
@@ -142,5 +145,6 @@ async def _open_rooms(
         export=export,
         connectors=connectors,
         device_management=device_management,
+        scenes=scenes,
         provisioning=provisioning,
     )

@@ -143,3 +143,9 @@ AUDIT_DAYS: Final = 365  # reference 28.2
 AUDIT_ENTRIES: Final = 100_000
 WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60
+
+SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
+SCENE_ACTIONS_MAX: Final = 100
+SCENE_BODY_BYTES: Final = 16 * 1024
+SCENES_OF_USER: Final = 200
+SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation

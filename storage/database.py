@@ -36,6 +36,7 @@ from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
@@ -88,6 +89,7 @@ class Transaction:
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
+        self.scenes = SceneStore(connection)
         self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
         self.monetization = MonetizationStore(connection)

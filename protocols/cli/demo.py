@@ -52,6 +52,7 @@ _DEVICES = (
     _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
     _Device("d0" * 15 + "05", "Workshop board", _BOARD, "lwm2m"),
 )
+_SCENE = "5c" * 16
 
 
 @click.command()
@@ -147,6 +148,15 @@ def _document(user_token: str) -> Mapping[str, Any]:
         "tokens": [
             {"value": user_token, "application": _APPLICATION, "user": _ADMINISTRATOR, "expires_in": _DAY_SECONDS}
         ],
+        "scenes": [
+            {
+                "id": _SCENE,
+                "owner": _ADMINISTRATOR,
+                "application": _APPLICATION,
+                "name": "Good night",
+                "actions": [{"ddid": {"selector": "every", "dtid": _LIGHT}, "action": "setOff"}],
+            }
+        ],
     }
 
 
@@ -226,6 +236,9 @@ def _introduction(
         "",
         "Send an Action to the kitchen light; it prints what it receives here",
         _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
+        "",
+        "Activate the scene Good night: all lights go off",
+        _line("curl", "-s", "-X", "POST", f"{api}/scenes/{_SCENE}", "-H", authorization),
         "",
         "Publish over MQTT as your light",
         _line(

@@ -34,7 +34,9 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    scene = {"name": "Evening", "actions": [{"ddid": kitchen, "action": "setOn"}]}
     return {
+        samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -102,6 +104,7 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "users": [ADA, "self"],
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
+        "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
@@ -115,6 +118,7 @@ _BOUND: Final = {
     "path.uid": "users",
     "path.shareId": "shares",
     "path.uploadId": "uploads",
+    "path.sceneId": "scenes",
     "path.exportId": "exports",
     "query.sdid": "devices",
     "query.ddid": "devices",

@@ -21,6 +21,7 @@ from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
@@ -47,6 +48,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DevicePropertyCalls,
     TaskCalls,
     ImageCalls,
+    SceneCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -87,12 +89,6 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET POST /rules/{id_}/actions",
         "GET /rules/{id_}/executions",
         "GET /users/{user_id}/rules",
-    ),
-    *_to_come(
-        "Scenes",
-        "GET POST /scenes",
-        "GET POST PUT DELETE /scenes/{id_}",
-        "GET /users/{user_id}/scenes",
     ),
     *_to_come(
         "Models",

@@ -122,6 +122,12 @@ PUT /devicemgmt/tasks/{task}/devices/{managed} 400
 POST /devicemgmt/tasks/{task}/devices/{managed}/acceptance 400
 GET /devicemgmt/devices/{managed}/tasks 4001
 GET /devicemgmt/devices/{managed}/pendingtasks -
+GET /users/{user}/scenes 4001
+GET /scenes/{scene} -
+PUT /scenes/{scene} 400
+DELETE /scenes/{scene} -
+POST /scenes/{scene} 400
+GET /scenes/{scene}/provision -
 """
 #: Something is wrong with this, whatever a call reads. It has the type of a form, but no form is there.
 BROKEN_BODY: Final = b"{"
@@ -182,6 +188,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "task": Named(
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
+        "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -231,6 +238,11 @@ async def a_task(services: Services, type_id: str, device: str) -> str:
         while (await tasks.find(task.id)).status != TaskStatus.COMPLETE:
             await trio.lowlevel.checkpoint()
     return task.id
+
+
+async def a_scene(services: Services, caller: Caller, device: str) -> str:
+    members = {"name": "Evening", "actions": [{"ddid": device, "action": "setOn"}]}
+    return (await services.scenes.scenes.create(caller, members)).record.id
 
 
 async def sessions(services: Services, *users: str) -> list[str]:

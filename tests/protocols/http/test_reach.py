@@ -114,6 +114,17 @@ LISTS: Final = {
     "GET /devices/registrations/{rid}/status",
     "POST /devices",
 }
+#: Scenes name devices in their Actions. `test_scenes_…` below has them.
+SCENES: Final = {
+    "POST /scenes",
+    "GET /scenes",
+    "GET /users/{uid}/scenes",
+    "GET /scenes/{sceneId}",
+    "GET /scenes/{sceneId}/provision",
+    "PUT /scenes/{sceneId}",
+    "DELETE /scenes/{sceneId}",
+    "POST /scenes/{sceneId}",
+}
 #: Device types: test_device_types.py and test_manifests.py.
 TYPES_ALONE: Final = {
     "GET /devicetypes",
@@ -164,7 +175,7 @@ def test_the_tables_have_every_call() -> None:
         "GET /devices/status"
     }
     left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
-    assert left == set(IN_QUERY_OR_BODY) | LISTS | TYPES_ALONE
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | TYPES_ALONE
 
 
 @pytest.fixture
@@ -257,6 +268,50 @@ async def test_lists_leave_out_what_is_not_granted(
         shares = (await api.get(f"/users/{ADA}/shares", headers=headers)).json()
         assert {one["did"] for one in shares["data"]["shares"]} == reachable - own
         assert shares["total"] == len(reachable - own)
+
+
+@pytest.mark.parametrize(("grants", "token"), CASES)
+async def test_scenes_need_what_their_devices_need(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str
+) -> None:
+    """Of own devices and of shared ones. A scene of what is not granted is there, and neither shown nor sent."""
+    scenes = {
+        place: {
+            "id": f"{number:032x}",
+            "owner": ADA,
+            "application": "Dashboard",
+            "name": str(number),
+            "actions": actions,
+        }
+        for number, (place, id_) in enumerate(reach.devices.items())
+        if (actions := [{"ddid": id_, "action": "setOn"}]) and place[0] != "foreign"
+    }
+    await services.provisioning.apply({"scenes": list(scenes.values())})
+    await reach.grant(grants)
+    headers, shown = bearer(TOKENS[token]), set()
+    for place, id_ in reach.devices.items():
+        may_write = place[0] != "foreign" and is_granted(grants, place[1], "WRITE")
+        may_read = may_write and is_granted(grants, place[1], "READ")
+        body = {"uid": ADA, "name": "New", "actions": [{"ddid": id_, "action": "setOn"}]}
+        assert (await api.post("/scenes", json=body, headers=headers)).status_code == (200 if may_write else 403)
+        if place not in scenes:
+            continue
+        path = f"/scenes/{scenes[place]['id']}"
+        shown |= {scenes[place]["id"]} if may_read else set()
+        for method, way, may in (
+            ("GET", "", may_read),
+            ("GET", "/provision", may_read),
+            ("PUT", "", may_write),
+            ("POST", "", may_write),
+        ):
+            answer = await api.request(method, path + way, headers=headers)
+            assert answer.status_code == (200 if may else 403), (place, method, way)
+    listed = await api.get(f"/users/{ADA}/scenes", headers=headers)
+    if token == "application" and grants == "none":  # it does not act for Ada
+        assert listed.status_code == 403
+    else:
+        found = {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] != "New"}
+        assert found == shown
 
 
 @pytest.mark.parametrize("grants", GRANTS)
