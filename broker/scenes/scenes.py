@@ -151,7 +151,7 @@ class Scenes:
         when the scene was deleted meanwhile.
         """
         findings: list[Finding] = []
-        if members.get("uid") not in {None, scene.record.user_id}:
+        if members.get("uid") not in (None, scene.record.user_id):
             findings.append(Finding("uid", (INVALID,)))
         form = read_scene(members, findings, is_new=False)
         named = await self._checked(caller, scene.record.user, form.actions, findings)
@@ -193,7 +193,7 @@ class Scenes:
         if uid is None and caller.user is not None:
             return caller.user
         if not isinstance(uid, str) or not uid:
-            findings.append(Finding("uid", (REQUIRED if uid in {None, ""} else INVALID,)))
+            findings.append(Finding("uid", (INVALID if uid else REQUIRED,)))
             return _NOBODYS
         try:
             user = (await self._users.find(uid, caller)).key

@@ -114,6 +114,8 @@ async def test_every_call_answers_the_scene_as_it_was_sent(
     }
     path = f"/scenes/{scene['id']}"
     fake_clock.advance(1)
+    for uid in (BOB, [], {}):
+        assert findings(await api.put(path, json={"uid": uid}, headers=ada)) == [("uid", "Invalid value")]
     changed = (await api.put(path, json={"name": "Night", "description": "", "uid": ADA}, headers=ada)).json()["data"]
     assert changed == scene | {"name": "Night", "description": "", "modifiedOn": NOW_MS + 1}
     for answer in (
@@ -141,6 +143,7 @@ async def test_an_application_says_whose_scene_it_makes(api: httpx.AsyncClient, 
         (APPLICATION_TOKEN, None, [("uid", "Required parameter")]),
         (APPLICATION_TOKEN, UNKNOWN, [("uid", "User does not exist.")]),
         (ADA_TOKEN, 7, [("uid", "Invalid value")]),
+        (APPLICATION_TOKEN, {"a": []}, [("uid", "Invalid value")]),
     ):
         body: dict[str, Any] = {"name": "", "actions": [ON], "uid": uid}
         answer = await api.post("/scenes", json=body, headers=bearer(token))
