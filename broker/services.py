@@ -24,6 +24,8 @@ from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
 from broker.mail.room import open_mail
 from broker.messages.room import MessagesRoom, open_messages
+from broker.models.learner import Learner
+from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
 from broker.provisioning import Provisioning
@@ -57,6 +59,7 @@ class Services:
     connectors: Connectors
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
+    models: ModelsRoom
     provisioning: Provisioning
 
 
@@ -71,11 +74,12 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    learner: Learner | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    four ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    five ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -94,7 +98,7 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor)
+            services = await _open_rooms(core, mail_transport, providers, third_party, processor, learner)
             async with core.life.running():
                 yield services
         finally:
@@ -114,6 +118,7 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    learner: Learner | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -128,6 +133,7 @@ async def _open_rooms(
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
+    models = await open_models(core, accounts, devices, learner)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
@@ -146,5 +152,6 @@ async def _open_rooms(
         connectors=connectors,
         device_management=device_management,
         scenes=scenes,
+        models=models,
         provisioning=provisioning,
     )

@@ -30,6 +30,7 @@ from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
+from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -92,6 +93,7 @@ class Transaction:
         self.scenes = SceneStore(connection)
         self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
+        self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)

@@ -19,6 +19,7 @@ _KEPT_ONCE: Final = (
     "device_task",
     "task_history",
     "scene_device",
+    "model_device",
 )
 
 

@@ -66,6 +66,10 @@ class Device:
         """The users who accepted a share."""
         return self.record.shared_with
 
+    def is_held_by(self, user: UserKey) -> bool:
+        """The user owns the device or accepted a share of it."""
+        return user == self.record.owner or user in self.record.shared_with
+
     @property
     def enabled(self) -> bool:
         return self.record.enabled

@@ -18,6 +18,7 @@ from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
 from storage.keys import UserKey
 
 EVERY: Final = "every"
+_LEVELS_MAX: Final = 20  # of groups in a parameter
 _NUMBERS: Final = frozenset({ValueClass.DOUBLE, ValueClass.FLOAT, ValueClass.INTEGER, ValueClass.LONG})
 _WHOLE: Final = {ValueClass.INTEGER: range(-(2**31), 2**31), ValueClass.LONG: range(-(2**63), 2**63)}
 
@@ -47,11 +48,6 @@ class Named:
 
     devices: Mapping[str, Device | None]
     types: Mapping[str, DeviceType | None]
-
-
-def is_held(user: UserKey, device: Device) -> bool:
-    """The user owns the device or accepted a share of it."""
-    return user == device.owner or user in device.shared_with
 
 
 def read_actions(given: object, findings: list[Finding]) -> list[SceneAction]:
@@ -102,9 +98,9 @@ def _text(path: str, given: object, findings: list[Finding]) -> str:
     return ""
 
 
-def _value(path: str, given: object, findings: list[Finding]) -> Any:
+def _value(path: str, given: object, findings: list[Finding], level: int = 1) -> Any:
     """The plain value of a value object: `{"value": …}`, whose value may have such objects as its members."""
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or level > _LEVELS_MAX:
         findings.append(Finding(path, (INVALID,)))
         return None
     findings += [Finding(f"{path}.{key}", (INVALID,)) for key in given if key != "value"]
@@ -112,7 +108,7 @@ def _value(path: str, given: object, findings: list[Finding]) -> Any:
     if value is None:
         findings.append(Finding(f"{path}.value", (REQUIRED,)))
     if isinstance(value, dict):
-        return {key: _value(f"{path}.value.{key}", one, findings) for key, one in value.items()}
+        return {key: _value(f"{path}.value.{key}", one, findings, level + 1) for key, one in value.items()}
     return value
 
 
@@ -132,7 +128,7 @@ def _judge(user: UserKey, action: SceneAction, named: Named) -> Iterator[Finding
     device = named.devices[action.device]
     if device is None:
         yield Finding(f"{action.path}.ddid", (f'Device "{action.device}" does not exist',))
-    elif not is_held(user, device):
+    elif not device.is_held_by(user):
         yield Finding(f"{action.path}.ddid", (f'Device "{action.device}" is no longer shared',))
     else:
         yield from _judge_action(action, device.manifest.manifest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from broker.accounts.acting import user_in_body
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.accounts.users import Users
@@ -15,16 +16,14 @@ from broker.clock import Clock
 from broker.devices.registry import Device
 from broker.errors import (
     INVALID,
-    REQUIRED,
     Conflict,
     Finding,
     NotFound,
     PermissionDenied,
-    UserNotFound,
     ValidationFailed,
 )
 from broker.ids import new_id
-from broker.scenes.actions import Named, SceneAction, is_held, judge
+from broker.scenes.actions import Named, SceneAction, judge
 from broker.scenes.reading import actions_in, packed, read_scene, unpacked
 from broker.scenes.resolving import Resolver
 from broker.scenes.sending import Sender
@@ -35,7 +34,6 @@ from storage.scenes import SceneRecord
 
 TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
 _JUDGED_AT_ONCE: Final = 100
-_NOBODYS: Final = UserKey(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +119,10 @@ class Scenes:
         use; Conflict when the user has too many scenes.
         """
         findings: list[Finding] = []
-        user = await self._user_of(caller, members.get("uid"), findings)
+        user = await user_in_body(self._users, self._permissions, caller, members.get("uid"), findings)
         form = read_scene(members, findings, is_new=True)
+        if user is None:
+            raise ValidationFailed(_sorted(findings))
         named = await self._checked(caller, user, form.actions, findings)
         now_ms = self._clock.now_ms()
         record = SceneRecord(
@@ -188,21 +188,6 @@ class Scenes:
 
     # Checks
 
-    async def _user_of(self, caller: Caller, uid: object, findings: list[Finding]) -> UserKey:
-        """The user for whom a scene is made. Raises PermissionDenied when the caller does not act for the user."""
-        if uid is None and caller.user is not None:
-            return caller.user
-        if not isinstance(uid, str) or not uid:
-            findings.append(Finding("uid", (INVALID if uid else REQUIRED,)))
-            return _NOBODYS
-        try:
-            user = (await self._users.find(uid, caller)).key
-        except UserNotFound as error:
-            findings.append(Finding("uid", (str(error),)))
-            return _NOBODYS
-        await self._permissions.require_user(caller, user)
-        return user
-
     async def _checked(
         self, caller: Caller, user: UserKey, actions: Sequence[SceneAction], findings: list[Finding]
     ) -> Named:
@@ -212,13 +197,11 @@ class Scenes:
         """
         named = await self._resolver.named(actions)
         reach = await self._permissions.reach(caller)
-        refused: dict[str, str] = {}
-        if user != _NOBODYS:
-            refused = await self._refused(caller, reach, user, named)
+        refused = await self._refused(caller, reach, user, named)
         judged = [one for one in actions if (one.device or one.every) not in refused]
-        findings += judge(user, judged, named) if user != _NOBODYS else ()
+        findings += judge(user, judged, named)
         if findings:
-            raise ValidationFailed(tuple(sorted(findings, key=_place)))
+            raise ValidationFailed(_sorted(findings))
         if refused:
             raise PermissionDenied(next(iter(refused.values())))
         return named
@@ -246,7 +229,7 @@ def _valid_with_device(device: DeviceKey, after: int, tx: Transaction) -> list[S
 
 
 def _may(reach: Reach, user: UserKey, device: Device, permission: Permission) -> bool:
-    return is_held(user, device) and reach.allows_type(user, device.type.record, permission)
+    return device.is_held_by(user) and reach.allows_type(user, device.type.record, permission)
 
 
 def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> str:
@@ -259,7 +242,7 @@ def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> s
         return "access to this user"
     for permission in permissions:
         for id_, device in named.devices.items():
-            if device is not None and is_held(user, device) and not _may(reach, user, device, permission):
+            if device is not None and device.is_held_by(user) and not _may(reach, user, device, permission):
                 return f"{permission.value} on device {id_}"
         for type_ in named.types.values():
             if type_ is not None and not reach.allows_type(user, type_.record, permission):
@@ -269,6 +252,10 @@ def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> s
 
 def _keys(named: Named) -> list[DeviceKey]:
     return [device.key for device in named.devices.values() if device is not None]
+
+
+def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=_place))
 
 
 def _place(finding: Finding) -> list[tuple[bool, int, str]]:

@@ -10,10 +10,7 @@ from storage.scenes import SceneRecord
 
 def provision_text(record: SceneRecord) -> str:
     """The scene as TOML. Applied on the same store, it changes nothing; elsewhere, it makes the scene anew."""
-    actions = [
-        {name: _without_nulls(value) for name in ("ddid", "action", "parameters") if (value := action.get(name))}
-        for action in msgspec.json.decode(record.actions, type=list[dict[str, Any]])
-    ]
+    actions = [_known(action) for action in msgspec.json.decode(record.actions, type=list[dict[str, Any]])]
     entry = {
         "id": record.id,
         "owner": record.user_id,
@@ -23,6 +20,15 @@ def provision_text(record: SceneRecord) -> str:
         "actions": actions,
     }
     return tomli_w.dumps({"scenes": [entry]})
+
+
+def _known(action: dict[str, Any]) -> dict[str, Any]:
+    """An Action with the members that count: others that its maker sent may be of any form and depth."""
+    ddid = action["ddid"]
+    if isinstance(ddid, dict):
+        ddid = {name: ddid[name] for name in ("selector", "dtid")}
+    parameters = _without_nulls(action.get("parameters") or {})
+    return {"ddid": ddid, "action": action["action"]} | ({"parameters": parameters} if parameters else {})
 
 
 def _without_nulls(value: Any) -> Any:

@@ -205,6 +205,10 @@ def _introduction(
     message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
     data = '{"state":true,"intensity":40}'
     action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
+    source = {"did": _DEVICES[1].id, "field": "temperature"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    definition = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    model = msgspec.json.encode(definition).decode()
     json = ["-H", "Content-Type: application/json"]
     return [
         "",
@@ -239,6 +243,9 @@ def _introduction(
         "",
         "Activate the scene Good night: all lights go off",
         _line("curl", "-s", "-X", "POST", f"{api}/scenes/{_SCENE}", "-H", authorization),
+        "",
+        "Let a model learn the garden's temperature of the next minute; it is ready when it has 50 values",
+        _line("curl", "-s", "-X", "POST", f"{api}/ml/models", "-H", authorization, *json, "-d", model),
         "",
         "Publish over MQTT as your light",
         _line(

@@ -125,6 +125,14 @@ SCENES: Final = {
     "DELETE /scenes/{sceneId}",
     "POST /scenes/{sceneId}",
 }
+#: Models name devices as their sources: test_models.py and `test_models_…` below.
+MODELS: Final = {
+    "POST /ml/models",
+    "GET /ml/models",
+    "GET /ml/models/{modelId}",
+    "DELETE /ml/models/{modelId}",
+    "POST /ml/models/{modelId}/predict",
+}
 #: Device types: test_device_types.py and test_manifests.py.
 TYPES_ALONE: Final = {
     "GET /devicetypes",
@@ -175,7 +183,7 @@ def test_the_tables_have_every_call() -> None:
         "GET /devices/status"
     }
     left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
-    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | TYPES_ALONE
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | MODELS | TYPES_ALONE
 
 
 @pytest.fixture
@@ -312,6 +320,32 @@ async def test_scenes_need_what_their_devices_need(
     else:
         found = {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] != "New"}
         assert found == shown
+
+
+@pytest.mark.parametrize(("grants", "token"), CASES)
+async def test_models_need_read_on_their_sources(
+    api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
+) -> None:
+    """Those of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
+    made = {}
+    for way in ("*", grants):
+        await reach.grant(way)
+        for place, id_ in reach.devices.items():
+            source = {"did": id_, "field": "temperature"}
+            parameters = {"sourceToPredict": source, "predictIn": 60}
+            body = {"uid": ADA, "data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+            answer = await api.post("/ml/models", json=body, headers=bearer(TOKENS[token]))
+            may_read = place[0] != "foreign" and is_granted(way, place[1], "READ")
+            assert answer.status_code == (200 if may_read else 403), (way, place)
+            if way == "*" and may_read:
+                made[place] = answer.json()["data"]["id"]
+    readable = {place for place in made if is_granted(grants, place[1], "READ")}
+    for place, id_ in made.items():
+        statuses = [
+            (await api.request(method, f"/ml/models/{id_}{way}", headers=bearer(TOKENS[token]))).status_code
+            for method, way in (("GET", ""), ("POST", "/predict"), ("DELETE", ""))
+        ]
+        assert statuses == ([200, 400, 200] if place in readable else [403, 403, 403])
 
 
 @pytest.mark.parametrize("grants", GRANTS)

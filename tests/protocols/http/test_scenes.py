@@ -114,7 +114,8 @@ async def test_every_call_answers_the_scene_as_it_was_sent(
     }
     path = f"/scenes/{scene['id']}"
     fake_clock.advance(1)
-    for uid in (BOB, [], {}):
+    others: tuple[object, ...] = (BOB, [], {})
+    for uid in others:
         assert findings(await api.put(path, json={"uid": uid}, headers=ada)) == [("uid", "Invalid value")]
     changed = (await api.put(path, json={"name": "Night", "description": "", "uid": ADA}, headers=ada)).json()["data"]
     assert changed == scene | {"name": "Night", "description": "", "modifiedOn": NOW_MS + 1}
@@ -225,6 +226,20 @@ async def test_members_have_bounds(
 ) -> None:
     body = {"name": "Evening", "actions": [ON]} | members
     assert findings(await api.post("/scenes", json=body, headers=bearer(ADA_TOKEN))) == expected
+
+
+async def test_parameters_nest_at_most_20_levels(api: httpx.AsyncClient, world: World) -> None:
+    deep, odd = b'{"value":{"a":' * 300 + b"1" + b"}}" * 300, b'{"a":' * 700 + b"1" + b"}" * 700
+    body = b'{"name":"x","actions":[{"ddid":"%s","action":"setOn","parameters":{"p":%s}}]}' % (KITCHEN.encode(), deep)
+    (finding,) = findings(await api.post("/scenes", content=body, headers=bearer(ADA_TOKEN)))
+    assert finding == ("actions.0.parameters.p" + ".value.a" * 20, "Invalid value")
+    every = b'{"selector":"every","dtid":"%s","x":%s}' % (LIGHT_TYPE.encode(), odd)
+    body = b'{"name":"x","actions":[{"ddid":%s,"action":"setOn","x":%s}]}' % (every, odd)
+    answer = await api.post("/scenes", content=body, headers=bearer(ADA_TOKEN))
+    assert answer.status_code == 200
+    path = f"/scenes/{answer.json()['data']['id']}/provision"
+    written = tomllib.loads((await api.get(path, headers=bearer(ADA_TOKEN))).text)["scenes"][0]
+    assert written["actions"] == [EVERY]
 
 
 async def test_a_body_that_is_no_object_is_refused(api: httpx.AsyncClient, world: World) -> None:
