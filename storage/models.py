@@ -10,7 +10,8 @@ from storage.sql import StoreConnection, sure
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A row of `model`. `rule` and `condition` are those that the model was made for; None for a model of a user."""
+    """A row of `model`. `rule`, `condition` and `rule_device` are what the model was made for; None for a model of a
+    user."""
 
     key: int
     id: str
@@ -22,6 +23,7 @@ class ModelRecord:
     outputs: str
     rule: int | None
     condition: int | None
+    rule_device: DeviceKey | None
     status: str
     reason: str
     created_on: Milliseconds
@@ -34,8 +36,8 @@ class ModelRecord:
 
 
 _WRITTEN: Final = (
-    *("id", "user", "application", "type", "definition", "inputs", "outputs", "rule", "condition", "status"),
-    *("reason", "created_on", "next_training_on", "trained_on", "state"),
+    *("id", "user", "application", "type", "definition", "inputs", "outputs", "rule", "condition", "rule_device"),
+    *("status", "reason", "created_on", "next_training_on", "trained_on", "state"),
 )
 _MODELS: Final = (
     "SELECT m.*, u.id AS user_id, a.id AS application_id FROM model AS m JOIN user AS u ON u.key = m.user"
@@ -128,6 +130,9 @@ class ModelStore:
 
     def all_ready(self) -> list[ModelRecord]:
         return self._all("m.status = 'ready' ORDER BY m.key", {})
+
+    def of_rule(self, rule: int) -> list[ModelRecord]:
+        return self._all("m.rule = :rule ORDER BY m.key", {"rule": rule})
 
     def of_rules(self) -> list[ModelRecord]:
         """Every model that was made for a rule."""

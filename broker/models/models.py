@@ -1,7 +1,7 @@
 """The calls on models, and what rules ask of them (reference 12.6)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -38,9 +38,9 @@ from broker.models.learner import Learner
 from broker.models.series import as_number
 from broker.models.shelf import Answer, Shelf, Value, ready_model
 from broker.models.training import IS_TRAINING, Training
-from config.limits import MODELS_OF_RULES, MODELS_OF_USER
+from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
 from storage.database import Database, Transaction
-from storage.keys import ApplicationKey, Milliseconds, UserKey
+from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
 from storage.models import ModelRecord
 
 TOO_MANY_MODELS: Final = f"A user has at most {MODELS_OF_USER} models"
@@ -191,25 +191,27 @@ class Models:
 
     def create_for_rule(
         self, tx: Transaction, rule: int, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
-    ) -> list[ModelRecord]:
-        """Make the models of a rule in the transaction that makes the rule. Call `rules_changed` after the commit.
+    ) -> None:
+        """Make the models of a rule that it does not have yet, in the transaction that makes or changes the rule. Call
+        `rules_changed` after the commit.
 
         Raises LearningNotInstalled; Conflict when the user's rules have too many models.
         """
-        if wanted and not self._learner.is_installed:
+        known = {(one.condition, one.rule_device) for one in tx.models.of_rule(rule)}
+        missing = [one for one in wanted if (one.condition, one.device.key) not in known]
+        if missing and not self._learner.is_installed:
             raise LearningNotInstalled
-        if tx.models.count(user, of_rules=True) + len(wanted) > MODELS_OF_RULES:
+        if missing and tx.models.count(user, of_rules=True) + len(missing) > MODELS_OF_RULES:
             raise Conflict(TOO_MANY_OF_RULES)
-        now_ms, made = self._clock.now_ms(), []
-        for one in wanted:
-            source = Source(one.device.id, one.field)
-            is_anomaly = one.kind is ModelType.ANOMALY
-            definition = Definition((source,), source, None if is_anomaly else one.ahead_seconds, one.sensitivity or 0)
-            record = _record(
-                user, application, one.kind, definition, {one.device.id: one.device}, now_ms, rule, one.condition
-            )
-            made.append(tx.models.add(record, [one.device.key]))
-        return made
+        now_ms = self._clock.now_ms()
+        for one in missing:
+            source, device = Source(one.device.id, one.field), one.device
+            ahead = one.ahead_seconds if one.kind is ModelType.PREDICTION else None
+            sensitivity = MODEL_SENSITIVITY if one.sensitivity is None else one.sensitivity
+            definition = Definition((source,), source, ahead, sensitivity)
+            record = _record(user, application, one.kind, definition, {device.id: device}, now_ms)
+            of_rule = replace(record, rule=rule, condition=one.condition, rule_device=device.key)
+            tx.models.add(of_rule, [device.key])
 
     def delete_for_rule(self, tx: Transaction, rule: int) -> None:
         """Remove the models of a rule in the transaction that changes or removes it. Then call `rules_changed`."""
@@ -228,21 +230,18 @@ class Models:
         answer = ready.answer(numbers, self._clock.now_ms())
         return None if answer is None else answer.value
 
-    def output_for_rule(self, rule: int, condition: int, device: Device, value: Value) -> Value | None:
+    def output_for_rule(self, rule: int, condition: int, device: DeviceKey, value: Value) -> Value | None:
         """What the model of a rule's condition says to a value of the device's field, without waiting; None: there is
         no model, or it is not ready."""
-        record = self._shelf.of_rule((rule, condition, device.id))
-        if record is None:
-            return None
-        target = msgspec.json.decode(record.definition, type=Definition).target
-        return self.output(record.id, {target.name: value})
+        found = self._shelf.of_rule((rule, condition, device))
+        return None if found is None else self.output(found.id, {found.input: value})
 
-    def waiting(self, rule: int, condition: int, device: Device) -> tuple[str, str] | None:
+    def waiting(self, rule: int, condition: int, device: DeviceKey) -> tuple[str, str] | None:
         """The id of the model of a condition that is not ready, and why (warning 6316); None when it is."""
-        record = self._shelf.of_rule((rule, condition, device.id))
-        if record is None:
+        found = self._shelf.of_rule((rule, condition, device))
+        if found is None:
             return "", IS_TRAINING
-        return None if self._shelf.get(record.id) is not None else (record.id, record.reason or IS_TRAINING)
+        return None if self._shelf.get(found.id) is not None else (found.id, found.reason or IS_TRAINING)
 
     # Checks
 
@@ -277,8 +276,6 @@ def _record(
     definition: Definition,
     devices: Mapping[str, Device | None],
     now_ms: Milliseconds,
-    rule: int | None = None,
-    condition: int | None = None,
 ) -> ModelRecord:
     inputs, outputs = ports(kind, definition, devices)
     return ModelRecord(
@@ -290,8 +287,9 @@ def _record(
         definition=_encode(definition).decode(),
         inputs=_encode(inputs).decode(),
         outputs=_encode(outputs).decode(),
-        rule=rule,
-        condition=condition,
+        rule=None,
+        condition=None,
+        rule_device=None,
         status=ModelStatus.TRAINING,
         reason=IS_TRAINING,
         created_on=now_ms,

@@ -8,11 +8,12 @@ import msgspec
 from broker.changes import Changes
 from broker.models.definition import Definition, ModelStatus, ModelType, Port, as_value
 from broker.models.state import Learned
+from storage.keys import DeviceKey
 from storage.models import ModelRecord
 
 Value = bool | int | float
-#: The rule, its condition and the id of the device of a model that was made for a rule.
-RulePlace = tuple[int, int, str]
+#: The rule, its condition and the device of a model that was made for a rule.
+RulePlace = tuple[int, int, DeviceKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,24 @@ def ready_model(record: ModelRecord) -> ReadyModel | None:
     )
 
 
-def place_of(record: ModelRecord) -> RulePlace | None:
-    if record.rule is None or record.condition is None:
+def _place_of(record: ModelRecord) -> RulePlace | None:
+    if record.rule is None or record.condition is None or record.rule_device is None:
         return None
-    return record.rule, record.condition, msgspec.json.decode(record.definition, type=Definition).target.did
+    return record.rule, record.condition, record.rule_device
+
+
+@dataclass(frozen=True, slots=True)
+class OfRule:
+    """A model that was made for a rule: its id, the name of its only input, and why it is not ready, if it is not."""
+
+    id: str
+    input: str
+    reason: str
+
+    @classmethod
+    def of(cls, record: ModelRecord) -> "OfRule":
+        target = msgspec.json.decode(record.definition, type=Definition).target
+        return cls(record.id, target.name, record.reason)
 
 
 class Shelf:
@@ -66,7 +81,7 @@ class Shelf:
         #: Whoever reads all models for `replace` reads them again when one is put or dropped meanwhile.
         self.changes = Changes()
         self._ready: dict[str, ReadyModel] = {}
-        self._of_rules: dict[RulePlace, ModelRecord] = {}
+        self._of_rules: dict[RulePlace, OfRule] = {}
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -74,13 +89,13 @@ class Shelf:
     def get(self, model_id: str) -> ReadyModel | None:
         return self._ready.get(model_id)
 
-    def of_rule(self, place: RulePlace) -> ModelRecord | None:
+    def of_rule(self, place: RulePlace) -> OfRule | None:
         return self._of_rules.get(place)
 
     def replace(self, ready: Iterable[ModelRecord], of_rules: Iterable[ModelRecord]) -> None:
         """Hold these models and no others."""
         self._ready = {record.id: model for record in ready if (model := ready_model(record)) is not None}
-        self._of_rules = {place: record for record in of_rules if (place := place_of(record)) is not None}
+        self._of_rules = {place: OfRule.of(record) for record in of_rules if (place := _place_of(record)) is not None}
 
     def put(self, record: ModelRecord) -> None:
         self.changes.note()
@@ -89,8 +104,8 @@ class Shelf:
             self._ready.pop(record.id, None)
         else:
             self._ready[record.id] = model
-        if (place := place_of(record)) is not None:
-            self._of_rules[place] = record
+        if (place := _place_of(record)) is not None:
+            self._of_rules[place] = OfRule.of(record)
 
     def drop(self, model_id: str) -> None:
         self.changes.note()

@@ -2,7 +2,7 @@
 CREATE TABLE model (
   key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, user INTEGER NOT NULL, application INTEGER NOT NULL,
   type TEXT NOT NULL, definition TEXT NOT NULL, inputs TEXT NOT NULL, outputs TEXT NOT NULL, rule INTEGER,
-  condition INTEGER, status TEXT NOT NULL, reason TEXT NOT NULL, created_on INTEGER NOT NULL,
+  condition INTEGER, rule_device INTEGER, status TEXT NOT NULL, reason TEXT NOT NULL, created_on INTEGER NOT NULL,
   next_training_on INTEGER NOT NULL, trained_on INTEGER, state TEXT
 );
 CREATE INDEX model_by_user ON model (user, key);

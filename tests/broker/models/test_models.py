@@ -1,6 +1,7 @@
 """Models from their making to their end: training, restarts, devices that go, rules (reference 12.6)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from broker.models.errors import LearningNotInstalled
 from broker.models.models import Model, RuleModel
 from broker.models.training import next_training
 from broker.services import Services
+from storage.database import Transaction
 from storage.keys import Milliseconds
 from storage.models import ModelRecord
 from tests.broker.models.worlds import TaughtLearner, send_wave
@@ -238,6 +240,10 @@ async def test_an_anomaly_is_told_apart_by_its_sensitivity(services: Services, a
         assert services.models.models.output(made.record.id, {INPUT: value}) is expected
 
 
+def create(services: Services, world: World, rule: int, wanted: Sequence[RuleModel], tx: Transaction) -> None:
+    services.models.models.create_for_rule(tx, rule, world.ada, world.application, wanted)
+
+
 class TestModelsOfRules:
     @pytest.mark.parametrize(
         ("kind", "outputs"), [(ModelType.PREDICTION, (7.5, 1.0)), (ModelType.ANOMALY, (True, False))]
@@ -249,24 +255,25 @@ class TestModelsOfRules:
         kitchen, hall = [await services.devices.registry.find(did) for did in (KITCHEN, HALL)]
         await send_wave(services, KITCHEN, count=60)
         wanted = [RuleModel(0, one, "temperature", kind, 60, 50) for one in (kitchen, hall)]
-        records = await services.core.database.write(
-            lambda tx: models.create_for_rule(tx, 7, world.ada, world.application, wanted),
-            announce=lambda _: models.rules_changed(),
-        )
-        await ended(services, records[0].id, ModelStatus.READY)
+        for some in (wanted[:1], wanted, wanted):  # a model that a rule has is not made again
+            await services.core.database.write(
+                partial(create, services, world, 7, some), announce=lambda _: models.rules_changed()
+            )
+        of_kitchen, of_hall = await services.core.database.read(lambda tx: tx.models.of_rule(7))
+        await ended(services, of_kitchen.id, ModelStatus.READY)
         with trio.fail_after(10):
-            while models.output_for_rule(7, 0, kitchen, 1.0) is None:
+            while models.output_for_rule(7, 0, world.kitchen, 1.0) is None:
                 await trio.lowlevel.checkpoint()
-        assert (models.output_for_rule(7, 0, kitchen, 7.5), models.output_for_rule(7, 0, kitchen, 1.0)) == outputs
-        assert models.output_for_rule(7, 0, hall, 1.0) is None  # it has too few values
-        assert models.output_for_rule(7, 1, kitchen, 1.0) is None
-        assert models.waiting(7, 0, kitchen) is None
-        assert models.waiting(7, 0, hall) == (records[1].id, "is training")
+        assert tuple(models.output_for_rule(7, 0, world.kitchen, value) for value in (7.5, 1.0)) == outputs
+        assert models.output_for_rule(7, 0, world.hall, 1.0) is None  # it has too few values
+        assert models.output_for_rule(7, 1, world.kitchen, 1.0) is None
+        assert models.waiting(7, 0, world.kitchen) is None
+        assert models.waiting(7, 0, world.hall) == (of_hall.id, "is training")
         await services.core.database.write(
             lambda tx: models.delete_for_rule(tx, 7), announce=lambda _: models.rules_changed()
         )
         with trio.fail_after(10):
-            while models.output_for_rule(7, 0, kitchen, 1.0) is not None:
+            while models.output_for_rule(7, 0, world.kitchen, 1.0) is not None:
                 await trio.lowlevel.checkpoint()
         assert await services.core.database.read(lambda tx: tx.models.of_user(world.ada)) == []
 
@@ -275,13 +282,10 @@ class TestModelsOfRules:
     ) -> None:
         models, kitchen = services.models.models, await services.devices.registry.find(KITCHEN)
         wanted = [RuleModel(0, kitchen, "temperature", ModelType.PREDICTION, 60)]
-        (record,) = await services.core.database.write(
-            lambda tx: models.create_for_rule(tx, 7, world.ada, world.application, wanted)
-        )
+        await services.core.database.write(partial(create, services, world, 7, wanted))
+        (record,) = await services.core.database.read(lambda tx: tx.models.of_rule(7))
         with pytest.raises(Conflict, match="belongs to a rule"):
             await models.remove(await models.find(ada, record.id))
         monkeypatch.setattr("broker.models.models.MODELS_OF_RULES", 1)
         with pytest.raises(Conflict, match="at most"):
-            await services.core.database.write(
-                lambda tx: models.create_for_rule(tx, 8, world.ada, world.application, wanted)
-            )
+            await services.core.database.write(partial(create, services, world, 8, wanted))
