@@ -103,6 +103,16 @@ class Devices:
             return known
         return await self._load(partial(_by_id, device_id), device_id)
 
+    async def find_all(self, device_ids: Iterable[str]) -> dict[str, Device | None]:
+        """By ids; None: there is no such device."""
+        found: dict[str, Device | None] = {}
+        for device_id in device_ids:
+            try:
+                found[device_id] = await self.find(device_id)
+            except DeviceNotFound:
+                found[device_id] = None
+        return found
+
     async def get(self, key: DeviceKey) -> Device:
         """By key. Raises DeviceNotFound."""
         return self._live.get(key) or await self._load(partial(_by_key, key), "")

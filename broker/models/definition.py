@@ -59,6 +59,10 @@ class Definition(msgspec.Struct, frozen=True):
     def all_sources(self) -> tuple[Source, ...]:
         return tuple(dict.fromkeys((*self.sources, self.target)))
 
+    @property
+    def dids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.did for one in self.all_sources))
+
 
 def read_definition(members: Mapping[str, Any], findings: list[Finding]) -> tuple[ModelType, Definition] | None:
     """The definition in the body of a call; None when it has findings, which are added to `findings`."""

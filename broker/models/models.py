@@ -16,7 +16,6 @@ from broker.errors import (
     INVALID,
     REQUIRED,
     Conflict,
-    DeviceNotFound,
     Finding,
     NotFound,
     PermissionDenied,
@@ -110,7 +109,7 @@ class Models:
         read = read_definition(members, findings)
         if user is None:
             raise ValidationFailed(tuple(findings))
-        devices = {} if read is None else await self._found(read[1])
+        devices = {} if read is None else await self._devices.find_all(read[1].dids)
         reach = await self._permissions.reach(caller)
         # Of a device that the caller may not read, nothing is told but that.
         refused = [id_ for id_, one in devices.items() if one is not None and not _may_read(reach, user, one)]
@@ -142,7 +141,9 @@ class Models:
         if record is None:
             raise NotFound
         model = _shown(await self._training.judged(record))
-        if missing := self._missing(await self._permissions.reach(caller), model, await self._found(model.definition)):
+        if missing := self._missing(
+            await self._permissions.reach(caller), model, await self._devices.find_all(model.definition.dids)
+        ):
             raise PermissionDenied(missing)
         return model
 
@@ -161,7 +162,7 @@ class Models:
         readable = []
         for record in await self._database.read(lambda tx: tx.models.of_user(user)):
             model = _shown(await self._training.judged(record))
-            if not self._missing(reach, model, await self._found(model.definition)):
+            if not self._missing(reach, model, await self._devices.find_all(model.definition.dids)):
                 readable.append(model)
         return readable[offset : offset + count], len(readable)
 
@@ -244,15 +245,6 @@ class Models:
         return None if self._shelf.get(found.id) is not None else (found.id, found.reason or IS_TRAINING)
 
     # Checks
-
-    async def _found(self, definition: Definition) -> dict[str, Device | None]:
-        return {did: await self._device(did) for did in dict.fromkeys(one.did for one in definition.all_sources)}
-
-    async def _device(self, did: str) -> Device | None:
-        try:
-            return await self._devices.find(did)
-        except DeviceNotFound:
-            return None
 
     def _missing(self, reach: Reach, model: Model, devices: Mapping[str, Device | None]) -> str:
         """What the caller lacks for a model; empty when nothing is missing."""

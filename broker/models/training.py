@@ -10,7 +10,6 @@ import trio
 
 from broker.clock import Clock
 from broker.devices.registry import Device, Devices
-from broker.errors import DeviceNotFound
 from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
 from broker.loops import Wakeup, repeat
 from broker.models.definition import Definition, ModelStatus, ModelType, judge
@@ -158,7 +157,7 @@ class Training:
         if record.status == ModelStatus.ERROR:
             return record
         definition = msgspec.json.decode(record.definition, type=Definition)
-        reason = reason_against(definition, record.user, await self._found(definition))
+        reason = reason_against(definition, record.user, await self._devices.find_all(definition.dids))
         if not reason:
             return record
         wrong = replace(record, status=ModelStatus.ERROR, reason=reason)
@@ -166,15 +165,6 @@ class Training:
             lambda tx: tx.models.set_status(record.key, wrong.status, reason), announce=lambda _: self._shelf.put(wrong)
         )
         return wrong
-
-    async def _found(self, definition: Definition) -> dict[str, Device | None]:
-        return {did: await self._device(did) for did in dict.fromkeys(one.did for one in definition.all_sources)}
-
-    async def _device(self, did: str) -> Device | None:
-        try:
-            return await self._devices.find(did)
-        except DeviceNotFound:
-            return None
 
     async def _train(self, record: ModelRecord, now_ms: Milliseconds) -> None:
         """Train a model, and write how it came out."""
@@ -210,7 +200,7 @@ class Training:
     async def _trained_on_history(self, record: ModelRecord, now_ms: Milliseconds) -> ModelRecord:
         """Raises LearningFailed."""
         definition = msgspec.json.decode(record.definition, type=Definition)
-        devices = await self._found(definition)
+        devices = await self._devices.find_all(definition.dids)
         if reason := reason_against(definition, record.user, devices):
             raise LearningFailed(reason)
         known = {did: device for did, device in devices.items() if device is not None}

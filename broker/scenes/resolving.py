@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import DeviceNotFound, DeviceTypeNotFound
+from broker.errors import DeviceTypeNotFound
 from broker.scenes.actions import Named, SceneAction
 from storage.database import Transaction
 from storage.records import DeviceTypeRecord
@@ -16,15 +16,9 @@ class Resolver:
         self._types = device_types
 
     async def named(self, actions: Sequence[SceneAction]) -> Named:
-        devices = {id_: await self._device(id_) for id_ in dict.fromkeys(one.device for one in actions) if id_}
+        devices = await self._devices.find_all(one.device for one in actions if one.device)
         types = {name: await self._type(name) for name in dict.fromkeys(one.every for one in actions) if name}
         return Named(devices, types)
-
-    async def _device(self, id_: str) -> Device | None:
-        try:
-            return await self._devices.find(id_)
-        except DeviceNotFound:
-            return None
 
     async def _type(self, id_or_name: str) -> DeviceType | None:
         try:
