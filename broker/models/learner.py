@@ -1,12 +1,12 @@
 """Runs training in a process of its own, bounded in time and memory (`learning` is that process)."""
 
-import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
 from typing import Final, Protocol
 
 import msgspec
+import structlog
 import trio
 
 from broker.models.errors import LearningFailed
@@ -17,6 +17,8 @@ from config.limits import MODEL_TRAINING_SECONDS
 _COMMAND: Final = (sys.executable, "-P", "-m", "broker.models.learning")
 #: Nothing of the daemon's environment, which may have secrets. One thread: another would take the daemon's processor.
 _ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+_log = structlog.get_logger(__name__)
 
 
 class Learner(Protocol):
@@ -41,7 +43,7 @@ class ProcessLearner:
                     _COMMAND,
                     stdin=body,
                     capture_stdout=True,
-                    stderr=subprocess.DEVNULL,
+                    capture_stderr=True,
                     env=_ENVIRONMENT,
                     check=False,
                 )
@@ -52,6 +54,8 @@ class ProcessLearner:
         try:
             learned = msgspec.json.decode(ended.stdout or b"", type=Learned)
         except msgspec.DecodeError as error:
+            said = (ended.stderr or b"").decode(errors="replace").strip().rpartition("\n")[2]
+            _log.warning("training_process_failed", status=ended.returncode, said=said[:200])
             raise LearningFailed("the values cannot be learned from") from error
         if not learned.is_finite:
             raise LearningFailed("the values cannot be learned from")
