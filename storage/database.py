@@ -145,11 +145,13 @@ class DatabaseStatistics:
 class Database:
     """One writer, a few readers, and the group that is open for writing now."""
 
-    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread) -> None:
+    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread, readers: int = _READERS) -> None:
+        """At most `readers` reads run at once."""
         self._engine = engine
         self._run_sync = run_sync
         self._write_limiter = trio.CapacityLimiter(1)
-        self._read_limiter = trio.CapacityLimiter(_READERS)
+        self._reader_count = readers
+        self._read_limiter = trio.CapacityLimiter(readers)
         self._readers: list[Transaction] = []
         self._writer: Transaction | None = None
         self._closed = False
@@ -170,7 +172,7 @@ class Database:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
-            for _ in range(_READERS):
+            for _ in range(self._reader_count):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()

@@ -76,7 +76,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_connection_open(
     monkeypatch.setattr(sqlite3, "connect", connect)
     engine.path.write_bytes(b"this is no database, but it is long enough to be looked at " * 20)
     with pytest.raises(StoreError):
-        engine.migrate()
+        SqliteEngine(engine.path).migrate()
     with pytest.raises(StoreError):
         engine.open(read_only=True)
     assert len(opened) == 2
