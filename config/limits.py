@@ -160,5 +160,5 @@ MODEL_VALUES_MAX: Final = 100_000  # of all sources of one training
 MODEL_AHEAD_SECONDS: Final = 7 * 86_400  # the furthest prediction
 MODEL_SENSITIVITY: Final = 50
 MODEL_TRAINING_SECONDS: Final = 60  # of one training
-MODEL_TRAINING_BYTES: Final = 1024 * 1024 * 1024  # of address space
+MODEL_TRAINING_BYTES: Final = 768 * 1024 * 1024  # of address space
 MODEL_RETRY_SECONDS: Final = 600  # while there are too few values

@@ -10,8 +10,10 @@ import resource
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import merge
 from math import sqrt
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -112,6 +114,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MODEL_TRAINING_BYTES, MODEL_TRAINING_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MODEL_TRAINING_SECONDS, MODEL_TRAINING_SECONDS))
     os.nice(10)
+    with suppress(OSError):  # when memory ends, the kernel ends this process first
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     sys.stdout.buffer.write(msgspec.json.encode(learn(job)))
 
