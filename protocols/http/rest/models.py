@@ -45,7 +45,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "status": "training",
     "createdOn": samples.TS,
 }
-_NEW: Final = {"data": _EXAMPLE["data"], "type": "prediction", "parameters": _PARAMETERS}
+_NEW: Final = {"uid": samples.UID, "data": _EXAMPLE["data"], "type": "prediction", "parameters": _PARAMETERS}
 
 
 class _Source(Shape):

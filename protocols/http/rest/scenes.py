@@ -161,7 +161,9 @@ class SceneCalls(RestCalls):
         summary="Make a scene",
         about="Needs WRITE on every device that it names. Everything that is wrong is answered at once.",
         body_limit=SCENE_BODY_BYTES,
-        accepts=Accepts({"application/json": _NewScene}, {"name": "Good night", "actions": _ACTIONS[:1]}),
+        accepts=Accepts(
+            {"application/json": _NewScene}, {"uid": samples.UID, "name": "Good night", "actions": _ACTIONS[:1]}
+        ),
         refusals={409: TOO_MANY_SCENES},
     )
     async def create(self, caller: Caller, body: dict[str, Any]) -> Data[SceneObject]:

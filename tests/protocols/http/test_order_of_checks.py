@@ -253,6 +253,14 @@ async def a_model(services: Services, caller: Caller, device: str) -> str:
     with trio.fail_after(10):
         while await services.core.database.read(lambda tx: tx.models.due(NOW_MS)) is not None:
             await trio.lowlevel.checkpoint()
+
+    def never_again(tx: Transaction) -> None:
+        status, reason = model.status, model.reason
+        tx.models.set_training(
+            model.key, status=status, reason=reason, next_training_on=NOW_MS * 2, trained_on=None, state=None
+        )
+
+    await services.core.database.write(never_again)
     return model.id
 
 
