@@ -32,9 +32,8 @@ def named_in(tx: Transaction, actions: Sequence[SceneAction]) -> Named:
     devices: dict[str, Device | None] = {}
     for id_ in (one.device for one in actions if one.device):
         record = tx.devices.by_id(id_)
-        of_device = None if record is None else tx.device_types.device_type(record.device_type)
-        known = record is not None and of_device is not None
-        devices[id_] = Device(record, _with_manifests(tx, of_device)) if known and record and of_device else None
+        type_ = None if record is None else tx.device_types.device_type(record.device_type)
+        devices[id_] = None if record is None or type_ is None else Device(record, _with_manifests(tx, type_))
     types: dict[str, DeviceType | None] = {}
     for name in (one.every for one in actions if one.every):
         found = tx.device_types.by_id_or_name(name)
