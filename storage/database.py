@@ -41,11 +41,12 @@ from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
-from storage.sql import StoreConnection, StoreError
+from storage.sql import StoreConnection, StoreError, StoreFullError
 from storage.tasks import TaskStore
 
 T = TypeVar("T")
 _READERS = 4
+_TELL_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 
@@ -133,6 +134,34 @@ class Group:
         return len(self.messages) + len(self.actions) + len(self.failed)
 
 
+class _Failing:
+    """Tells the operator while nothing can be stored: once at the beginning, once a minute, and once at the end."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told_at = 0.0
+        self._commits = 0
+
+    def failed(self, error: StoreError) -> None:
+        now = trio.current_time()
+        self._commits += 1
+        if self._since is not None and now - self._told_at < _TELL_SECONDS:
+            return
+        self._since = now if self._since is None else self._since
+        self._told_at = now
+        help_ = "make room on the disk; a restart does not help" if isinstance(error, StoreFullError) else None
+        about = {} if help_ is None else {"help": help_}
+        seconds = round(now - self._since)
+        _log.error("nothing_is_stored", reason=str(error), failed_commits=self._commits, seconds=seconds, **about)
+
+    def succeeded(self) -> None:
+        if self._since is None:
+            return
+        seconds = round(trio.current_time() - self._since)
+        _log.warning("stored_again", failed_commits=self._commits, seconds=seconds)
+        self._since, self._commits = None, 0
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseStatistics:
     commits: int
@@ -157,6 +186,7 @@ class Database:
         self._closed = False
         self._wanted = trio.Event()
         self._commits = self._rows = self._failures = 0
+        self._failing = _Failing()
         self.open_group = Group()
         self._commit_handlers: list[Callable[[Group], None]] = []
 
@@ -210,7 +240,7 @@ class Database:
         self.request_commit()
         await group.ended.wait()
         if group.error is not None:
-            raise StoreError(str(group.error)) from group.error
+            raise type(group.error)(str(group.error)) from group.error
         if job.error is not None:
             raise job.error
         result: T = job.result
@@ -250,11 +280,13 @@ class Database:
         except StoreError as error:
             group.error = error
             self._failures += 1
+            self._failing.failed(error)
         except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
             group.error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
         else:
+            self._failing.succeeded()
             self._commits += 1
             self._rows += group.row_count
             for handler in self._commit_handlers:

@@ -120,13 +120,13 @@ class ModelStore:
         ).one()
         return int(sure(row)["n"])
 
-    def due(self, now_ms: int) -> ModelRecord | None:
-        """The model whose training is due, the longest waiting first."""
-        return self._one("m.next_training_on <= :now ORDER BY m.next_training_on, m.key LIMIT 1", {"now": now_ms})
-
-    def next_due(self) -> Milliseconds | None:
-        row = self._db.execute("SELECT min(next_training_on) AS next FROM model").one()
-        return None if row is None or row["next"] is None else Milliseconds(row["next"])
+    def due(self, now_ms: int, *, latest_ms: int) -> ModelRecord | None:
+        """The model whose training is due, the longest waiting first. A training is due, too, when it was set for later
+        than `latest_ms`: the clock was wrong then."""
+        return self._one(
+            "m.next_training_on <= :now OR m.next_training_on > :latest ORDER BY m.next_training_on, m.key LIMIT 1",
+            {"now": now_ms, "latest": latest_ms},
+        )
 
     def all_ready(self) -> list[ModelRecord]:
         return self._all("m.status = 'ready' ORDER BY m.key", {})

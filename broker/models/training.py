@@ -143,7 +143,7 @@ class Training:
     async def train(self) -> bool:
         """Train the model that is due; return whether another one may be."""
         now_ms = self._clock.now_ms()
-        due = await self._database.read(lambda tx: tx.models.due(now_ms))
+        due = await self._database.read(lambda tx: tx.models.due(now_ms, latest_ms=now_ms + _DAY_MS))
         if due is None:
             return False
         await self._train(due, now_ms)

@@ -162,6 +162,8 @@ class AuditLog:
 
     async def sweep(self) -> None:
         """Remove what is too old or too much, in small steps."""
+        if not self._clock.may_delete():
+            return
         keep = self._settings.keep_entries
         before_ms = self._clock.now_ms() - self._settings.keep_days * _DAY_MS
         while keys := await self._database.read(

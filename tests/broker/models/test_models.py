@@ -143,6 +143,20 @@ async def test_a_training_that_fails_is_an_error_until_the_next_one(
     assert (await ended(services, made.record.id, ModelStatus.READY)).reason == ""
 
 
+async def test_a_training_that_a_wrong_clock_put_off_is_due(
+    services: Services, ada: Caller, learner: TaughtLearner, fake_clock: FakeClock
+) -> None:
+    made = await ready(services, ada)
+    for now_ms in (NOW_MS + 400 * DAY_MS, NOW_MS):  # the clock jumps a year, and back
+        before = (await stored(services, made.record.id)).next_training_on
+        fake_clock.now = now_ms
+        services.models.training.wake()
+        with trio.fail_after(10):
+            while (await stored(services, made.record.id)).next_training_on == before:
+                await trio.lowlevel.checkpoint()
+    assert (await stored(services, made.record.id)).next_training_on == next_training(NOW_MS)
+
+
 async def test_a_training_that_a_stop_ended_is_begun_again_and_what_was_learned_stays(
     opener: ServicesOpener, learner: TaughtLearner
 ) -> None:

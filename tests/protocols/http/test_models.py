@@ -61,7 +61,7 @@ async def make_ready(services: Services, model: dict[str, Any]) -> None:
             record.key,
             status=ModelStatus.READY,
             reason="",
-            next_training_on=NOW_MS * 2,
+            next_training_on=NOW_MS + 86_400_000,
             trained_on=NOW_MS,
             state=state,
         )

@@ -251,16 +251,16 @@ async def a_model(services: Services, caller: Caller, device: str) -> str:
     members = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     model = (await services.models.models.create(caller, members)).record
     with trio.fail_after(10):
-        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS)) is not None:
+        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)) is not None:
             await trio.lowlevel.checkpoint()
 
-    def never_again(tx: Transaction) -> None:
+    def not_today(tx: Transaction) -> None:
         status, reason = model.status, model.reason
         tx.models.set_training(
-            model.key, status=status, reason=reason, next_training_on=NOW_MS * 2, trained_on=None, state=None
+            model.key, status=status, reason=reason, next_training_on=NOW_MS + 86_400_000, trained_on=None, state=None
         )
 
-    await services.core.database.write(never_again)
+    await services.core.database.write(not_today)
     return model.id
 
 
