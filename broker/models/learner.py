@@ -12,7 +12,7 @@ import trio
 from broker.models.errors import LearningFailed
 from broker.models.state import Job, Learned
 from broker.threads import run_in_thread
-from config.limits import MODEL_TRAINING_SECONDS
+from config.limits import MODEL_TRAINING_WAIT_SECONDS
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "broker.models.learning")
 #: Nothing of the daemon's environment, which may have secrets. One thread: another would take the daemon's processor.
@@ -38,7 +38,7 @@ class ProcessLearner:
         """Raises LearningFailed."""
         body = await run_in_thread(partial(msgspec.json.encode, job))
         try:
-            with trio.move_on_after(MODEL_TRAINING_SECONDS) as time:
+            with trio.move_on_after(MODEL_TRAINING_WAIT_SECONDS) as time:
                 ended = await trio.run_process(
                     _COMMAND,
                     stdin=body,
@@ -50,7 +50,7 @@ class ProcessLearner:
         except OSError as error:
             raise LearningFailed(f"no process can be started: {error.strerror}") from error
         if time.cancelled_caught:
-            raise LearningFailed(f"training took more than {MODEL_TRAINING_SECONDS} seconds")
+            raise LearningFailed(f"training took more than {MODEL_TRAINING_WAIT_SECONDS} seconds")
         try:
             learned = msgspec.json.decode(ended.stdout or b"", type=Learned)
         except msgspec.DecodeError as error:

@@ -102,6 +102,6 @@ async def test_the_process_learns_what_the_function_does_and_refuses_what_is_no_
 
 @pytest.mark.processes
 async def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.models.learner.MODEL_TRAINING_SECONDS", 0.01)
+    monkeypatch.setattr("broker.models.learner.MODEL_TRAINING_WAIT_SECONDS", 0.01)
     with pytest.raises(LearningFailed, match="more than"):
         await ProcessLearner()(Job("a.t", ["a.t"], MINUTE_MS, {"a.t": wave(60)}))
