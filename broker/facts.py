@@ -54,7 +54,8 @@ class DeviceWentOnline(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceConnectedAgain(Fact):
-    """A device that is online has another connection: a second one, or one that replaced the first."""
+    """A device that is online has another connection: a second one, one that replaced the first, or the one that is
+    left of two."""
 
     device: DeviceKey
     protocol: str
@@ -120,6 +121,23 @@ class DeviceDisabled(DeviceFact):
 @dataclass(frozen=True, slots=True)
 class DeviceDeleted(DeviceFact):
     """device.deleted: rules, scenes, subscriptions and trials must stop referring to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionFact(DeviceFact):
+    """An Action for a third party has ended. `mid` is the Action's."""
+
+    mid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionDelivered(DeviceActionFact):
+    """device.action.delivered: the third party took an Action that it had not taken at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionFailed(DeviceActionFact):
+    """device.action.failed: the third party did not take an Action, which is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)

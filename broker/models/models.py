@@ -37,6 +37,7 @@ from broker.models.learner import Learner
 from broker.models.series import as_number
 from broker.models.shelf import Answer, Shelf, Value, ready_model
 from broker.models.training import IS_TRAINING, Training
+from broker.trace.audit import AuditEvent, note
 from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
@@ -128,7 +129,9 @@ class Models:
         def add(tx: Transaction) -> ModelRecord:
             if tx.models.count(user, of_rules=False) >= MODELS_OF_USER:
                 raise Conflict(TOO_MANY_MODELS)
-            return tx.models.add(record, keys)
+            added = tx.models.add(record, keys)
+            _note(tx, AuditEvent.MODEL_CREATED, added, record.created_on)
+            return added
 
         return _shown(await self._database.write(add, announce=lambda _: self._training.wake()))
 
@@ -170,9 +173,13 @@ class Models:
         """Raises Conflict for a model of a rule, which goes with its rule."""
         if model.record.rule is not None:
             raise Conflict(OF_A_RULE)
-        await self._database.write(
-            lambda tx: tx.models.remove(model.record.key), announce=lambda _: self._shelf.drop(model.record.id)
-        )
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.models.remove(model.record.key)
+            _note(tx, AuditEvent.MODEL_REMOVED, model.record, now_ms)
+
+        await self._database.write(work, announce=lambda _: self._shelf.drop(model.record.id))
 
     def predict(self, model: Model, inputs: object) -> Answer:
         """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.
@@ -255,6 +262,10 @@ class Models:
             if device is not None and device.is_held_by(user) and not _may_read(reach, user, device):
                 return f"READ on device {id_}"
         return ""
+
+
+def _note(tx: Transaction, event: AuditEvent, model: ModelRecord, now_ms: int) -> None:
+    note(tx, event, f"model {model.id}", now_ms=now_ms, owner=model.user_id)
 
 
 def _may_read(reach: Reach, user: UserKey, device: Device) -> bool:

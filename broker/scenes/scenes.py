@@ -27,6 +27,7 @@ from broker.scenes.actions import Named, SceneAction, judge
 from broker.scenes.reading import actions_in, packed, read_scene, unpacked
 from broker.scenes.resolving import Resolver
 from broker.scenes.sending import Sender
+from broker.trace.audit import AuditEvent, note
 from config.limits import SCENES_OF_USER
 from storage.database import Database, Transaction
 from storage.keys import ApplicationKey, DeviceKey, UserKey
@@ -140,7 +141,9 @@ class Scenes:
         def add(tx: Transaction) -> SceneRecord:
             if tx.scenes.count_of_user(user) >= SCENES_OF_USER:
                 raise Conflict(TOO_MANY_SCENES)
-            return tx.scenes.add(record, _keys(named))
+            added = tx.scenes.add(record, _keys(named))
+            _note(tx, AuditEvent.SCENE_CREATED, added, now_ms)
+            return added
 
         return Scene(await self._database.write(add), form.actions, named, ())
 
@@ -172,12 +175,19 @@ class Scenes:
             else:
                 changed = replace(changed, actions=form.text, invalidated_on=None, findings=None)
                 tx.scenes.change(changed, _keys(named))
+            _note(tx, AuditEvent.SCENE_CHANGED, changed, now_ms)
             return changed
 
         return await self._judged(await self._database.write(work))
 
     async def remove(self, scene: Scene) -> None:
-        await self._database.write(lambda tx: tx.scenes.remove(scene.record.key))
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.scenes.remove(scene.record.key)
+            _note(tx, AuditEvent.SCENE_REMOVED, scene.record, now_ms)
+
+        await self._database.write(work)
 
     async def activate(self, scene: Scene) -> None:
         """Send the Actions; return when they are durable. The caller's permission is already checked.
@@ -222,6 +232,10 @@ class Scenes:
             except PermissionDenied as denied:
                 refused[name] = denied.missing
         return refused
+
+
+def _note(tx: Transaction, event: AuditEvent, scene: SceneRecord, now_ms: int) -> None:
+    note(tx, event, f"scene {scene.id}", now_ms=now_ms, owner=scene.user_id)
 
 
 def _valid_with_device(device: DeviceKey, after: int, tx: Transaction) -> list[SceneRecord]:

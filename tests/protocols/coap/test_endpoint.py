@@ -11,10 +11,11 @@ from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
 from protocols.coap.blockwise import OPERATION_SECONDS, BlockOption
 from protocols.coap.echo import FRESH_SECONDS, AmplificationGuard
-from protocols.coap.endpoint import SESSION_SWEEP_SECONDS, Endpoint
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.message_layer import PIGGYBACK_SECONDS
 from protocols.coap.messages import CON, CoapMessage, Code, Option
 from protocols.coap.session import SessionLimits
+from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import BOBS_TOKEN, HALL_TOKEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, encode_message, error, option

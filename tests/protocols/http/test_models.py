@@ -9,6 +9,7 @@ import pytest
 from broker.models.definition import ModelStatus
 from broker.services import Services
 from storage.database import Transaction
+from storage.records import AuditFilter
 from tests.broker.models.worlds import learned
 from tests.factories import (
     ADA,
@@ -69,7 +70,7 @@ async def make_ready(services: Services, model: dict[str, Any]) -> None:
     await services.core.database.write(work)
 
 
-async def test_every_call_answers_the_model(api: httpx.AsyncClient, world: World) -> None:
+async def test_every_call_answers_the_model(api: httpx.AsyncClient, services: Services, world: World) -> None:
     ada, model = bearer(ADA_TOKEN), await made(api)
     assert model == {
         "id": model["id"],
@@ -90,6 +91,9 @@ async def test_every_call_answers_the_model(api: httpx.AsyncClient, world: World
     assert (await api.get(path, headers=ada)).json() == {"data": model}
     assert (await api.delete(path, headers=ada)).json() == {"data": model}
     error_of(await api.get(path, headers=ada), 404)
+    about = AuditFilter(0, NOW_MS * 2, 9, object=f"model {model['id']}")
+    entries = await services.core.database.read(lambda tx: tx.audit.find(about))
+    assert [(one.event, one.details["owner"]) for one in entries] == [("model_created", ADA), ("model_removed", ADA)]
 
 
 async def test_an_anomaly_detection_has_a_sensitivity_and_looks_at_the_value_itself(

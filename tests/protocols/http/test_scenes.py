@@ -9,6 +9,7 @@ import pytest
 from broker.envelope import Action
 from broker.facts import ActionStored
 from broker.services import Services
+from storage.records import AuditFilter
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -97,7 +98,7 @@ def findings(answer: httpx.Response) -> list[tuple[str, str]]:
 
 
 async def test_every_call_answers_the_scene_as_it_was_sent(
-    api: httpx.AsyncClient, lamp: str, fake_clock: FakeClock
+    api: httpx.AsyncClient, services: Services, lamp: str, fake_clock: FakeClock
 ) -> None:
     ada = bearer(ADA_TOKEN)
     action = {"ddid": lamp, "action": "set", "parameters": ALL_PARAMETERS, "more": [1.0]}
@@ -126,6 +127,13 @@ async def test_every_call_answers_the_scene_as_it_was_sent(
     ):
         assert answer.json() == {"data": changed}
     assert error_of(await api.get(path, headers=ada), 404)["errorType"] == "NotFound"
+    about = AuditFilter(0, NOW_MS * 2, 9, object=f"scene {scene['id']}")
+    entries = await services.core.database.read(lambda tx: tx.audit.find(about))
+    assert [(one.event, one.details["owner"]) for one in entries] == [
+        ("scene_created", ADA),
+        ("scene_changed", ADA),
+        ("scene_removed", ADA),
+    ]
 
 
 async def test_lists_have_pages_and_the_user_is_that_of_the_token(api: httpx.AsyncClient, world: World) -> None:
