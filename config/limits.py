@@ -147,6 +147,26 @@ AUDIT_ENTRIES: Final = 100_000
 WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60
 
+SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
+SCENE_ACTIONS_MAX: Final = 100
+SCENE_BODY_BYTES: Final = 16 * 1024
+SCENES_OF_USER: Final = 200
+SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
+
+MODELS_OF_USER: Final = 20  # reference 12.6
+MODELS_OF_RULES: Final = 200  # of one user's rules
+MODEL_SOURCES_MAX: Final = 20
+MODEL_BODY_BYTES: Final = 16 * 1024
+MODEL_HISTORY_DAYS: Final = 30
+MODEL_VALUES_MIN: Final = 50
+MODEL_VALUES_MAX: Final = 100_000  # of all sources of one training
+MODEL_AHEAD_SECONDS: Final = 7 * 86_400  # the furthest prediction
+MODEL_SENSITIVITY: Final = 50
+MODEL_TRAINING_SECONDS: Final = 60  # of processor time of one training
+MODEL_TRAINING_WAIT_SECONDS: Final = 300  # its priority is low: on a busy machine it waits for others
+MODEL_TRAINING_BYTES: Final = 768 * 1024 * 1024  # of address space
+MODEL_RETRY_SECONDS: Final = 600  # while there are too few values
+
 TRIALS_OF_ONE_USER: Final = 100  # reference 14.1: that the user created and that are not deleted
 TRIALS_PER_DAY: Final = 20  # that one user creates on a day, also those that are deleted by then
 TRIAL_MEMBERS: Final = {"administrator": 20, "participant": 500}  # of one trial

@@ -47,7 +47,13 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    scene = {"name": "Evening", "actions": [{"ddid": kitchen, "action": "setOn"}]}
+    source = {"did": kitchen, "field": "intensity"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     return {
+        samples.MODEL: made("POST", "/ml/models", json=model)["id"],
+        samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -170,6 +176,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "users": [ADA, "self"],
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
+        "models": [world[samples.MODEL]],
+        "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
@@ -183,6 +191,8 @@ _BOUND: Final = {
     "path.uid": "users",
     "path.shareId": "shares",
     "path.uploadId": "uploads",
+    "path.sceneId": "scenes",
+    "path.modelId": "models",
     "path.exportId": "exports",
     "query.sdid": "devices",
     "query.ddid": "devices",

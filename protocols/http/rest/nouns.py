@@ -19,8 +19,10 @@ from protocols.http.rest.export import ExportCalls
 from protocols.http.rest.images import ImageCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
+from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
@@ -53,6 +55,8 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DevicePropertyCalls,
     TaskCalls,
     ImageCalls,
+    SceneCalls,
+    ModelCalls,
     TrialCalls,
     TrialTypeCalls,
     TrialInvitationCalls,
@@ -99,17 +103,5 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET POST /rules/{id_}/actions",
         "GET /rules/{id_}/executions",
         "GET /users/{user_id}/rules",
-    ),
-    *_to_come(
-        "Scenes",
-        "GET POST /scenes",
-        "GET POST PUT DELETE /scenes/{id_}",
-        "GET /users/{user_id}/scenes",
-    ),
-    *_to_come(
-        "Models",
-        "GET POST /ml/models",
-        "GET DELETE /ml/models/{id_}",
-        "POST /ml/models/{id_}/predict",
     ),
 )

@@ -126,6 +126,15 @@ PUT /devicemgmt/tasks/{task}/devices/{managed} 400
 POST /devicemgmt/tasks/{task}/devices/{managed}/acceptance 400
 GET /devicemgmt/devices/{managed}/tasks 4001
 GET /devicemgmt/devices/{managed}/pendingtasks -
+GET /users/{user}/scenes 4001
+GET /scenes/{scene} -
+PUT /scenes/{scene} 400
+DELETE /scenes/{scene} -
+POST /scenes/{scene} 400
+GET /scenes/{scene}/provision -
+GET /ml/models/{model} -
+DELETE /ml/models/{model} -
+POST /ml/models/{model}/predict 400
 GET /users/{user}/trials 4001
 GET /trials/{trial} -
 PUT /trials/{trial} 400
@@ -230,6 +239,8 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "task": Named(
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
+        "model": Named(ID, await a_model(services, bob, BOBS), await a_model(services, ada, KITCHEN)),
+        "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
         **await trials(services, world),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
@@ -280,6 +291,31 @@ async def a_task(services: Services, type_id: str, device: str) -> str:
         while (await tasks.find(task.id)).status != TaskStatus.COMPLETE:
             await trio.lowlevel.checkpoint()
     return task.id
+
+
+async def a_model(services: Services, caller: Caller, device: str) -> str:
+    """One that has too few values to be trained."""
+    source = {"did": device, "field": "temperature"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    members = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    model = (await services.models.models.create(caller, members)).record
+    with trio.fail_after(10):
+        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)) is not None:
+            await trio.lowlevel.checkpoint()
+
+    def not_today(tx: Transaction) -> None:
+        status, reason = model.status, model.reason
+        tx.models.set_training(
+            model.key, status=status, reason=reason, next_training_on=NOW_MS + 86_400_000, trained_on=None, state=None
+        )
+
+    await services.core.database.write(not_today)
+    return model.id
+
+
+async def a_scene(services: Services, caller: Caller, device: str) -> str:
+    members = {"name": "Evening", "actions": [{"ddid": device, "action": "setOn"}]}
+    return (await services.scenes.scenes.create(caller, members)).record.id
 
 
 async def sessions(services: Services, *users: str) -> list[str]:

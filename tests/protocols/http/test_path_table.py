@@ -136,6 +136,7 @@ GET /scenes
 GET /scenes/{}
 PUT /scenes/{}
 DELETE /scenes/{}
+GET /scenes/{}/provision
 POST /scenes/{}
 POST /ml/models
 GET /ml/models
