@@ -13,6 +13,7 @@ from protocols.http.accounts.browsers import (
     ACCOUNT_PARAMETER,
     CONSOLE_PARAMETER,
     SHARE_PARAMETER,
+    TRIAL_PARAMETER,
     Browsers,
     remote_address,
 )
@@ -76,6 +77,8 @@ def after_sign_in(query: bytes) -> str:
         return page
     if (share := given.text(SHARE_PARAMETER)) is not None:
         return f"{root}/accept/share?{urlencode({'code': share})}"
+    if (trial := given.text(TRIAL_PARAMETER)) is not None:
+        return f"{root}/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:
         return f"{root}/account/second-factor" if place == "second-factor" else f"{root}/account"
     code = given.text("user_code")

@@ -112,7 +112,11 @@ def test_an_update_waits_for_the_owner(ada: User, site: Site) -> None:
         try:
             ada.eventually(lambda: waits(site, task))
         except Exception:
-            print(tasks_of(site, did), ada.browser.texts("#standing"), site.of_ada("GET", f"/devicemgmt/devices/{did}/properties"))
+            print(
+                tasks_of(site, did),
+                ada.browser.texts("#standing"),
+                site.of_ada("GET", f"/devicemgmt/devices/{did}/properties"),
+            )
             raise
         ada.open(f"/devices/{did}")
         ada.sees("An update waits for you")
