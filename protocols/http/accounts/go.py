@@ -37,7 +37,8 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
         login_wanted = query.text("prompt") == "login"
         if session is None or login_wanted:
             return browsers.sign_in_page(request.query_string, login_wanted=login_wanted)
-        return _code_page(session, query.text("user_code") or "")
+        page = console_page(query.text(CONSOLE_PARAMETER))
+        return _code_page(session, query.text("user_code") or "") if page is None else redirect(page)
 
     @routes.post("/go")
     async def enter() -> Response:

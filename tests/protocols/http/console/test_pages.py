@@ -50,6 +50,13 @@ def test_the_sign_in_leads_to_nothing_but_pages_of_the_console(text: str | None)
     assert console_page(text) is None
 
 
+async def test_who_is_signed_in_is_not_asked_again(browser: httpx.AsyncClient, page: httpx.Response) -> None:
+    answer = await browser.get("/accounts/go", params={"console": "/console/exports"})
+    assert (answer.status_code, answer.headers["location"]) == (302, "/console/exports")
+    elsewhere = await browser.get("/accounts/go", params={"console": "//evil.example"})
+    assert elsewhere.status_code == 200
+
+
 async def test_a_page_may_load_and_send_nothing_elsewhere(browser: httpx.AsyncClient, page: httpx.Response) -> None:
     for path in PATHS:
         answer = await browser.get(path)
