@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from broker.accounts.tokens import CONSOLE_ID
 from broker.facts import TokenRevoked
@@ -11,6 +12,7 @@ from broker.routing.events import EventSubscriber, FeedEvent
 from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import CONSOLE_TOKEN_SECONDS
+from config.settings import Limits, Settings
 from storage.database import Transaction
 from tests.factories import ADA, BOB, BOBS, HALL, KITCHEN, LIGHT_TYPE, World
 from tests.fakes import FakeClock
@@ -199,3 +201,14 @@ async def test_events_of_the_console_name_no_application(
         answer = await api.put(f"/devices/{KITCHEN}", headers=bearer(token), json={"name": "Renamed"})
     assert answer.status_code == 200
     assert [(event.name, event.data.get("aid")) for event in told] == [("device.updated", None)]
+
+
+class TestWithRateLimits:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return replace(settings, limits=Limits(quotas="off"))
+
+    async def test_a_person_has_the_calls_of_an_application(self, api: httpx.AsyncClient, new_token: NewToken) -> None:
+        """Each page makes several calls (reference 21.1)."""
+        answer = await api.get("/users/self", headers=bearer(await new_token()))
+        assert answer.headers["x-rate-limit-limit"] == "500/5000"
