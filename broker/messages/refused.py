@@ -19,7 +19,8 @@ class RefusedMessage:
     """`actor` is who sent it: a word and the id. `address` is where it came from."""
 
     at_ms: int
-    error: DomainError
+    status: int
+    text: str
     actor: str
     address: str
 
@@ -30,17 +31,21 @@ class RefusedMessages:
         self._of: OrderedDict[DeviceKey, deque[RefusedMessage]] = OrderedDict()
 
     def note(self, device: Device, error: DomainError) -> None:
-        """A message of this device, or an Action to it, was refused. The same error may pass several places."""
+        """A message of this device, or an Action to it, was refused.
+
+        One refusal may pass several places: the same text in the same millisecond counts once.
+        """
+        at_ms, text = self._clock.now_ms(), str(error)
         known = self._of.get(device.key)
         if known is None:
             known = self._of[device.key] = deque(maxlen=_ENTRIES)
             if len(self._of) > _DEVICES:
                 self._of.popitem(last=False)
-        elif known[-1].error is error:
+        elif (known[-1].at_ms, known[-1].text) == (at_ms, text):
             return
         self._of.move_to_end(device.key)
         origin = current_origin()
-        known.append(RefusedMessage(self._clock.now_ms(), error, origin.actor, origin.address))
+        known.append(RefusedMessage(at_ms, error.status, text, origin.actor, origin.address))
 
     def of(self, device: Device) -> list[RefusedMessage]:
         """The newest first."""

@@ -103,10 +103,7 @@ class DeviceTrailCalls(RestCalls):
     async def refusals(self, device: Device) -> Data[_Refusals]:
         return Data(
             _Refusals(
-                [
-                    _Refusal(one.at_ms, one.error.status, str(one.error), one.actor, one.address)
-                    for one in self._refused.of(device)
-                ]
+                [_Refusal(one.at_ms, one.status, one.text, one.actor, one.address) for one in self._refused.of(device)]
             )
         )
 
