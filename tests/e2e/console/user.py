@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -55,7 +55,7 @@ class User:
         def did() -> bool:
             try:
                 act()
-            except (AssertionError, StaleElementReferenceException):
+            except (AssertionError, ElementClickInterceptedException, StaleElementReferenceException):
                 return False
             return True
 

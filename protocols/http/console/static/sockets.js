@@ -22,6 +22,7 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}) {
     socket = new WebSocket(url);
     let opened = false;
     socket.addEventListener("open", () => {
+      if (ended) return;
       opened = true;
       refused = false;
       failures = 0;
@@ -54,7 +55,9 @@ export function follow(feed, parameters, onFrame, onOpen = () => {}) {
   return () => {
     ended = true;
     clearTimeout(watch);
-    socket?.close();
+    // One that is still being opened is closed once it is open: browsers report the other as an error.
+    if (socket?.readyState === WebSocket.CONNECTING) socket.addEventListener("open", () => socket.close());
+    else socket?.close();
     reachable(feed, true);
   };
 }
