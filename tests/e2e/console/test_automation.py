@@ -7,6 +7,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
 from protocols.http.console.pages import MISSING
+from tests.browser import DESKTOP, PHONE
 from tests.daemon import device_id
 from tests.e2e.accounts.test_looks import LOOKS, findings
 from tests.e2e.console.user import User
@@ -94,6 +95,9 @@ def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
     ada.sees("The scene is saved")
     ada.click("Activate")
     ada.sees("Good night is activated")
+    ada.browser.show(PHONE, dark=False)
+    assert ada.browser.overhang() == 0
+    ada.browser.show(DESKTOP, dark=False)
     assert len(site.of_ada("GET", "/actions", params=last_actions(15))["data"]) == 1
     ada.click("As text")
     ada.sees("[[scenes]]", "dialog")

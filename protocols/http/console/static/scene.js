@@ -2,7 +2,7 @@
 
 import { attempt, call, done, get, getText } from "./api.js";
 import { $, h, showText, toast } from "./dom.js";
-import { actionRow, isPlainAction } from "./parts.js";
+import { actionRow, isPlainAction, removable } from "./parts.js";
 
 const form = $("#scene");
 let id = form.dataset.id;
@@ -12,9 +12,12 @@ const nameOf = (at) => (path) => `actions.${at}.${path}`;
 
 // An Action that the form cannot change, such as one to every device of a type, is kept as it is.
 function keptRow(one) {
-  const item = h("li", { class: "part" }, h("code", {}, JSON.stringify(one)));
+  const { selector, dtid } = one.ddid;
+  const isPlain = selector === "every" && !one.parameters;
+  const item = h("li", { class: "part" }, isPlain ? h("span", {}, h("b", {}, one.action), ` to every device of the type ${dtid}`)
+    : h("code", {}, JSON.stringify(one)));
   item.read = () => one;
-  return item;
+  return removable(item, "this Action");
 }
 
 async function add(one) {
