@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp, is_public
+from protocols.outbound.addresses import is_public
+from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 from tests.protocols.http.certificates import contexts
 
