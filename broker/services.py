@@ -32,6 +32,8 @@ from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
 from broker.secrets import Vault
 from broker.site import Site
+from broker.subscriptions.port import Callbacks, Streams
+from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from config.settings import Settings
@@ -55,6 +57,7 @@ class Services:
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    subscriptions: SubscriptionsRoom
     provisioning: Provisioning
 
 
@@ -69,11 +72,13 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    callbacks: Callbacks | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    four ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    six ports to the world outside may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -92,7 +97,7 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor)
+            services = await _open_rooms(core, mail_transport, providers, third_party, processor, callbacks, streams)
             async with core.life.running():
                 yield services
         finally:
@@ -112,6 +117,8 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    callbacks: Callbacks | None,
+    streams: Streams | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -125,6 +132,7 @@ async def _open_rooms(
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
+    subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
@@ -142,5 +150,6 @@ async def _open_rooms(
         export=export,
         connectors=connectors,
         device_management=device_management,
+        subscriptions=subscriptions,
         provisioning=provisioning,
     )

@@ -21,6 +21,7 @@ from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.codes import CodeStore
 from storage.connectors import ConnectorStore
+from storage.deliveries import DeliveryStore
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
@@ -40,6 +41,7 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError
+from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 
 T = TypeVar("T")
@@ -97,6 +99,8 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.subscriptions = SubscriptionStore(connection)
+        self.deliveries = DeliveryStore(connection)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,10 @@ SEALED_COLUMNS: Final = (
     SealedColumn("external_sign_in", "content", "hash"),
     SealedColumn("mail", "content", "key"),
     SealedColumn("second_factor", "secret", "user"),
+    SealedColumn("subscription", "nonce", "key"),
+    SealedColumn("subscription", "old_webhook_secret", "key"),
+    SealedColumn("subscription", "stream_secret", "key"),
+    SealedColumn("subscription", "webhook_secret", "key"),
 )
 
 

@@ -13,6 +13,7 @@ from broker.mail import MailTransport
 from broker.monetization.port import Processor
 from broker.secrets import Vault
 from broker.services import Services, open_services
+from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
 from storage.database import Database, Engine, RunSync
 from storage.engines.sqlite import SqliteEngine
@@ -27,6 +28,8 @@ class Ports(TypedDict, total=False):
     providers: Providers
     third_party: ThirdParty
     processor: Processor
+    callbacks: Callbacks
+    streams: Streams
 
 
 class ServicesOpener:

@@ -28,6 +28,7 @@ HttpMethod = Literal["GET", "POST", "PUT", "DELETE"]
 
 #: The kinds of token that a call accepts, as in the column `Tok` of reference 2.
 USER: Final = (TokenKind.USER,)
+APPLICATION: Final = (TokenKind.APPLICATION,)
 USER_OR_APPLICATION: Final = (TokenKind.USER, TokenKind.APPLICATION)
 ANY_TOKEN: Final = (TokenKind.USER, TokenKind.APPLICATION, TokenKind.DEVICE)
 NO_TOKEN: Final[tuple[TokenKind, ...]] = ()

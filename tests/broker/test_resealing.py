@@ -65,6 +65,7 @@ def put_secrets(path: Path, column: SealedColumn, count: int, key: bytes = OLD) 
         for number, secret in enumerate(secrets):
             made_up = {"INTEGER": number + 1, "TEXT": str(number), "BLOB": str(number).encode()}
             values = {name: made_up[type_] for _, name, type_, _ in described}
+            values |= {other.column: None for other in SEALED_COLUMNS if other.table == column.table}
             values[column.column] = Vault(key).seal(secret)
             names, marks = ", ".join(values), ", ".join("?" * len(values))
             db.execute(f"INSERT INTO {column.table} ({names}) VALUES ({marks})", list(values.values()))  # noqa: S608
