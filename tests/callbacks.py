@@ -10,7 +10,7 @@ from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.subscriptions.port import Callback, Entry, Notification, Outcome, StreamTarget
 from broker.subscriptions.subscription import Subscription
-from tests.factories import ADA, ADA_TOKEN, DASHBOARD
+from tests.factories import ADA, ADA_TOKEN, DASHBOARD, KITCHEN
 
 URL = "https://app.example.org/trunkline"
 OK = Outcome(http_status=200)
@@ -39,10 +39,12 @@ class FakeCallbacks:
     handshakes: list[tuple[str, str, str, str]] = field(default_factory=list)
     handshake_outcome: Outcome = OK
     refused: str | None = None
+    checked: list[str] = field(default_factory=list)
     gates: dict[str, trio.Event] = field(default_factory=dict)
     _changed: trio.Event = field(default_factory=trio.Event)
 
     async def check(self, url: str) -> str | None:
+        self.checked.append(url)
         return self.refused
 
     async def notify(self, callback: Callback, notification: Notification) -> Outcome:
@@ -108,8 +110,25 @@ async def subscribed(services: Services, *, url: str = URL, **wanted: object) ->
     return await services.subscriptions.subscriptions.validate(created.id, DASHBOARD, nonce)
 
 
+async def streaming(services: Services) -> Subscription:
+    """Ada's subscription to a stream, of all her devices."""
+    stream = {"stream_key": "k", "stream_secret": "secret", "stream_region": "eu-west-1", "stream_name": "lights"}
+    members: dict[str, object] = {"spelling": "cloudStream", "callback_url": None, **stream}
+    return await subscribed(services, **members)  # type: ignore[arg-type]
+
+
 async def settled(services: Services, holds: Callable[[], bool]) -> None:
     """Return when it holds, whatever the workers have to do for that."""
     with trio.fail_after(WAITING_SECONDS):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what it waits for is spread over the workers
             await trio.sleep(0.002)
+
+
+async def sent(services: Services, count: int = 1, device: str = KITCHEN) -> list[int]:
+    """The positions of new messages of a device."""
+    found = await services.devices.registry.find(device)
+    positions: list[int] = [
+        services.messages.ingest.submit(found, b'{"intensity":%d}' % number) for number in range(count)
+    ]
+    await services.messages.ingest.wait_committed()
+    return positions

@@ -336,7 +336,7 @@ class Subscriptions:
         """Raises StoreError."""
         for key, reason in list(self._ended.items()):
             await self._remove([key], reason)
-            del self._ended[key]
+            self._ended.pop(key, None)
         before_ms = self._clock.now_ms() - VALIDATION_HOURS * _HOUR_MS
         late = [
             key

@@ -16,6 +16,7 @@ _COMMANDS = {
     "key": "key",
     "simulate": "simulate",
     "tail": "tail",
+    "receive": "receive",
     "history": "history",
     "type": "device_types",
     "plans": "monetization",

@@ -91,6 +91,8 @@ class _MessagesQuery(Shape):
 
 
 class _Messages(Shape):
+    example = {"order": "asc", "total": 1, "offset": 0, "count": 1, "data": [MessageObject.example]}
+
     order: Annotated[str, one_of(("asc", "desc"))]
     total: Amount
     offset: Amount

@@ -153,7 +153,7 @@ class _Validation(Shape):
     example = {"aid": samples.AID, "nonce": samples.NONCE}
 
     aid: Annotated[str, about("As in the handshake")]
-    nonce: Annotated[str, about("As in the handshake")]
+    nonce: Annotated[str, about("As in the handshake", example=samples.NONCE)]
 
 
 class _Change(Shape):
