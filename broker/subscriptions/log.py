@@ -20,7 +20,7 @@ from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, UNDER_WAY, AttemptRecord, NotificationRecord
 from storage.subscriptions import SubscriptionRecord
 
-_ENDED: Final = (DELIVERED, FAILED)
+_STATUSES: Final = (PENDING, DELIVERED, FAILED)
 _DAY_MS: Final = 86_400_000
 
 
@@ -113,7 +113,7 @@ class DeliveryLog:
 
         Args:
             subscription: an active or paused one.
-            ids: which; those that are under way already are left out.
+            ids: which; those whose first attempt is under way are left out. One that waits for a retry gets it now.
             start_ms, end_ms: without `ids`, those that were made in this time, at most `REPLAY_NOTIFICATIONS`.
 
         Raises:
@@ -132,27 +132,33 @@ class DeliveryLog:
                 raise Conflict(NOT_ACTIVE)
             if keys is None:
                 chosen = tx.deliveries.created_between(
-                    record.key, start_ms=start_ms, end_ms=end_ms, statuses=_ENDED, limit=REPLAY_NOTIFICATIONS
+                    record.key, start_ms=start_ms, end_ms=end_ms, statuses=_STATUSES, limit=REPLAY_NOTIFICATIONS
                 )
             else:
                 chosen = [_own(tx, record.key, key, index) for index, key in enumerate(keys)]
-                chosen = sorted(
-                    {one.key: one for one in chosen if one.status in _ENDED}.values(), key=lambda one: one.key
-                )
-            again = [replace(one, status=PENDING, tries=0, next_on=now_ms) for one in chosen]
+                chosen = sorted({one.key: one for one in chosen}.values(), key=lambda one: one.key)
+            chosen = [one for one in chosen if one.next_on != UNDER_WAY]
+            again = [_due_now(one, now_ms) for one in chosen]
             tx.deliveries.put(again)
             what = f"{len(again)} notifications again"
             note(tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {record.id}", now_ms=now_ms, what=what)
-            return again
+            return chosen
 
-        again = await self._database.write(work, announce=lambda done: self._replayed(subscription.key, len(done)))
-        return [self._ids.id_of(one.key) for one in again]
+        def tell(chosen: list[NotificationRecord]) -> None:
+            self._replayed(subscription.key, sum(one.next_on is None for one in chosen))
+
+        return [self._ids.id_of(one.key) for one in await self._database.write(work, announce=tell)]
 
 
 def _found(key: int, tx: Transaction) -> Found | None:
     record = tx.deliveries.by_key(key)
     subscription = None if record is None else tx.subscriptions.by_key(record.subscription)
     return None if record is None or subscription is None else Found(record, subscription)
+
+
+def _due_now(record: NotificationRecord, now_ms: int) -> NotificationRecord:
+    is_waiting = record.status == PENDING
+    return replace(record, status=PENDING, tries=record.tries if is_waiting else 0, next_on=now_ms)
 
 
 def _own(tx: Transaction, subscription: int, key: int | None, index: int) -> NotificationRecord:

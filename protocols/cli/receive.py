@@ -34,19 +34,19 @@ class Receiver:
     client_secret: str
     webhook_secret: str
 
-    async def take(self, url: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Print what came; send a nonce back."""
+    def take(self, url: str, headers: Mapping[str, str], body: bytes) -> Mapping[str, Any] | None:
+        """Print what came. Return a handshake, for `validate`."""
         try:
             members = msgspec.json.decode(body, type=dict[str, Any])
         except msgspec.DecodeError:
             click.echo("not JSON", err=True)
-            return
+            return None
         if "nonce" in members:
-            await self._validate(members)
-            return
+            return members
         for problem in self.problems(url, headers, body):
             click.echo(f"signature: {problem}", err=True)
         click.echo(body)
+        return None
 
     def problems(self, url: str, headers: Mapping[str, str], body: bytes) -> list[str]:
         """What is wrong with the signatures that can be checked."""
@@ -57,7 +57,7 @@ class Receiver:
             found.append("webhook-signature is not that of this webhook secret")
         return found
 
-    async def _validate(self, handshake: Mapping[str, Any]) -> None:
+    async def validate(self, handshake: Mapping[str, Any]) -> None:
         path = f"{self.service}/subscriptions/{handshake.get('subscriptionId')}/validate"
         async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
             answer = await client.post(path, json={"aid": handshake.get("aid"), "nonce": handshake["nonce"]})
@@ -165,10 +165,11 @@ async def _serve_one(receiver: Receiver, stream: trio.SocketStream, connection: 
             return False
     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
     url = f"http://{headers.get('host', f'localhost:{port}')}{head.target.decode('latin-1')}"
-    # Answered first: what is done with a notification must not make the service wait.
+    handshake = receiver.take(url, headers, bytes(body))  # before the answer: what is answered is on the screen
     answer = h11.Response(status_code=receiver.status, headers=[("Content-Length", "0")])
     await stream.send_all((connection.send(answer) or b"") + (connection.send(h11.EndOfMessage()) or b""))
-    await receiver.take(url, headers, bytes(body))
+    if handshake is not None:
+        await receiver.validate(handshake)
     return connection.our_state is h11.DONE
 
 

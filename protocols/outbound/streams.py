@@ -49,6 +49,8 @@ class KinesisClient(Protocol):
     def put_records(self, *, StreamName: str, Records: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803 - theirs
         """Raises botocore's ClientError and BotoCoreError."""
 
+    def close(self) -> None: ...
+
 
 Connect = Callable[[StreamTarget], KinesisClient]
 
@@ -117,7 +119,7 @@ class CloudStreams:
             if client is None:
                 client = self._clients[target] = self._connect(target)
                 while len(self._clients) > _CLIENTS:
-                    self._clients.popitem(last=False)
+                    self._clients.popitem(last=False)[1].close()
             return client.put_records(StreamName=target.name, Records=records)
 
         try:
@@ -128,6 +130,11 @@ class CloudStreams:
             raise (StreamRejected if code in _REJECTIONS else StreamFailed)(text) from error
         except (BotoCoreError, ValueError) as error:
             raise StreamFailed(f"{type(error).__name__}: {_one_line(error)}") from error
+
+    def close(self) -> None:
+        """Close the connections of all clients."""
+        while self._clients:
+            self._clients.popitem()[1].close()
 
 
 def _record(entry: Entry) -> dict[str, Any]:

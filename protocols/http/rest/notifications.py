@@ -135,7 +135,7 @@ class NotificationCalls(RestCalls):
         on=_subscription,
         summary="Deliver notifications again",
         about=f"Those with these ids, or the first {REPLAY_NOTIFICATIONS} that were made in a range of time; oldest "
-        "first, with their ids and a fresh signature. Those that are under way are left out.",
+        "first, with their ids and a fresh signature. One that waits for a retry gets it now.",
         refusals={409: f"{NOT_ACTIVE}."},
     )
     async def replay(self, subscription: Subscription, body: _Replay) -> Data[_Replayed]:

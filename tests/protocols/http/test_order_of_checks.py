@@ -139,9 +139,7 @@ BROKEN_TYPE: Final = {"Content-Type": "multipart/form-data"}
 BROKEN: Final = ("count", "includeProperties", "includeSnapshot", "includeTimestamp", "latest", "active", "action")
 BROKEN_QUERY: Final = "?" + "&".join(f"{name}=none" for name in BROKEN)
 #: No token is asked for here, or none is counted: those of the accounts, of third parties, and for firmware.
-UNCOUNTED: Final = re.compile(
-    r"/(accounts|cloudconnectors|updates)/.*|/openapi\.json|/subscriptions/<subscription_id>/validate"
-)
+UNCOUNTED: Final = re.compile(r"/(accounts|cloudconnectors|updates)/.*|/openapi\.json|/subscriptions/<\w+>/validate")
 #: Calls that take no user token.
 FOR_APPLICATIONS: Final = {("GET", "/subscriptions")}
 PARAMETER: Final = re.compile(r"<[^>]+>|{[^}]+}")
