@@ -118,12 +118,12 @@ class DeliveryStore:
         ).one()
         return row["next_on"] if row else None
 
-    def count_pending(self) -> dict[int, int]:
-        """The number of pending notifications of each subscription that has any."""
-        rows = self._db.execute(
-            "SELECT subscription, count(*) AS n FROM notification WHERE next_on IS NOT NULL GROUP BY subscription"
-        )
-        return {row["subscription"]: row["n"] for row in rows}
+    def count_pending(self, subscription: int) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM notification WHERE subscription = :subscription AND next_on IS NOT NULL",
+            {"subscription": subscription},
+        ).one()
+        return int(row["n"]) if row else 0
 
     def page(
         self, subscription: int, status: str | None, *, offset: int, limit: int

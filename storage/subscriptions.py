@@ -169,13 +169,11 @@ class SubscriptionStore:
         """Without subscriptions, no row of the log waits for its reader."""
         self._db.execute("DELETE FROM consumer WHERE name = :name", {"name": CONSUMER})
 
-    def cursors(self) -> dict[int, CursorRecord]:
-        """The cursors by subscription."""
-        rows = self._db.execute("SELECT * FROM subscription_cursor")
-        return {
-            row["subscription"]: CursorRecord(row["subscription"], row["position"], bool(row["is_behind"]))
-            for row in rows
-        }
+    def cursor(self, subscription: int) -> CursorRecord | None:
+        row = self._db.execute(
+            "SELECT * FROM subscription_cursor WHERE subscription = :key", {"key": subscription}
+        ).one()
+        return CursorRecord(subscription, row["position"], bool(row["is_behind"])) if row else None
 
     def put_cursors(self, cursors: Sequence[CursorRecord]) -> None:
         rows = [(one.subscription, one.position, int(one.is_behind)) for one in cursors]

@@ -1,6 +1,8 @@
 """The workers of all deliveries: one outlet for each subscription that collects messages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -19,6 +21,9 @@ from broker.subscriptions.upkeep import Upkeep
 from storage.database import Database, Transaction
 from storage.keys import Position
 from storage.subscriptions import CursorRecord
+
+#: The cursor of a subscription, and the number of its pending notifications.
+_Standing = dict[int, tuple[CursorRecord | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +127,15 @@ class Deliveries:
         """Open the outlets of subscriptions that collect from now on. Raises StoreError."""
         if not self._to_open:
             return
-        cursors, pending = await self._database.read(_standing)
+        cursors = await self._database.read(partial(_standing, tuple(self._to_open)))
         # In the order of their cursors: the reader begins with the first one.
         for key in sorted(self._to_open, key=lambda one: _position(cursors, one)):
             subscription = self._subscriptions.get(key)
-            if subscription is None or (cursor := cursors.get(key)) is None:
+            cursor, pending = cursors.get(key, (None, 0))
+            if subscription is None or cursor is None:
                 del self._to_open[key]
                 continue
-            outlet = await self._opened(subscription, cursor, pending.get(key, 0))
+            outlet = await self._opened(subscription, cursor, pending)
             current = self._subscriptions.get(key)
             if self._to_open.pop(key, self) is None and current is not None:
                 outlet.subscription = current
@@ -186,9 +192,10 @@ class Deliveries:
         )
 
 
-def _standing(tx: Transaction) -> tuple[dict[int, CursorRecord], dict[int, int]]:
-    return tx.subscriptions.cursors(), tx.deliveries.count_pending()
+def _standing(keys: Sequence[int], tx: Transaction) -> _Standing:
+    return {key: (tx.subscriptions.cursor(key), tx.deliveries.count_pending(key)) for key in keys}
 
 
-def _position(cursors: dict[int, CursorRecord], key: int) -> Position:
-    return cursors[key].position if key in cursors else Position(0)
+def _position(cursors: _Standing, key: int) -> Position:
+    cursor, _pending = cursors.get(key, (None, 0))
+    return Position(0) if cursor is None else cursor.position

@@ -7,7 +7,7 @@ address, so a later change of the name's addresses has no effect. The certificat
 import ssl
 from collections import OrderedDict
 from collections.abc import Mapping
-from ipaddress import ip_address
+from functools import lru_cache
 from typing import Final
 
 import h11
@@ -92,7 +92,7 @@ class OutboundHttp:
 
     def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[_Origin, HttpRequest]:
         """Where the request goes, and the request. Raises HttpFailedError for an address that is never allowed."""
-        target = httpx.URL(url)
+        target = _parsed(url)
         if target.scheme != "https" and not (target.scheme == "http" and self._allow_private):
             raise HttpFailedError("the address is not https")
         if not target.host or target.userinfo:
@@ -185,19 +185,17 @@ class OutboundHttp:
             await connection.close()
 
 
+@lru_cache(maxsize=4096)
+def _parsed(url: str) -> httpx.URL:
+    """Raises httpx.InvalidURL."""
+    return httpx.URL(url)
+
+
 def _refuse_unbounded(answer: HttpAnswer, most_bytes: int) -> None:
     if answer.headers.get("content-encoding", "identity") != "identity":  # its unpacked size has no bound
         raise HttpFailedError("a packed answer, which was not asked for")
     if answer.is_cut:
         raise HttpFailedError(f"an answer of more than {most_bytes} bytes")
-
-
-def is_ip_address(host: str) -> bool:
-    try:
-        ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _one_line(error: BaseException) -> str:

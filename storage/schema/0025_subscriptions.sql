@@ -20,3 +20,4 @@ CREATE TABLE notification (
 );
 CREATE INDEX notification_of_subscription ON notification (subscription, key);
 CREATE INDEX notification_due ON notification (next_on) WHERE next_on IS NOT NULL;
+CREATE INDEX notification_pending ON notification (subscription) WHERE next_on IS NOT NULL;

@@ -10,13 +10,14 @@ from urllib.parse import parse_qsl, urlsplit
 import h11
 import pytest
 import trio
+from oauthlib.oauth1 import Client
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from broker.envelope import Message
 from broker.subscriptions.port import Callback, Notification, Outcome
 from broker.subscriptions.secrets import new_webhook_secret
 from protocols.cli.receive import Receiver
-from protocols.outbound.callbacks import HttpCallbacks
+from protocols.outbound.callbacks import HttpCallbacks, oauth_headers
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.tls import client_context
 from storage.keys import Milliseconds, Position
@@ -214,3 +215,26 @@ async def test_private_addresses_are_refused_at_creation_and_at_delivery() -> No
         assert await callbacks.check(url) is not None
         assert not (await callbacks.notify(Callback(url, AID, SECRET), NOTIFICATION)).is_delivered
     assert await callbacks.check("https://93.184.215.14/") is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://app.example.org/callback",
+        "https://app.example.org:8443/a%2Fb/?x=1&a=%C3%BC&a=+&y=~-._&z",
+        "https://APP.example.org:443?q=%26%3D&oauth_x=1",
+    ],
+)
+def test_the_signature_is_that_of_oauthlib(url: str) -> None:
+    header = oauth_headers(Callback(url, AID, SECRET), now=1_500_000_000.9)["Authorization"]
+    given = dict(part.split("=", 1) for part in header.removeprefix("OAuth ").split(", "))
+    client = Client(
+        AID,
+        client_secret=SECRET,
+        resource_owner_key=AID,
+        resource_owner_secret=SECRET,
+        nonce=given["oauth_nonce"].strip('"'),
+        timestamp="1500000000",
+    )
+    expected = client.sign(url, http_method="POST")[1]["Authorization"]
+    assert set(header.removeprefix("OAuth ").split(", ")) == set(expected.removeprefix("OAuth ").split(", "))
