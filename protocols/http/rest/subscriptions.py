@@ -1,5 +1,6 @@
 """/subscriptions: messages and Actions that go to callbacks and cloud streams (reference 2.7 and 11)."""
 
+from importlib import resources
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -18,6 +19,7 @@ from protocols.http.calls import (
     NO_TOKEN,
     NOTHING,
     USER_OR_APPLICATION,
+    CalledBack,
     Chapter,
     Counted,
     InQuery,
@@ -26,6 +28,7 @@ from protocols.http.calls import (
 )
 from protocols.http.openapi import samples
 from protocols.http.reading import Query
+from protocols.http.rest.messages import MessageObject
 from protocols.http.schema import (
     Count,
     Data,
@@ -149,6 +152,43 @@ class SubscriptionObject(Shape, kw_only=True):
     modified_on: Timestamp
 
 
+class _Handshake(Shape):
+    example = {"aid": samples.AID, "subscriptionId": samples.SUBSCRIPTION, "nonce": samples.NONCE}
+
+    aid: Id
+    subscription_id: Id
+    nonce: Annotated[Id, about("For `validate`")]
+
+
+class _Query(Shape, kw_only=True):
+    uid: Id
+    sdtid: TypeId | UnsetType = UNSET
+    sdid: Id | UnsetType = UNSET
+    ddid: Id | UnsetType = UNSET
+
+
+class _Notification(Shape, kw_only=True):
+    example = {
+        "id": samples.NOTIFICATION,
+        "ts": samples.CTS,
+        "type": "message",
+        "subscriptionId": samples.SUBSCRIPTION,
+        "subscriptionQuery": {"uid": samples.UID, "sdid": samples.DID},
+        "startDate": samples.TS,
+        "endDate": samples.TS,
+        "data": [MessageObject.example],
+    }
+
+    id: Id
+    ts: Timestamp
+    type: Annotated[str, one_of(("message", "action"))]
+    subscription_id: Id
+    subscription_query: _Query
+    start_date: Timestamp
+    end_date: Timestamp
+    data: Annotated[list[MessageObject], about("Absent with `payload` notification")] | UnsetType = UNSET
+
+
 class _Validation(Shape):
     example = {"aid": samples.AID, "nonce": samples.NONCE}
 
@@ -179,7 +219,15 @@ SUBSCRIPTIONS: Final = Chapter(
     "Messages and Actions that come to you: to an HTTPS callback, or into a cloud data stream. A new callback gets a "
     "handshake, and is active when its nonce was sent back. Each notification is signed with the client secret of the "
     "application, and, if you want, as Standard Webhooks describes. What is not answered with 2xx within 15 s is sent "
-    "again for more than a day; the delivery log has every attempt.",
+    "again for more than a day; the delivery log has every attempt. `trunkline receive` is a callback on your own "
+    "machine.",
+    tuple(
+        (title, resources.files("protocols.http.docs").joinpath("receivers", file).read_text(encoding="utf-8"))
+        for title, file in (
+            ("A receiver in Python", "receiver_python.txt"),
+            ("A receiver in Node.js", "receiver_node.txt"),
+        )
+    ),
 )
 
 
@@ -204,6 +252,23 @@ class SubscriptionCalls(RestCalls):
         summary="Create a subscription",
         about="To all devices of a user, those of a type, one device, or to the Actions for one device. A callback is "
         "PENDING_CALLBACK_VALIDATION until it is validated, for 24 hours at most; a stream becomes active at once.",
+        called_back=(
+            CalledBack(
+                "handshake",
+                "{$request.body#/callbackUrl}",
+                "The handshake",
+                "Comes once, without a signature. The answer does not matter: the nonce goes to `validate`.",
+                _Handshake,
+            ),
+            CalledBack(
+                "notification",
+                "{$request.body#/callbackUrl}#",
+                "A notification",
+                "Signed by OAuth 1.0 with application id and client secret, and by Standard Webhooks once there is a "
+                "secret. Answer 2xx within 15 s; 410 suspends the subscription.",
+                _Notification,
+            ),
+        ),
         refusals={
             404: "The user, the device type or the device does not exist.",
             409: TOO_MANY,
