@@ -293,6 +293,7 @@ class Reader:
     async def save(self) -> None:
         """Store up to where the log is read. Raises StoreError."""
         outlets = list(self._outlets)
+        self._outlets.forget()  # no fact tells of a type that is protected from now on, or no longer
         if not outlets and not self._has_reader_row:
             return
         position = self._position

@@ -93,6 +93,8 @@ class Sender:
     async def send_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as tasks:
             self._tasks = tasks
+            # What was under way when the last run ended goes before anything new.
+            await self.retry_due()
             tasks.start_soon(
                 partial(
                     repeat,

@@ -6,6 +6,7 @@ boto3 comes with the extra `streams`. Without it there is no port, and the deliv
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any, Final, Protocol
 
 import trio
@@ -91,6 +92,7 @@ class CloudStreams:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._clients: OrderedDict[StreamTarget, KinesisClient] = OrderedDict()
+        self._lock = Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def put(self, target: StreamTarget, entries: Sequence[Entry]) -> None:
@@ -115,12 +117,7 @@ class CloudStreams:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - an extra
 
         def write() -> dict[str, Any]:
-            client = self._clients.get(target)
-            if client is None:
-                client = self._clients[target] = self._connect(target)
-                while len(self._clients) > _CLIENTS:
-                    self._clients.popitem(last=False)[1].close()
-            return client.put_records(StreamName=target.name, Records=records)
+            return self._client(target).put_records(StreamName=target.name, Records=records)
 
         try:
             return await trio.to_thread.run_sync(write, limiter=self._threads, abandon_on_cancel=True)
@@ -130,6 +127,16 @@ class CloudStreams:
             raise (StreamRejected if code in _REJECTIONS else StreamFailed)(text) from error
         except (BotoCoreError, ValueError) as error:
             raise StreamFailed(f"{type(error).__name__}: {_one_line(error)}") from error
+
+    def _client(self, target: StreamTarget) -> KinesisClient:
+        """Called in worker threads. A client that is forgotten here may still be in use in another thread."""
+        with self._lock:
+            client = self._clients.get(target)
+            if client is None:
+                client = self._clients[target] = self._connect(target)
+                if len(self._clients) > _CLIENTS:
+                    self._clients.popitem(last=False)
+            return client
 
     def close(self) -> None:
         """Close the connections of all clients."""

@@ -14,6 +14,8 @@ from tests.certificates import Authority
 from tests.daemon import ADA, DASHBOARD, LIGHT_TYPE, USER_TOKEN
 
 LIGHT: Final = "example.light"
+#: Stands for a subscription that is deleted in the examples; it is in no document.
+ENDED: Final = "ended subscription"
 HOUR_MS: Final = 3_600_000
 
 
@@ -23,6 +25,9 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     def made(method: str, path: str, **body: Any) -> Any:
         return client.request(method, path, **body).raise_for_status().json()["data"]
 
+    stream = {"cloudKey": "k", "cloudSecret": "secret", "cloudRegion": "eu-west-1", "cloudStreamName": "lights"}
+    wanted = {"messageType": "message", "uid": ADA, "sdid": kitchen, "subscriptionType": "cloudStream", **stream}
+    subscription, ended = [made("POST", "/subscriptions", json=wanted)["id"] for _ in range(2)]
     recently = int(time.time() * 1000) - 2 * HOUR_MS
     for ts in range(recently, recently + 60_000, 10_000):
         body = {"sdid": kitchen, "ts": ts, "data": {"intensity": ts % 100, "state": True}}
@@ -34,10 +39,12 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
-    stream = {"cloudKey": "k", "cloudSecret": "secret", "cloudRegion": "eu-west-1", "cloudStreamName": "lights"}
-    subscription = {"messageType": "message", "uid": ADA, "subscriptionType": "cloudStream", **stream}
+    while not (deliveries := made("GET", f"/subscriptions/{subscription}/deliveries")):
+        time.sleep(0.05)
     return {
-        samples.SUBSCRIPTION: made("POST", "/subscriptions", json=subscription)["id"],
+        samples.SUBSCRIPTION: subscription,
+        samples.NOTIFICATION: deliveries[-1]["id"],
+        ENDED: ended,
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -107,6 +114,7 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "uploads": [world[samples.UPLOAD]],
         "exports": [world[samples.EXPORT]],
         "subscriptions": [world[samples.SUBSCRIPTION]],
+        "notifications": [world[samples.NOTIFICATION]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
         "ends": [now - HOUR_MS, now],
@@ -121,6 +129,7 @@ _BOUND: Final = {
     "path.uploadId": "uploads",
     "path.exportId": "exports",
     "path.subscriptionId": "subscriptions",
+    "path.nid": "notifications",
     "query.sdid": "devices",
     "query.ddid": "devices",
     "query.sdids": "devices",

@@ -27,6 +27,7 @@ from tests.daemon import (
     running_daemon,
 )
 from tests.e2e.schemathesis_world import (
+    ENDED,
     about_this_world,
     close_answers,
     dictionaries_of,
@@ -60,11 +61,15 @@ OUT_OF_REACH: Final = {
     "PUT /devicemgmt/tasks/{tid}/devices/{did}": "a device that registered over LWM2M",
     "POST /devicemgmt/tasks/{tid}/devices/{did}/acceptance": "a device that registered over LWM2M",
     "GET /updates/urls/{downloadId}": "a device that registered over LWM2M",
+    "POST /subscriptions/{subscriptionId}/validate": "the nonce of a handshake",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",
 }
+
+#: Nobody is there: what subscriptions write waits.
+NO_STREAMS: Final = '[outbound]\nstream_endpoint = "http://127.0.0.1:1"\n'
 
 Statuses = Mapping[str, Counter[int]]
 
@@ -87,6 +92,7 @@ class ServedDocument:
         document = json.loads(about_this_world(self.served, world))
         close_answers(document)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
+        document["paths"]["/subscriptions/{subscriptionId}"]["delete"]["parameters"][0]["example"] = world[ENDED]
         (revoked,) = [
             one
             for one in document["paths"]["/users/{uid}/applications/{aid}"]["delete"]["parameters"]
@@ -137,7 +143,7 @@ class Found:
 @pytest.fixture(scope="module")
 def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDocument]:
     folder = tmp_path_factory.mktemp("schemathesis")
-    with running_daemon(folder, devices=DEVICES) as daemon:
+    with running_daemon(folder, devices=DEVICES, settings=NO_STREAMS) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
         yield ServedDocument(daemon, folder, served)
 

@@ -262,7 +262,7 @@ class SubscriptionCalls(RestCalls):
             ),
             CalledBack(
                 "notification",
-                "{$request.body#/callbackUrl}#",
+                "{$request.body#/callbackUrl}",
                 "A notification",
                 "Signed by OAuth 1.0 with application id and client secret, and by Standard Webhooks once there is a "
                 "secret. Answer 2xx within 15 s; 410 suspends the subscription.",
