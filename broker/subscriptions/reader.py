@@ -261,7 +261,6 @@ class Reader:
         for outlet in advanced:
             outlet.saved_behind = outlet.saved_behind or outlet.is_behind
         last_key, records = self._last_key, [one.record for one in formed]
-        is_stored = False
 
         def work(tx: Transaction) -> None:
             tx.subscriptions.put_cursors(cursors)
@@ -270,11 +269,11 @@ class Reader:
                 tx.deliveries.note_last_key(last_key)
 
         try:
-            await self._database.write(work)
-            is_stored = True
-        finally:
-            if not is_stored:
-                self._give_back(formed)
+            with trio.CancelScope(shield=True):  # whether it was stored must be known, also at the end
+                await self._database.write(work)
+        except StoreError:
+            self._give_back(formed)
+            raise
         self.formed += len(formed)
         self._send(formed)
 
