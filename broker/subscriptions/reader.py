@@ -274,6 +274,7 @@ class Reader:
         except StoreError:
             self._give_back(formed)
             raise
+        await trio.lowlevel.checkpoint_if_cancelled()  # at the end nothing is begun any more
         self.formed += len(formed)
         self._send(formed)
 
