@@ -5,7 +5,7 @@ batch; a rare one carries one event. Handlers are synchronous: a handler that ne
 queue of its own and returns. A handler that raises is logged; the publisher and the other handlers go on.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from operator import itemgetter
@@ -54,7 +54,8 @@ class DeviceWentOnline(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceConnectedAgain(Fact):
-    """A device that is online has another connection: a second one, or one that replaced the first."""
+    """A device that is online has another connection: a second one, one that replaced the first, or the one that is
+    left of two."""
 
     device: DeviceKey
     protocol: str
@@ -123,6 +124,23 @@ class DeviceDeleted(DeviceFact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceActionFact(DeviceFact):
+    """An Action for a third party has ended. `mid` is the Action's."""
+
+    mid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionDelivered(DeviceActionFact):
+    """device.action.delivered: the third party took an Action that it had not taken at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionFailed(DeviceActionFact):
+    """device.action.failed: the third party did not take an Action, which is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
 class AvailabilityChanged(Fact):
     """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
 
@@ -155,6 +173,14 @@ class GrantsChanged(Fact):
     user: UserKey
     application: ApplicationKey
     grants: tuple[GrantRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationGrantsChanged(Fact):
+    """Grants of many users for one application changed at once; `grants` are all that each grants it now."""
+
+    application: ApplicationKey
+    grants: Mapping[UserKey, tuple[GrantRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Opens every capability once, each with the ones it builds on. `Services` holds them for the protocols."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -24,18 +24,24 @@ from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
 from broker.mail.room import open_mail
 from broker.messages.room import MessagesRoom, open_messages
+from broker.models.learner import Learner
+from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
 from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
+from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
+from broker.store_key import check_store_key, mark_store_key
 from broker.subscriptions.port import Callbacks, Streams
 from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trials.room import TrialsRoom, open_trials
+from broker.trusted_time import TrustedTime
 from config.settings import Settings
 from storage.database import Database
 
@@ -54,9 +60,12 @@ class Services:
     monetization: MonetizationRoom
     messages: MessagesRoom
     routing: RoutingRoom
+    trials: TrialsRoom
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    scenes: ScenesRoom
+    models: ModelsRoom
     subscriptions: SubscriptionsRoom
     provisioning: Provisioning
 
@@ -72,23 +81,32 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    learner: Learner | None = None,
+    is_clock_synchronized: Callable[[], bool] = lambda: False,
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
+    `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
+
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    six ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    seven ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
-        StoreError: the store cannot be opened.
+        StoreError: the store cannot be opened, or `vault` has another store's key.
     """
     await database.open()
+    await check_store_key(database, vault)
     clock = clock or Clock()
+    trusted_time = TrustedTime(database, clock, is_clock_synchronized)
+    await trusted_time.resume()
+    clock = replace(clock, may_delete=trusted_time.may_delete)
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)
-    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals)
+    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals, trusted_time)
     core.life.observe("store", database.statistics)
+    core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.
     core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
     core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
@@ -97,7 +115,10 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor, callbacks, streams)
+            await mark_store_key(database, vault)
+            services = await _open_rooms(
+                core, mail_transport, providers, third_party, processor, learner, callbacks, streams
+            )
             async with core.life.running():
                 yield services
         finally:
@@ -117,6 +138,7 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    learner: Learner | None,
     callbacks: Callbacks | None,
     streams: Streams | None,
 ) -> Services:
@@ -129,9 +151,12 @@ async def _open_rooms(
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
-    export = await open_export(core, mail, accounts, device_types, devices, messages)
+    trials = await open_trials(core, mail, accounts, device_types, devices)
+    export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
+    scenes = await open_scenes(core, accounts, device_types, devices, messages)
+    models = await open_models(core, accounts, devices, learner)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
@@ -147,9 +172,12 @@ async def _open_rooms(
         monetization=monetization,
         messages=messages,
         routing=routing,
+        trials=trials,
         export=export,
         connectors=connectors,
         device_management=device_management,
+        scenes=scenes,
+        models=models,
         subscriptions=subscriptions,
         provisioning=provisioning,
     )

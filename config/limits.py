@@ -2,6 +2,7 @@
 
 from typing import Final
 
+CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
 MAX_BODY_BYTES: Final = 1024 * 1024  # reference 1.3: every other body
@@ -134,7 +135,9 @@ SERVER_PROPERTIES_BYTES: Final = 16 * 1024  # reference 15.1: of one device, as 
 SERVER_PROPERTIES_LEVELS: Final = 5
 DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, as JSON
 FILTER_PAIRS_MAX: Final = 20
+FILTER_MAX_CHARACTERS: Final = 4096
 TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
+DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4
 IMAGE_MAX_BYTES: Final = 64 * 1024 * 1024  # reference 24
 IMAGES_MAX: Final = 100  # of one device type
@@ -143,6 +146,42 @@ AUDIT_DAYS: Final = 365  # reference 28.2
 AUDIT_ENTRIES: Final = 100_000
 WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60
+
+SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
+SCENE_ACTIONS_MAX: Final = 100
+SCENE_BODY_BYTES: Final = 16 * 1024
+SCENES_OF_USER: Final = 200
+SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
+
+MODELS_OF_USER: Final = 20  # reference 12.6
+MODELS_OF_RULES: Final = 200  # of one user's rules
+MODEL_SOURCES_MAX: Final = 20
+MODEL_BODY_BYTES: Final = 16 * 1024
+MODEL_HISTORY_DAYS: Final = 30
+MODEL_VALUES_MIN: Final = 50
+MODEL_VALUES_MAX: Final = 100_000  # of all sources of one training
+MODEL_AHEAD_SECONDS: Final = 7 * 86_400  # the furthest prediction
+MODEL_SENSITIVITY: Final = 50
+MODEL_TRAINING_SECONDS: Final = 60  # of processor time of one training
+MODEL_TRAINING_WAIT_SECONDS: Final = 300  # its priority is low: on a busy machine it waits for others
+MODEL_TRAINING_BYTES: Final = 768 * 1024 * 1024  # of address space
+MODEL_RETRY_SECONDS: Final = 600  # while there are too few values
+
+TRIALS_OF_ONE_USER: Final = 100  # reference 14.1: that the user created and that are not deleted
+TRIALS_PER_DAY: Final = 20  # that one user creates on a day, also those that are deleted by then
+TRIAL_MEMBERS: Final = {"administrator": 20, "participant": 500}  # of one trial
+TRIAL_DEVICE_TYPES: Final = 20  # of one trial
+TRIAL_DEVICES: Final = 2_000  # connected to one trial
+TRIAL_DEVICES_OF_ONE: Final = 50  # that one participant connects to a trial
+TRIAL_INVITATION_SECONDS: Final = 86_400  # reference 14.3: validity of an invitation to a trial
+TRIAL_INVITATIONS_OPEN: Final = 100  # to one trial at a time
+TRIAL_INVITATIONS_KEPT: Final = 1_000  # of one trial; of older ones, only those that are open
+TRIAL_INVITATIONS_AT_ONCE: Final = 20  # reference 22: as many mails as one user may cause in a minute
+TRIAL_SESSIONS: Final = 10_000  # reference 14.5: of one trial
+TRIAL_SESSION_DEVICES: Final = 50  # of one session
+TRIAL_DOCUMENTS: Final = 1_000  # of one trial and kind: metadata, rules, metadata of rules
+TRIAL_DOCUMENT_BYTES: Final = 16 * 1024  # of one, as JSON
+TRIAL_KEY_CHARACTERS: Final = 128  # of the key of metadata
 SUBSCRIPTION_DESCRIPTION_CHARACTERS: Final = 256  # reference 21.3
 SUBSCRIPTIONS_MAX: Final = 1_000  # of one application for one user
 CALLBACK_URL_CHARACTERS: Final = 2_000

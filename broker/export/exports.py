@@ -184,6 +184,8 @@ class Exports:
 
     async def expire(self) -> None:
         """Expire exports that are older than 24 hours, and delete their files."""
+        if not self._clock.may_delete():
+            return
         now_ms = self._clock.now_ms()
         for status in WITH_RESULT:
             for record in await self._database.read(partial(_expired, status, now_ms)):
@@ -217,6 +219,7 @@ class Exports:
     async def _write(self, record: ExportRecord) -> None:
         request = msgspec.json.decode(record.request, type=ExportRequest)
         plan = msgspec.json.decode(record.plan, type=ExportPlan)
+        request = plan.narrowed(request)
         devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
         if record.expected_messages is None:

@@ -19,6 +19,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import (
     ActionStored,
+    ApplicationGrantsChanged,
     DeviceChanged,
     DeviceConnectedAgain,
     DeviceWentOffline,
@@ -123,6 +124,7 @@ class Connections:
         router.subscribe(DeviceChanged, self._end_disabled, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.EFFECT)
+        router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.EFFECT)
 
     @contextmanager
     def connect(
@@ -178,6 +180,9 @@ class Connections:
         if not links:
             del self._links[key]
             self._router.publish(DeviceWentOffline(key, self._clock.now_ms()))
+        elif links[-1].protocol != link.protocol:
+            # The device's connection is now the latest of those that are left.
+            self._router.publish(DeviceConnectedAgain(key, links[-1].protocol, self._clock.now_ms()))
 
     def is_online(self, device: DeviceKey) -> bool:
         return device in self._links
@@ -207,7 +212,7 @@ class Connections:
     def _shares_changed(self, fact: SharesChanged) -> None:
         self._end_forbidden(self._links.get(fact.device, ()))
 
-    def _grants_changed(self, _fact: GrantsChanged) -> None:
+    def _grants_changed(self, _fact: GrantsChanged | ApplicationGrantsChanged) -> None:
         self._end_forbidden(self._every_link())
 
     def _end_forbidden(self, links: Iterable[DeviceLink]) -> None:

@@ -343,7 +343,7 @@ class Subscriptions:
             for key, one in self._by_key.items()
             if one.record.status == SubscriptionStatus.PENDING and one.record.created_on <= before_ms
         ]
-        if late:
+        if late and self._clock.may_delete():
             await self._remove(late, "not validated in time")
 
     async def _remove(

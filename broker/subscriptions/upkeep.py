@@ -28,8 +28,16 @@ class Upkeep:
         """Remove notifications that are too old or too many, the oldest first; pending ones stay. Raises StoreError."""
         before_ms = self._clock.now_ms() - self._keep_ms
         await self._database.write(lambda tx: tx.deliveries.give_up_orphans())
+        if self._clock.may_delete():
+            await self._remove_old(before_ms)
+        await self._remove_surplus()
+
+    async def _remove_old(self, before_ms: int) -> None:
         while removed := await self._database.write(partial(_remove, before_ms)):
             self.removed += removed
+        await self._database.write(lambda tx: tx.subscriptions.forget_removed(before_ms, limit=_STEP))
+
+    async def _remove_surplus(self) -> None:
         while True:
             self.log_bytes, mean = await self._database.read(lambda tx: tx.deliveries.size_bytes())
             surplus = self.log_bytes - self._keep_bytes
@@ -40,7 +48,6 @@ class Upkeep:
             self.removed += removed
             if not removed:
                 break
-        await self._database.write(lambda tx: tx.subscriptions.forget_removed(before_ms, limit=_STEP))
 
 
 def _remove(before_ms: int, tx: Transaction) -> int:

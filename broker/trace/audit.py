@@ -53,10 +53,38 @@ class AuditEvent(StrEnum):
     SHARE_ACCEPTED = "share_accepted"
     SHARE_REJECTED = "share_rejected"
     SHARE_REMOVED = "share_removed"
+    LINK_BEGUN = "link_begun"
+    LINK_ENDED = "link_ended"
     SECRET_RENEWED = "secret_renewed"  # noqa: S105 - a name
     CERTIFICATE_REGISTERED = "certificate_registered"
     CERTIFICATE_REVOKED = "certificate_revoked"
     APPROVED_LIST_CHANGED = "approved_list_changed"
+    MANAGEMENT_CONFIGURED = "management_configured"
+    PROPERTIES_CHANGED = "properties_changed"
+    PROPERTIES_REMOVED = "properties_removed"
+    TASK_CREATED = "task_created"
+    TASK_CANCELLED = "task_cancelled"
+    ROLLOUT_CONTINUED = "rollout_continued"
+    UPDATE_ACCEPTED = "update_accepted"
+    UPDATE_REJECTED = "update_rejected"
+    IMAGE_UPLOADED = "image_uploaded"
+    IMAGE_DELETED = "image_deleted"
+    SCENE_CREATED = "scene_created"
+    SCENE_CHANGED = "scene_changed"
+    SCENE_REMOVED = "scene_removed"
+    MODEL_CREATED = "model_created"
+    MODEL_REMOVED = "model_removed"
+    TRIAL_CREATED = "trial_created"
+    TRIAL_STOPPED = "trial_stopped"
+    TRIAL_DELETED = "trial_deleted"
+    TRIAL_TYPE_ADDED = "trial_type_added"
+    TRIAL_TYPE_REMOVED = "trial_type_removed"
+    TRIAL_INVITATION_SENT = "trial_invitation_sent"
+    TRIAL_INVITATION_ACCEPTED = "trial_invitation_accepted"
+    TRIAL_INVITATION_REVOKED = "trial_invitation_revoked"
+    TRIAL_MEMBER_REMOVED = "trial_member_removed"
+    TRIAL_DEVICE_CONNECTED = "trial_device_connected"
+    TRIAL_DEVICE_DISCONNECTED = "trial_device_disconnected"
     SUBSCRIPTION_CREATED = "subscription_created"
     SUBSCRIPTION_CHANGED = "subscription_changed"
     SUBSCRIPTION_SUSPENDED = "subscription_suspended"
@@ -166,6 +194,8 @@ class AuditLog:
 
     async def sweep(self) -> None:
         """Remove what is too old or too much, in small steps."""
+        if not self._clock.may_delete():
+            return
         keep = self._settings.keep_entries
         before_ms = self._clock.now_ms() - self._settings.keep_days * _DAY_MS
         while keys := await self._database.read(
