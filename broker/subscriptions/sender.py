@@ -226,12 +226,10 @@ class Sender:
             await self._suspend_if_hopeless(outlet, outcome, now_ms)
 
     async def _suspend_if_hopeless(self, outlet: Outlet, outcome: Outcome, now_ms: int) -> None:
-        since = outlet.failing_since or now_ms
-        is_hopeless = now_ms - since >= FAILING_DAYS * _DAY_MS
-        if outcome.http_status == GONE or is_hopeless:
-            text = (
-                outcome.text if outcome.http_status == GONE else f"no success for {FAILING_DAYS} days: {outcome.text}"
-            )
+        is_gone = outcome.http_status == GONE
+        is_hopeless = now_ms - (outlet.failing_since or now_ms) >= FAILING_DAYS * _DAY_MS
+        if is_gone or (is_hopeless and self._clock.may_delete()):
+            text = outcome.text if is_gone else f"no success for {FAILING_DAYS} days: {outcome.text}"
             try:
                 await self._subscriptions.suspend(outlet.subscription, text)
             except StoreError as error:  # the next attempt tells the same

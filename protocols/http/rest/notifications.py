@@ -15,7 +15,7 @@ from config.limits import DELIVERY_DAYS, IDS_MAX, REPLAY_NOTIFICATIONS
 from protocols.http.calls import USER_OR_APPLICATION, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.rest.messages import MessageObject
-from protocols.http.rest.subscriptions import SUBSCRIPTION, SUBSCRIPTIONS
+from protocols.http.rest.subscriptions import SUBSCRIPTION, SUBSCRIPTIONS, SubscriptionCalls
 from protocols.http.schema import (
     Amount,
     Count,
@@ -102,7 +102,10 @@ class _Messages(Shape):
 
 class NotificationCalls(RestCalls):
     chapter = SUBSCRIPTIONS
-    path_names = {"nid": (Annotated[Id, about("A notification")], samples.NOTIFICATION)}
+    path_names = {
+        **SubscriptionCalls.path_names,
+        "nid": (Annotated[Id, about("A notification")], samples.NOTIFICATION),
+    }
 
     def __init__(self, subscriptions: SubscriptionsRoom) -> None:
         self._subscriptions = subscriptions.subscriptions
