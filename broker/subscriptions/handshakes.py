@@ -12,7 +12,7 @@ from broker.subscriptions.subscriptions import Subscriptions
 from config.limits import RETRY_SECONDS, VALIDATION_HOURS
 from storage.sql import StoreError
 
-_AT_ONCE = 50
+_AT_ONCE = 500  # a callback that hangs takes a place for 15 s
 _LOOK_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 

@@ -99,7 +99,7 @@ class Connection:
                 body += event.data
                 if len(body) > most_bytes:
                     break
-            elif isinstance(event, h11.EndOfMessage) or event is h11.PAUSED:
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed) or event is h11.PAUSED:
                 break
         if head is None:
             raise h11.RemoteProtocolError("no answer of HTTP")
