@@ -85,7 +85,7 @@ async def test_no_route_forgets_the_token(services: Services, api: httpx.AsyncCl
     for rule in rules:
         path = re.sub("<[^>]+>", KITCHEN, rule.rule).removeprefix("/v1.1")
         for method in (rule.methods or set()) - {"OPTIONS", "HEAD"}:
-        error_of(await api.request(method, path, content=b"not json"), 401)
+            error_of(await api.request(method, path, content=b"not json"), 401)
 
 
 @pytest.mark.parametrize(
