@@ -23,6 +23,8 @@ _COMMANDS = {
     "payments": "monetization",
     "statistics": "statistics",
     "audit": "audit",
+    "backup": "backup",
+    "restore": "backup",
 }
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 

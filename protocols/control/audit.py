@@ -19,7 +19,7 @@ AUDIT_MAX: Final = 10_000
 #: Commands that change nothing.
 _READING: Final = frozenset({"audit", "statistics", "type list", "type failures", "plans", "payments"})
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference")
+_OBJECTS: Final = ("device_type", "reference", "file")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 

@@ -14,6 +14,7 @@ from broker.ids import new_id
 from broker.nesting import check_nesting
 from protocols.accepting import accept_forever
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
+from protocols.control.backup import BACKUP_COMMANDS
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.retention import RETENTION_COMMANDS
@@ -58,6 +59,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "provision": _provision,
     "statistics": partial(_statistics, {}),
     **AUDIT_COMMANDS,
+    **BACKUP_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
     **RETENTION_COMMANDS,
