@@ -108,32 +108,36 @@ class _Making:
             keys = tuple(dict.fromkeys((*self._keys(), *earlier)))
             _check_key(snapshot, keys)
             images = self._images(snapshot)
-            total = snapshot.size_bytes + sum(images.values())
-            self._check_room(snapshot.size_bytes + total)
-            snapshot.copy(copy, lambda more: self.copied(more, total))
+            size = snapshot.size_bytes + sum(images.values())
+            work = snapshot.size_bytes + size  # the store is read twice: for the copy, and for the archive
+            self._check_room(work)
+            snapshot.copy(copy, lambda more: self.copied(more, work))
             steps = snapshot.steps()
         SqliteEngine(copy).check()
         has: KeyIn = "left out" if not self.has_key else "included" if self.passphrase is None else "sealed"
-        manifest = Manifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, total, has)
+        manifest = Manifest(FORMAT, VERSION, datetime.now(UTC).isoformat(timespec="seconds"), steps, size, has)
         draft, deleted = self.draft / "archive", list[str]()
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - its mode
             hashing = _Hashing(file)
-            writer = BackupWriter(cast("IO[bytes]", hashing), is_compressed=self.target.suffix in {".gz", ".tgz"})
+            writer = BackupWriter(
+                cast("IO[bytes]", hashing),
+                is_compressed=self.target.suffix in {".gz", ".tgz"},
+                progress=lambda more: self.copied(more, work),
+            )
             writer.begin(manifest)
             self._add_keys(writer, keys)
-            for id_, size in images.items():
+            for id_ in images:
                 try:
                     writer.add_file(f"{IMAGES}/{id_}", self.directory / IMAGES / id_)
                 except FileNotFoundError:
                     deleted.append(id_)
-                self.copied(size, total)
             if deleted:
                 _forget_images(copy, deleted)
             writer.add_file(STORE, copy)
             writer.finish()
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, self.target)  # which, unlike a rename, overwrites nothing
+        _give_name(draft, self.target)
         sync_folder(self.target.parent)
         return Backup(self.target, self.target.stat().st_size, hashing.digest.hexdigest(), has, len(deleted))
 
@@ -181,12 +185,23 @@ def _forget_images(store: Path, ids: list[str]) -> None:
             FirmwareStore(connection).remove(id_)
 
 
+def _give_name(draft: Path, target: Path) -> None:
+    """Overwrites nothing. Raises OSError."""
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, as on memory sticks
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        draft.replace(target)
+
+
 @contextmanager
 def _draft_beside(target: Path) -> Iterator[Path]:
     """A private folder on the disk of `target`; and those go that earlier backups left there when they were killed."""
     for left in target.parent.glob(f"{_DRAFT}*"):
         with _locked(left) as is_ours:
-            if is_ours:
+            if is_ours and left.stat().st_uid == os.geteuid():
                 shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
     with _locked(draft):

@@ -125,15 +125,24 @@ class _Restoring:
         self._move_in(None if there else key_file, keys)
 
     def _keys_in_backup(self) -> tuple[bytes, ...]:
+        keys = tuple(self._key_lines().split())
+        try:
+            if keys:
+                Vault(*keys)
+        except ValueError:
+            raise BackupError(f"{self.file}: damaged: what it has is no key") from None
+        return keys
+
+    def _key_lines(self) -> bytes:
         plain, sealed = self.draft / KEY, self.draft / SEALED_KEY
         if plain.exists():
-            return tuple(plain.read_bytes().split())
+            return plain.read_bytes()
         if not sealed.exists():
-            return ()
+            return b""
         if self.passphrase is None:
             raise BackupError(f"{self.file}: its key is under a passphrase: name it with --passphrase-file")
         try:
-            return tuple(open_key(sealed.read_bytes(), self.passphrase).split())
+            return open_key(sealed.read_bytes(), self.passphrase)
         except WrongPassphraseError:
             raise BackupError(f"{self.file}: the passphrase is wrong") from None
 

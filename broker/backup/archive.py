@@ -54,9 +54,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BackupWriter:
     """Writes the members one after the other."""
 
-    def __init__(self, file: IO[bytes], *, is_compressed: bool) -> None:
+    def __init__(self, file: IO[bytes], *, is_compressed: bool, progress: Progress) -> None:
         self._gzip = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_LEVEL) if is_compressed else None
-        self._tar = tarfile.open(fileobj=self._gzip or file, mode="w|", format=tarfile.PAX_FORMAT)  # noqa: SIM115 - closed by `finish`
+        self._tar = tarfile.open(fileobj=self._gzip or file, mode="w|", format=tarfile.PAX_FORMAT)  # noqa: SIM115 - `finish`
+        self._tar.copybufsize = _CHUNK_BYTES  # type: ignore[attr-defined]  # documented; typeshed lacks it
+        self._progress = progress
         self._sums: list[str] = []
 
     def begin(self, manifest: Manifest) -> None:
@@ -73,7 +75,7 @@ class BackupWriter:
     def _add(self, name: str, source: IO[bytes], size: int) -> None:
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o600
-        hashing = _Hashing(source)
+        hashing = _Hashing(source, self._progress)
         self._tar.addfile(member, hashing)
         self._sums.append(f"{hashing.digest.hexdigest()}  {name}\n")
 
@@ -88,14 +90,16 @@ class BackupWriter:
 class _Hashing(io.RawIOBase):
     """A reader that hashes what it gives out."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: IO[bytes], progress: Progress) -> None:
         super().__init__()
         self.digest = hashlib.sha256()
         self._source = source
+        self._progress = progress
 
     def read(self, size: int = -1) -> bytes:
         data = self._source.read(size)
         self.digest.update(data)
+        self._progress(len(data))
         return data
 
 

@@ -79,7 +79,7 @@ def delete(device_id: str, config: Path | None) -> None:
 
 
 def _switch(config: Path | None, device_id: str, *, enabled: bool) -> None:
-    found = administer(config, "device switch", {"device": device_id, "enabled": enabled}, DeviceLine)
+    found = administer(config, f"device {'enable' if enabled else 'disable'}", {"device": device_id}, DeviceLine)
     click.echo(f"{found.id}  {printable(found.name)}: {'enabled' if found.enabled else 'disabled'}")
 
 

@@ -1,6 +1,7 @@
 """Commands of the control socket about devices. `trunkline device` sends them."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,11 +15,6 @@ LIST_MAX: Final = 10_000
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
-
-
-class _Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    device: str
-    enabled: bool
 
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,10 +53,9 @@ async def _rotate(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     return (await rooms.devices.tokens.renew(await _device(rooms, arguments), application=None)).token
 
 
-async def _switch(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
-    wanted = msgspec.convert(arguments, _Switch)
-    device = await rooms.devices.registry.find(wanted.device)
-    await rooms.devices.inventory.change(device, DeviceChanges(enabled=wanted.enabled))
+async def _switch(enabled: bool, rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    device = await _device(rooms, arguments)
+    await rooms.devices.inventory.change(device, DeviceChanges(enabled=enabled))
     return (await _lines(rooms, [device]))[0]
 
 
@@ -98,6 +93,7 @@ DEVICE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaita
     "device show": _show,
     "device token": _token,
     "device rotate": _rotate,
-    "device switch": _switch,
+    "device disable": partial(_switch, False),
+    "device enable": partial(_switch, True),
     "device delete": _delete,
 }

@@ -1,6 +1,7 @@
 """A backup has everything, whole or not at all, and a restore overwrites nothing (reference 27.9)."""
 
 import hashlib
+import os
 import resource
 import shutil
 import sqlite3
@@ -386,3 +387,16 @@ def test_the_pace_waits_for_what_is_beyond_the_rate() -> None:
     pace.spend(100)
     pace.spend(50)
     assert waits == [1.0, 1.5, 0.5]
+
+
+def test_a_file_system_without_hard_links_gets_a_backup_and_is_not_overwritten(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_draft: Path, _target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert make_backup(settings, tmp_path / "backup.tar").path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(BackupNotWrittenError, match="exists already"):
+        make_backup(settings, tmp_path / "backup.tar")
+    restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")

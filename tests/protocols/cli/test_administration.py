@@ -96,7 +96,7 @@ def test_a_device_is_shown_switched_off_and_on_and_deleted(config: Path) -> None
     assert run(config, "device", "show", device).exit_code == 1
     operator, about = f"operator {os.getuid()}", f"device {device}"
     assert audited(config) == [
-        (command, about, operator) for command in ("device switch", "device switch", "device delete")
+        (command, about, operator) for command in ("device disable", "device enable", "device delete")
     ]
 
 
