@@ -72,6 +72,9 @@ def lock_state(settings: Settings) -> Iterator[Path]:
             _close_to_others(directory)
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
+            if os.geteuid() == 0:  # a command of root: the daemon's user must be able to open it
+                owner = directory.stat()
+                os.fchown(lock, owner.st_uid, owner.st_gid)
             itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, itself)
         except OSError as error:

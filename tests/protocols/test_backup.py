@@ -400,3 +400,16 @@ def test_a_file_system_without_hard_links_gets_a_backup_and_is_not_overwritten(
     with pytest.raises(BackupNotWrittenError, match="exists already"):
         make_backup(settings, tmp_path / "backup.tar")
     restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
+
+
+def test_what_root_restores_belongs_to_the_owner_of_the_directory(settings: Settings, tmp_path: Path) -> None:
+    make_backup(settings, tmp_path / "backup.tar")
+    state = elsewhere(tmp_path).state_dir
+    state.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(state, 65534, 65534)
+    restore_backup(elsewhere(tmp_path), tmp_path / "backup.tar")
+    owner = state.stat().st_uid
+    assert {path.name: path.stat().st_uid for path in state.rglob("*")} == dict.fromkeys(
+        ("lock", "key", "store.sqlite", "images", IMAGE), owner
+    )
