@@ -1,13 +1,14 @@
 """Whether the daemon's key belongs to its store (reference 27.5): a wrong pair is refused before anything is served."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from cryptography.fernet import InvalidToken
 
 from broker.secrets import Vault
 from storage.database import Database, Transaction
-from storage.sealed import SEALED_COLUMNS, STORE_KEY, SealedStore
-from storage.sql import StoreError
+from storage.sealed import SEALED_COLUMNS, STORE_KEY, SealedColumn, SealedStore
+from storage.sql import StoreConnection, StoreError
 
 _SECRET: Final = "trunkline"  # noqa: S105 - only its seal matters
 
@@ -18,12 +19,17 @@ async def check_store_key(database: Database, vault: Vault) -> None:
     Raises:
         StoreError: the store has secrets, and the key opens none of them.
     """
-    found = await database.read(_one_of_each)
-    if found and not any(_opens(vault, sealed) for sealed in found):
+    if not await database.read(lambda tx: opens_secrets(tx.connection, vault)):
         raise StoreError(
             "the key and the store do not belong together: the key opens none of the store's secrets."
             " Restore both from the same backup"
         )
+
+
+def opens_secrets(store: StoreConnection, vault: Vault, *, columns: Sequence[SealedColumn] = SEALED_COLUMNS) -> bool:
+    """Whether the key belongs to the store: it opens a secret of some kind, or there are none."""
+    found = [sealed for column in columns for _, sealed in SealedStore(store, column).after(None, limit=1)]
+    return not found or any(_opens(vault, sealed) for sealed in found)
 
 
 async def mark_store_key(database: Database, vault: Vault) -> None:
@@ -35,11 +41,6 @@ async def mark_store_key(database: Database, vault: Vault) -> None:
             marks.add(vault.seal(_SECRET))
 
     await database.write(work)
-
-
-def _one_of_each(tx: Transaction) -> list[bytes]:
-    stores = (SealedStore(tx.connection, column) for column in SEALED_COLUMNS)
-    return [sealed for store in stores for _, sealed in store.after(None, limit=1)]
 
 
 def _opens(vault: Vault, sealed: bytes) -> bool:

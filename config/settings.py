@@ -268,6 +268,16 @@ class Settings(_Table, frozen=True):
     audit: Audit = Audit()
     grace_seconds: float = 5.0
 
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """The keys of the listeners that are on, such as `http.bind`."""
+        return tuple(
+            f"{table}.{key}"
+            for table in self.__struct_fields__
+            for key in getattr(getattr(self, table), "__struct_fields__", ())
+            if key.endswith("bind") and getattr(getattr(self, table), key) is not None
+        )
+
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read `path` (None: only the environment); variables override the file.

@@ -15,6 +15,7 @@ from protocols.key_file import KeyFile, KeyFileError
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
+STORE = "store.sqlite"
 #: Of SQLite's write-ahead log (sqlite.org/fileformat2.html, 4.1): before the frames, and before the page in each.
 _WAL_HEADER_BYTES = 32
 _WAL_FRAME_BYTES = 24
@@ -56,21 +57,31 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
         StateInUseError: another daemon, or `trunkline provision`, holds it.
         StateError: it cannot be created or read, is open to others, or its key is missing or no key.
     """
+    with lock_state(settings) as directory:
+        database = directory / STORE
+        yield StateDirectory(directory, database, *_key_file(directory, database, key_path))
+
+
+@contextmanager
+def lock_state(settings: Settings) -> Iterator[Path]:
+    """As `open_state`, but neither read nor make a key: for who puts a store there, or takes a copy."""
     directory = settings.state_dir
-    database = directory / "store.sqlite"
     with ExitStack() as held:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _close_to_others(directory)
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
+            if os.geteuid() == 0:  # a command of root: the daemon's user must be able to open it
+                owner = directory.stat()
+                os.fchown(lock, owner.st_uid, owner.st_gid)
             itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, itself)
         except OSError as error:
             raise StateError(f"state_dir {directory}: {error.strerror}") from error
         _take(lock, itself, directory)
-        _look_at_log(database)
-        yield StateDirectory(directory, database, *_key_file(directory, database, key_path))
+        _look_at_log(directory / STORE)
+        yield directory
 
 
 def _close_to_others(directory: Path) -> None:
@@ -121,20 +132,28 @@ def _look_at_log(database: Path) -> None:
 
 
 def _key_file(directory: Path, database: Path, given: Path | None) -> tuple[KeyFile, tuple[bytes, ...]]:
-    """`given`, else systemd's credential if there is one, else the file in the state directory, made at first."""
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    credential = Path(credentials) / _CREDENTIAL if credentials else None
+    """The key and its file, which is made at first in the state directory."""
     try:
-        if given is None and credential is not None and credential.exists():
-            return KeyFile(credential), KeyFile(credential).keys(is_private=False)  # systemd decides who reads it
-        file = KeyFile(given or directory / "key")
-        if given is None and not file.path.exists():
+        file, is_private = key_file_of(directory, given)
+        if given is None and is_private and not file.path.exists():
             _make_key(file, database)
-        return file, file.keys()
+        return file, file.keys(is_private=is_private)
     except KeyFileError as error:
         raise StateError(str(error)) from error
     except OSError as error:
         raise StateError(f"{error.filename}: {error.strerror}") from error
+
+
+def key_file_of(directory: Path, given: Path | None) -> tuple[KeyFile, bool]:
+    """`given`, else systemd's credential if there is one, else the file in the state directory.
+
+    And whether it must be private: who reads a credential is for systemd to decide.
+    """
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    credential = Path(credentials) / _CREDENTIAL if credentials else None
+    if given is None and credential is not None and credential.exists():
+        return KeyFile(credential), False
+    return KeyFile(given or directory / "key"), True
 
 
 def _make_key(file: KeyFile, database: Path) -> None:

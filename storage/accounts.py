@@ -94,6 +94,11 @@ class AccountStore:
         row = self._db.execute(f"SELECT * FROM user WHERE {condition}", {"value": value}).one()  # noqa: S608 - constants
         return UserRecord(**dict(row)) if row else None
 
+    def users(self, *, limit: int) -> list[UserRecord]:
+        """The first users, by e-mail address."""
+        rows = self._db.execute("SELECT * FROM user ORDER BY email LIMIT :limit", {"limit": limit})
+        return [UserRecord(**dict(row)) for row in rows]
+
     def add_user(self, user: UserRecord) -> UserRecord:
         """Add a user; the store gives the key. Raises StoreError when the id, address or name is taken."""
         row = self._db.execute(
@@ -151,6 +156,11 @@ class AccountStore:
 
     def applications_named(self, name: str) -> list[ApplicationRecord]:
         rows = self._db.execute("SELECT * FROM application WHERE name = :name ORDER BY key", {"name": name})
+        return [_application(row) for row in rows]
+
+    def applications(self, *, limit: int) -> list[ApplicationRecord]:
+        """The first applications, by name."""
+        rows = self._db.execute("SELECT * FROM application ORDER BY name, key LIMIT :limit", {"limit": limit})
         return [_application(row) for row in rows]
 
     def redirect_uris(self) -> set[str]:

@@ -89,6 +89,15 @@ class DeviceStore:
         )
         return [self._record(row) for row in list(rows)]
 
+    def keys(self, *, owner: UserKey | None, limit: int) -> list[DeviceKey]:
+        """The first devices, by name: of one owner or of all."""
+        rows = self._db.execute(
+            "SELECT key FROM device WHERE deleted_on IS NULL AND (:owner IS NULL OR owner = :owner)"
+            " ORDER BY name, id LIMIT :limit",
+            {"owner": owner, "limit": limit},
+        )
+        return [row["key"] for row in rows]
+
     def keys_of_owner(self, owner: UserKey) -> list[DeviceKey]:
         return [row["key"] for row in self._db.execute(_KEYS_OF_OWNER, {"owner": owner})]
 

@@ -4,6 +4,7 @@ A step is a file in `storage/schema/`; the store remembers its name without the 
 """
 
 import secrets
+from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Final
@@ -36,7 +37,12 @@ for _file in sorted(_FILES, key=lambda found: found.name):
 
 def unknown_steps(db: sqlite_utils.Database) -> set[str]:
     """The steps that a newer version of Trunkline has applied to this store."""
-    return {step.name for step in migrations.applied(db)} - _NAMES
+    return unknown_names(step.name for step in migrations.applied(db))
+
+
+def unknown_names(steps: Iterable[str]) -> set[str]:
+    """Those of these steps that this version does not have."""
+    return set(steps) - _NAMES
 
 
 def version_of(db: sqlite_utils.Database) -> str:

@@ -102,5 +102,9 @@ def test_command_of_the_readme_exists(line: str) -> None:
         return
     command = main.get_command(click.Context(main), name)
     assert command is not None
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        if (inner := command.get_command(click.Context(command), arguments[0])) is None:
+            break  # an argument of the group's own
+        command, arguments = inner, arguments[1:]
     options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= options

@@ -5,26 +5,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.programs import require_program
 
-UNIT = Path(__file__).parent.parent / "systemd" / "trunkline.service"
+FOLDER = Path(__file__).parent.parent / "systemd"
+UNIT = FOLDER / "trunkline.service"
+SERVICES = sorted(FOLDER.glob("*.service"))
 MAX_EXPOSURE = 1.5
 
 
-def test_unit_is_valid(tmp_path: Path) -> None:
+def test_units_are_valid(tmp_path: Path) -> None:
     """With the program where this machine has it: `verify` wants to see it."""
     analyze = require_program("systemd-analyze")
     installed = Path(sys.executable).with_name("trunkline")
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/trunkline/bin/trunkline", str(installed)))
-    run = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False, timeout=60)
+    for unit in FOLDER.iterdir():
+        text = unit.read_text(encoding="utf-8").replace("/opt/trunkline/bin/trunkline", str(installed))
+        (tmp_path / unit.name).write_text(text)
+    units = sorted(tmp_path.iterdir())
+    assert [unit.suffix for unit in units] == [".service", ".timer", ".service"]
+    run = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_unit_is_hardened() -> None:
+@pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.name)
+def test_services_are_hardened(service: Path) -> None:
     analyze = require_program("systemd-analyze")
     run = subprocess.run(
-        [analyze, "security", "--offline=true", "--no-pager", UNIT],
+        [analyze, "security", "--offline=true", "--no-pager", service],
         capture_output=True,
         text=True,
         check=True,

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.errors import ValidationFailed
 from broker.ids import is_id
 from broker.secrets import Vault
 from storage.database import Database, Transaction
@@ -69,3 +70,22 @@ class Applications:
     async def is_redirect_uri(self, uri: str) -> bool:
         """An application registered exactly this address, so `/logout` may redirect to it."""
         return uri in await self._database.read(lambda tx: tx.accounts.redirect_uris())
+
+    async def listed(self, *, limit: int) -> list[Application]:
+        """The first applications by name, for the operator."""
+        return await self._database.read(
+            lambda tx: [Application(found) for found in tx.accounts.applications(limit=limit)]
+        )
+
+    async def named(self, name: str) -> Application:
+        """An application by id, or by a name that no other one has, for the operator. Raises ValidationFailed."""
+
+        def work(tx: Transaction) -> list[ApplicationRecord]:
+            by_id = tx.accounts.application_by_id(name)
+            return [by_id] if by_id is not None else tx.accounts.applications_named(name)
+
+        found = await self._database.read(work)
+        if len(found) != 1:
+            number = "no application" if not found else f"{len(found)} applications"
+            raise ValidationFailed.of("application", f"{number} called {name!r}{': give the id' if found else ''}")
+        return Application(found[0])

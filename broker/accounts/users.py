@@ -4,7 +4,7 @@ from typing import Final
 
 from broker.accounts.tokens import Caller, TokenKind
 from broker.errors import PermissionDenied, UserNotFound
-from storage.database import Database
+from storage.database import Database, Transaction
 from storage.records import UserRecord
 
 LOCAL: Final = "LOCAL"  # the account type of users with a password here; else it is the provider's name
@@ -32,3 +32,19 @@ class Users:
         if user is None:
             raise UserNotFound
         return user
+
+    async def named(self, name: str) -> UserRecord:
+        """A user by e-mail address, id or user name, for the operator. Raises UserNotFound."""
+
+        def work(tx: Transaction) -> UserRecord | None:
+            accounts = tx.accounts
+            return accounts.user_by_email(name) or accounts.user_by_id(name) or accounts.user_named(name)
+
+        user = await self._database.read(work)
+        if user is None:
+            raise UserNotFound
+        return user
+
+    async def listed(self, *, limit: int) -> list[UserRecord]:
+        """The first users by e-mail address, for the operator."""
+        return await self._database.read(lambda tx: tx.accounts.users(limit=limit))

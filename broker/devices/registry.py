@@ -137,6 +137,10 @@ class Devices:
         record = await self._database.read(lambda tx: tx.devices.by_vdid(device_type, vdid))
         return None if record is None else await self.get(record.key)
 
+    async def listed(self, *, owner: UserKey | None, limit: int) -> list[Device]:
+        """The first devices by name, for the operator: of one owner or of all."""
+        return await self.get_all(await self._database.read(lambda tx: tx.devices.keys(owner=owner, limit=limit)))
+
     async def owned_by(self, user: UserKey) -> list[Device]:
         return await self.get_all(await self._database.read(lambda tx: tx.devices.keys_of_owner(user)))
 

@@ -13,6 +13,9 @@ _COMMANDS = {
     "demo": "demo",
     "provision": "provision",
     "user": "user",
+    "device": "device",
+    "app": "app",
+    "token": "app",
     "key": "key",
     "retention": "retention",
     "simulate": "simulate",
@@ -24,6 +27,8 @@ _COMMANDS = {
     "payments": "monetization",
     "statistics": "statistics",
     "audit": "audit",
+    "backup": "backup",
+    "restore": "backup",
 }
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 

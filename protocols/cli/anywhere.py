@@ -9,6 +9,7 @@ import trio
 from broker.services import open_services
 from broker.trace.origin import Origin, enter
 from config.settings import Settings
+from protocols.control.audit import note_command
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.control.server import COMMANDS
 from protocols.state import StateInUseError, open_state
@@ -46,4 +47,6 @@ async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
         enter(Origin("command line", f"operator {os.getuid()}"))
         async with open_services(settings, Database(engine), state.vault) as services:
-            return await COMMANDS[command](services, arguments)
+            done = await COMMANDS[command](services, arguments)
+            await note_command(services, command, arguments, "done")
+            return done

@@ -5,12 +5,14 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 
 from protocols.cli.failures import CommandError
+from protocols.cli.options import cafile_option, trusting
 from protocols.cli.sparklines import sparkline, time_text
 
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -27,7 +29,8 @@ _SECONDS = 30.0
 @click.option("--since", default="24h", show_default=True, metavar="N[m|h|d]", help="How far to look back.")
 @click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True, help="Messages to print.")
 @click.option("--url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
-def history(device: str, field: str | None, since: str, count: int, url: str) -> None:
+@cafile_option
+def history(device: str, field: str | None, since: str, count: int, url: str, cafile: Path | None) -> None:
     """Print the latest messages of a device, one line of JSON each, oldest first.
 
     A token that may read the device is read from the environment variable TRUNKLINE_TOKEN.
@@ -42,7 +45,8 @@ def history(device: str, field: str | None, since: str, count: int, url: str) ->
     start_ms = end_ms - int(match[1]) * _UNITS_MS[match[2]]
     headers = {"Authorization": f"bearer {token}"}
     try:
-        with httpx.Client(base_url=f"{url.rstrip('/')}/v1.1", headers=headers, timeout=_SECONDS) as client:
+        base, trust = f"{url.rstrip('/')}/v1.1", trusting(cafile)
+        with httpx.Client(base_url=base, headers=headers, timeout=_SECONDS, verify=trust) as client:
             if field is not None:
                 _print_sparkline(client, device, field, start_ms, end_ms)
             times: dict[str, str | int] = {"startDate": start_ms, "endDate": end_ms, "order": "desc", "count": count}

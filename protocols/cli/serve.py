@@ -1,38 +1,84 @@
 """`trunkline serve`: the daemon in the foreground."""
 
+import os
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import click
+import structlog
 import trio
 
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, load_settings
+from config.settings import Address, Settings, SettingsError, load_settings
 from protocols.cli.daemon_failures import failures_reported
+from protocols.cli.failures import CommandError
 from protocols.daemon import run_daemon
+from protocols.start_check import problems
+
+_log = structlog.get_logger(__name__)
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Look at configuration, certificates, key and store, and exit.")
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
 )
-def serve(config: Path | None) -> None:
+def serve(check: bool, config: Path | None) -> None:
     """Serve devices and applications until SIGTERM or SIGINT.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
-    store cannot be opened.
+    store cannot be opened. With --check: 0 when nothing was found, else 2.
     """
     with failures_reported():
         settings = load_settings(config)
+        if not settings.listeners:
+            raise SettingsError(
+                f"{config or 'environment'}: there is no listener: set http.bind, mqtt.bind or another one"
+            )
+        if check:
+            configure_logging("warning", settings.log.format)
+            _check(settings)
+            return
         configure_logging(settings.log.level, settings.log.format)
-        trio.run(partial(run_daemon, settings, ready=announce))
+        try:
+            with failures_reported():
+                trio.run(partial(run_daemon, settings, ready=announce))
+        except CommandError as error:
+            if settings.log.format != "json":
+                raise
+            _log.error("not_started", reason=str(error), status=error.status)
+            raise click.exceptions.Exit(error.status) from error
 
 
-async def announce(_services: Services, addresses: Mapping[str, Address]) -> None:
-    """Print the ready line, which scripts wait for (reference 27.1)."""
+def _check(settings: Settings) -> None:
+    """Say all that would keep the daemon from starting. Nothing is changed, and nothing listens."""
+    found = problems(settings)
+    for problem in found:
+        click.echo(f"trunkline: {problem}", err=True)
+    if found:
+        raise click.exceptions.Exit(2)
+    click.echo(f"configuration, certificates, key and store can be used: {', '.join(settings.listeners)}")
+
+
+async def announce(services: Services, addresses: Mapping[str, Address]) -> None:
+    """Print the ready line, which scripts wait for (reference 27.1). In the journal, it has the form of the log."""
+    if services.core.settings.log.format == "json" and _is_journal(sys.stdout):
+        _log.info("ready", **{name: str(address) for name, address in addresses.items()})
+        return
     listeners = "".join(f" {name}={address}" for name, address in addresses.items())
     click.echo(f"trunkline ready{listeners}")  # click flushes
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether systemd has connected the stream with its journal (systemd.exec(5), $JOURNAL_STREAM)."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # not a file
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -3,16 +3,22 @@
 from pathlib import Path
 
 import click
+import msgspec
 
 from protocols.cli.asking import ask_daemon
 from protocols.cli.options import config_option
 
 
 @click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @config_option
-def statistics(config: Path | None) -> None:
+def statistics(as_json: bool, config: Path | None) -> None:
     """Print the counters of the running daemon: the store, refusals, limits, ingest, connections, disk use, mails."""
-    for part, counters in ask_daemon(config, "statistics", {}).items():
+    found = ask_daemon(config, "statistics", {})
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for part, counters in found.items():
         click.echo(part)
         for name, value in counters.items():
             click.echo(f"  {name.replace('_', ' '):<26}{_text(name, value):>16}")

@@ -1,21 +1,36 @@
 """`trunkline tail`: the live feed as lines of JSON, or one numeric field of it as sparklines."""
 
 import os
+import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 import trio
-from trio_websocket import ConnectionClosed, ConnectionRejected, HandshakeError, open_websocket_url
+from trio_websocket import (
+    ConnectionClosed,
+    ConnectionRejected,
+    HandshakeError,
+    WebSocketConnection,
+    wrap_client_stream,
+)
 
 from protocols.cli.failures import CommandError, leaves
+from protocols.cli.options import cafile_option, trusting
 from protocols.cli.simulated.websocket import why_closed
 from protocols.cli.sparklines import sparkline, time_text
 
 _TRAIL_VALUES = 40
+_FIRST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 60.0
+_SERVER_ERROR = 500
+_LOST = (ConnectionClosed, OSError, HandshakeError)
 _LineOf = Callable[[str | bytes], str | bytes | None]  # None for a frame that is not shown
 
 
@@ -23,17 +38,20 @@ _LineOf = Callable[[str | bytes], str | bytes | None]  # None for a frame that i
 @click.option("--live", "url", metavar="URL", default="ws://127.0.0.1:8080/v1.1/live", show_default=True)
 @click.option("--field", metavar="PATH", help="Print only this numeric field, with a sparkline of its last values.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many lines.")
-def tail(url: str, field: str | None, count: int | None) -> None:
+@cafile_option
+def tail(url: str, field: str | None, count: int | None, cafile: Path | None) -> None:
     """Print each message of the live feed as it is stored, one line of JSON each.
 
     A user, application or device token is read from the environment variable TRUNKLINE_TOKEN. Filters such as
-    `?sdids=…` belong to the URL.
+    `?sdids=…` belong to the URL. When the connection is lost, it is made again: what was stored meanwhile is not shown,
+    and `trunkline history` has it.
     """
     token = os.environ.get("TRUNKLINE_TOKEN")
     if not token:
         raise CommandError("TRUNKLINE_TOKEN must hold a token", 2)
+    line_of = _whole if field is None else Trails(field).line
     try:
-        trio.run(partial(_print_frames, url, token, _whole if field is None else Trails(field).line, count))
+        trio.run(partial(_print_forever, url, token, _Printer(line_of, count), trusting(cafile)))
     except Exception as error:  # trio wraps errors in groups; what is not explained is raised again
         for leaf in leaves(error):
             if (text := _explained(leaf)) is not None:
@@ -41,16 +59,62 @@ def tail(url: str, field: str | None, count: int | None) -> None:
         raise
 
 
-async def _print_frames(url: str, token: str, line_of: _LineOf, count: int | None) -> None:
+class _Printer:
+    """Prints the lines of frames, at most `count` of them."""
+
+    def __init__(self, line_of: _LineOf, count: int | None) -> None:
+        self._line_of = line_of
+        self._left = count
+
+    @property
+    def is_finished(self) -> bool:
+        return self._left == 0
+
+    def show(self, frame: str | bytes) -> None:
+        if msgspec.json.decode(frame, type=_Kind).type == "ping" or (line := self._line_of(frame)) is None:
+            return
+        click.echo(line)
+        self._left = None if self._left is None else self._left - 1
+
+
+async def _print_forever(url: str, token: str, printer: _Printer, trust: ssl.SSLContext) -> None:
+    """Until enough was printed. A feed that was open once is opened again, at growing intervals."""
+    wait: float | None = None  # None: it has not been open yet, so an error is the caller's to correct
+    while not printer.is_finished:
+        try:
+            async with _feed(url, token, trust) as socket:
+                wait = _FIRST_WAIT_SECONDS
+                while not printer.is_finished:
+                    printer.show(await socket.get_message())
+        except Exception as error:  # trio wraps errors in groups; what is not a lost connection is raised again
+            lost = next((leaf for leaf in leaves(error) if isinstance(leaf, _LOST)), None)
+            is_refused = isinstance(lost, ConnectionRejected) and lost.status_code < _SERVER_ERROR
+            if wait is None or lost is None or is_refused:
+                raise
+            click.echo(f"trunkline: {_explained(lost)}; connecting again in {wait:g} s", err=True)
+            await trio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+@asynccontextmanager
+async def _feed(url: str, token: str, trust: ssl.SSLContext) -> AsyncIterator[WebSocketConnection]:
+    """An open feed. The TCP stream is ours: trio-websocket leaves it open when the other side closes first."""
+    parts = urlsplit(url)
+    is_tls, host = parts.scheme == "wss", parts.hostname
+    if parts.scheme not in {"ws", "wss"} or not host:
+        raise ValueError("expected ws://… or wss://…")
+    port = parts.port or (443 if is_tls else 80)
+    tcp = await trio.open_tcp_stream(host, port)
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = tcp
+    if is_tls:
+        stream = trio.SSLStream(tcp, trust, server_hostname=host, https_compatible=True)
+    resource = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
     headers = [(b"Authorization", f"bearer {token}".encode())]
-    async with open_websocket_url(url, extra_headers=headers) as socket:
-        printed = 0
-        while count is None or printed < count:
-            frame = await socket.get_message()
-            if msgspec.json.decode(frame, type=_Kind).type == "ping" or (line := line_of(frame)) is None:
-                continue
-            click.echo(line)
-            printed += 1
+    async with tcp, trio.open_nursery() as nursery:
+        try:
+            yield await wrap_client_stream(nursery, stream, parts.netloc, resource, extra_headers=headers)
+        finally:
+            nursery.cancel_scope.cancel()
 
 
 def _whole(frame: str | bytes) -> str | bytes:

@@ -9,16 +9,29 @@ import trio
 
 from config.logging import configure_logging
 from config.settings import load_settings
+from protocols.cli.administration import administer, json_option, print_lines, printable
 from protocols.cli.anywhere import run_anywhere
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
 from protocols.cli.provision import apply_document, describe
+from protocols.control.users import UserLine
 
 
 @click.group()
 def user() -> None:
     """People who have an account, or are invited to open one."""
+
+
+@user.command("list")
+@json_option
+@config_option
+def list_users(as_json: bool, config: Path | None) -> None:
+    """List the users by e-mail address: id, address, user name, full name."""
+    found = administer(config, "user list", {}, list[UserLine])
+    print_lines(
+        found, lambda one: f"{one.id}  {one.email:<32}{one.name:<20}{printable(one.full_name)}", as_json=as_json
+    )
 
 
 @user.command()

@@ -16,10 +16,13 @@ from storage.records import AuditFilter
 from storage.sql import StoreError
 
 AUDIT_MAX: Final = 10_000
-#: Commands that change nothing.
-_READING: Final = frozenset({"audit", "statistics", "type list", "type failures", "plans", "payments"})
+#: Commands that change nothing and show no secret.
+_READING: Final = frozenset(
+    {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}
+    | {"user list"}
+)
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference")
+_OBJECTS: Final = ("device_type", "reference", "file", "device", "application")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 

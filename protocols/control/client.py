@@ -25,12 +25,14 @@ async def send_command(state_dir: Path, command: str, arguments: Mapping[str, An
     Raises:
         ControlUnavailableError: no daemon listens there.
         ValidationFailed: the daemon refused the arguments, with findings.
-        ControlFailedError: the daemon refused the command or failed to run it.
+        ControlFailedError: the socket may not be opened, or the daemon refused the command or failed to run it.
     """
     path = socket_path(state_dir)
     try:
         with short_name(path) as name:
             stream = await trio.open_unix_socket(name)
+    except PermissionError as error:
+        raise ControlFailedError(f"{path}: permission denied: be the daemon's user, or root") from error
     except OSError as error:
         raise ControlUnavailableError(f"{path}: {error.strerror or error}") from error
     async with stream:

@@ -5,6 +5,7 @@ from typing import Protocol
 from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.provisioning import Provisioning
 
@@ -20,6 +21,9 @@ class ControlRooms(Protocol):
 
     @property
     def device_types(self) -> DeviceTypesRoom: ...
+
+    @property
+    def devices(self) -> DevicesRoom: ...
 
     @property
     def monetization(self) -> MonetizationRoom: ...

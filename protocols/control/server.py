@@ -13,8 +13,11 @@ from broker.errors import DomainError, ValidationFailed
 from broker.ids import new_id
 from broker.nesting import check_nesting
 from protocols.accepting import accept_forever
+from protocols.control.applications import APPLICATION_COMMANDS
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
+from protocols.control.backup import BACKUP_COMMANDS
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
+from protocols.control.devices import DEVICE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
@@ -57,7 +60,10 @@ async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mappi
 COMMANDS: Final[Mapping[str, Command]] = {
     "provision": _provision,
     "statistics": partial(_statistics, {}),
+    **APPLICATION_COMMANDS,
     **AUDIT_COMMANDS,
+    **BACKUP_COMMANDS,
+    **DEVICE_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
     **RETENTION_COMMANDS,

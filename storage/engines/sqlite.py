@@ -5,8 +5,8 @@ interpreter lock once per row; measured beside a busy event loop that is 2.5 to 
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ _log = structlog.get_logger(__name__)
 
 _CACHE_KIB = 65536
 _BUSY_MS = 5000
+_COPY_PAGES = 128  # at once: half a MiB
 _BOUND_VALUES = 960  # in one statement; every SQLite since 2004 takes 999
 _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
@@ -61,6 +62,10 @@ class SqliteConnection:
         self._connection = connection
         self._inserts: dict[str, str] = {}
         self._encode = msgspec.json.Encoder().encode
+
+    @property
+    def driver(self) -> sqlite3.Connection:
+        return self._connection
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> SqliteResult:
         return self._run(sql, parameters or {})
@@ -137,6 +142,51 @@ class SqliteConnection:
         self._connection.close()
 
 
+class SqliteSnapshot:
+    """What a store holds at one moment, while others go on writing: their pages wait in the write-ahead log."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.rows = SqliteConnection(connection)
+        self.size_bytes = self.rows.size_bytes()[0]
+
+    def steps(self) -> tuple[str, ...]:
+        """The names of the schema steps that the store has."""
+        return tuple(step.name for step in migrations.applied(sqlite_utils.Database(self._connection)))
+
+    def is_current(self) -> bool:
+        db = sqlite_utils.Database(self._connection)
+        return not migrations.pending(db) and not unknown_steps(db)
+
+    def has(self, table: str, column: str) -> bool:
+        """Whether an older version, which has made the store, had the column."""
+        sql = "SELECT 1 FROM pragma_table_info(:table) WHERE name = :column"
+        return self.rows.execute(sql, {"table": table, "column": column}).one() is not None
+
+    def copy(self, target: Path, copied: Callable[[int], None]) -> None:
+        """Write a new store with the same pages; `copied` is told the bytes of each step, and may wait.
+
+        Raises:
+            StoreError: a page cannot be read or written. StoreFullError: the disk is full.
+        """
+        left = -1
+
+        def progress(_status: int, remaining: int, total: int) -> None:
+            nonlocal left
+            done = (total if left < 0 else left) - remaining
+            left = remaining
+            copied(done * (self.size_bytes // max(total, 1)))
+
+        try:
+            # Until it is whole the copy is worth nothing, so it needs no journal and waits for no disk.
+            with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+                for pragma in ("synchronous=OFF", "journal_mode=OFF"):
+                    copy.execute(f"PRAGMA {pragma}")
+                self._connection.backup(copy, pages=_COPY_PAGES, progress=progress)
+        except sqlite3.Error as error:
+            raise _store_error(error) from error
+
+
 def _path(parameter: str) -> str:
     # Every name is quoted, so that `a[0]` is a field name and not a path. Field names contain no quotes.
     return f"""'$."' || replace(:{parameter}, '.', '"."') || '"'"""
@@ -188,6 +238,36 @@ class SqliteEngine:
             raise StoreError(f"{self.path}: {error}") from error
         connection.row_factory = sqlite3.Row
         return SqliteConnection(connection)
+
+    def is_current(self) -> bool:
+        """Whether the store has exactly the schema steps of this version. Raises StoreError."""
+        with self.snapshot() as snapshot:
+            return snapshot.is_current()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteSnapshot]:
+        """The store as it is now, beside a daemon that writes. Nothing is changed, also not the schema.
+
+        Raises:
+            StoreError: the file cannot be used.
+        """
+        connection = self.open(read_only=True)
+        try:
+            connection.begin(write=False)
+            connection.execute("SELECT count(*) FROM sqlite_master").one()  # the first read decides the moment
+            yield SqliteSnapshot(connection.driver)
+        finally:
+            connection.close()
+
+    def check(self) -> None:
+        """Look at the structure of every page. Raises StoreError: the file is damaged."""
+        connection = self.open(read_only=True)
+        try:
+            found = [row[0] for row in connection.execute("PRAGMA quick_check(1)").tuples()]
+        finally:
+            connection.close()
+        if found != ["ok"]:
+            raise StoreError(f"damaged: {' '.join(map(str, found))}")
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
         # One thread at a time uses a connection, but not always the same one.

@@ -1,6 +1,7 @@
 """Structured logs on stderr, in the form and from the level of the settings."""
 
 import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +48,11 @@ def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().err
     assert "quiet" not in text
     assert "loud" in text
+
+
+def test_what_libraries_log_is_json_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    configure_logging("info", "json")
+    logging.getLogger("a.library").error("it %s", "failed")
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["event"], entry["logger"], entry["level"]) == ("it failed", "a.library", "error")

@@ -18,7 +18,7 @@ WINDOW = 10
 ACKNOWLEDGED_BEFORE_KILL = (50, 600)
 
 
-class _Client(threading.Thread):
+class CountingDevice(threading.Thread):
     """A device that counts: `{"intensity": n}` with QoS 1. It notes what was acknowledged, in order."""
 
     def __init__(self, port: int, number: int, first: int, enough: threading.Semaphore) -> None:
@@ -66,7 +66,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     return data
 
 
-def _stored(daemon: Daemon, number: int) -> Counter[int]:
+def stored_counts(daemon: Daemon, number: int) -> Counter[int]:
     """Every counter value of a device, read back page by page as an application would."""
     found: Counter[int] = Counter()
     parameters = {"sdid": device_id(number), "startDate": "0", "endDate": str(1 << 60), "count": "100"}
@@ -89,7 +89,7 @@ def test_every_acknowledged_message_is_stored_exactly_once_after_a_kill(tmp_path
     for _ in range(ROUNDS):
         daemon.start()
         enough = threading.Semaphore(0)
-        clients = [_Client(daemon.port("mqtt"), number, reached[number], enough) for number in range(CLIENTS)]
+        clients = [CountingDevice(daemon.port("mqtt"), number, reached[number], enough) for number in range(CLIENTS)]
         for client in clients:
             client.start()
         for _ in range(chance.randint(*ACKNOWLEDGED_BEFORE_KILL)):
@@ -104,7 +104,7 @@ def test_every_acknowledged_message_is_stored_exactly_once_after_a_kill(tmp_path
     daemon.start()
     try:
         for number in range(CLIENTS):
-            stored = _stored(daemon, number)
+            stored = stored_counts(daemon, number)
             assert acknowledged[number] <= stored.keys(), "acknowledged and lost"
             assert stored.keys() <= sent[number], "stored and never sent"
             assert max(stored.values()) == 1, "stored twice"

@@ -290,7 +290,7 @@ def test_a_directory_of_other_files_that_others_can_read_is_refused_and_not_chan
     shared.mkdir(mode=0o755)
     (shared / "letter.txt").write_text("not ours", encoding="ascii")
     config = tmp_path / "trunkline.toml"
-    config.write_text(f'state_dir = "{shared}"\n', encoding="utf-8")
+    config.write_text(f'state_dir = "{shared}"\n[http]\nbind = "127.0.0.1:0"\n', encoding="utf-8")
     run = trunkline("serve", "--config", config)
     assert run.returncode == 4
     assert "others may read it" in one_line(run)

@@ -1,16 +1,22 @@
 """`trunkline history`: its sparklines, its messages and its errors."""
 
 import json
+import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
+from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
 
 from protocols.cli import main
 from protocols.cli.sparklines import sparkline
+from tests.certificates import Authority
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
@@ -114,3 +120,26 @@ def test_without_a_token_or_a_daemon() -> None:
     status, _, err = run("d", "--url", "http://127.0.0.1:1")
     assert status == 1
     assert err.startswith("trunkline: http://127.0.0.1:1: ")
+
+
+def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: Path) -> None:
+    authority = Authority(now=datetime.now(UTC))
+    name = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.issue("gateway", extensions=(name,)).files(tmp_path, "gateway"))
+    (tmp_path / "ca.pem").write_text(authority.pem)
+    (tmp_path / "empty.pem").touch()
+    server = HTTPServer(("127.0.0.1", 0), Daemon)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        arguments = ("d", "--count", "2", "--url", f"https://127.0.0.1:{server.server_port}")
+        assert run(*arguments, "--cafile", str(tmp_path / "ca.pem"))[0] == 0
+        status, _, err = run(*arguments)
+        assert (status, "certificate" in err.lower()) == (1, True)
+        assert run(*arguments, "--cafile", str(tmp_path / "empty.pem"))[0] == 2
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

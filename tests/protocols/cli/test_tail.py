@@ -1,10 +1,15 @@
 """`trunkline tail --field`: a line for each value, with those before it. The feed itself is in test_commands.py."""
 
 import json
+import ssl
 
 import pytest
+import trio
+from click.testing import CliRunner
+from trio_websocket import ConnectionRejected, WebSocketRequest, serve_websocket
 
-from protocols.cli.tail import Trails
+from protocols.cli import main, tail
+from protocols.cli.tail import Trails, _print_forever, _Printer
 
 
 def frame(data: object, *, sdid: str = "a", ts: int = 1000) -> str:
@@ -45,3 +50,37 @@ def test_a_sparkline_has_forty_values() -> None:
 )
 def test_only_messages_with_a_number_are_shown(path: str, data: object, is_shown: bool) -> None:
     assert (Trails(path).line(frame(data)) is not None) is is_shown
+
+
+async def test_a_lost_feed_is_opened_again_until_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tail, "_FIRST_WAIT_SECONDS", 0.0)
+    opened = 0
+
+    async def serve(request: WebSocketRequest) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 3:
+            await request.reject(401)
+            return
+        socket = await request.accept()
+        await socket.send_message(frame({"n": opened}))
+        await socket.aclose(1001, "going away")
+
+    async with trio.open_nursery() as nursery:
+        server = await nursery.start(serve_websocket, serve, "127.0.0.1", 0, None)
+        printer = _Printer(Trails("n").line, None)
+        with pytest.RaisesGroup(ConnectionRejected, allow_unwrapped=True, flatten_subgroups=True):
+            await _print_forever(f"ws://127.0.0.1:{server.port}/", "t", printer, ssl.create_default_context())
+        nursery.cancel_scope.cancel()
+    out, err = capsys.readouterr()
+    assert [line.split()[3] for line in out.splitlines()] == ["1", "2"]
+    assert err.count("connecting again") == 2
+
+
+def test_a_feed_that_was_never_open_ends_the_command() -> None:
+    for url in ("ws://127.0.0.1:1/", "http://127.0.0.1:1/"):
+        done = CliRunner().invoke(main, ["tail", "--live", url], env={"TRUNKLINE_TOKEN": "t"})
+        assert done.exit_code == 1
+        assert f"trunkline: {url}: " in done.stderr

@@ -1,0 +1,40 @@
+"""Runs the commands of operators on a running daemon or on a stopped daemon's store, and prints lists."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import trio
+
+from config.logging import configure_logging
+from config.settings import load_settings
+from protocols.cli.anywhere import run_anywhere
+from protocols.cli.daemon_failures import failures_reported
+from protocols.state import STORE, StateError
+
+T = TypeVar("T")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
+
+
+def administer(config: Path | None, command: str, arguments: Mapping[str, Any], kind: type[T]) -> T:
+    """Run a command of `protocols.control.server.COMMANDS`. Without a store nothing is made. Raises CommandError."""
+    with failures_reported():
+        settings = load_settings(config)
+        configure_logging("warning", settings.log.format)
+        if not (settings.state_dir / STORE).exists():
+            raise StateError(f"{settings.state_dir}: there is no store")
+        return msgspec.convert(trio.run(partial(run_anywhere, settings, command, arguments)), kind)
+
+
+def print_lines(found: Iterable[T], line: Callable[[T], str], *, as_json: bool) -> None:
+    for one in found:
+        click.echo(msgspec.json.encode(one).decode() if as_json else line(one).rstrip())
+
+
+def printable(text: str) -> str:
+    """What users have written must not control the operator's terminal."""
+    return text if text.isprintable() else repr(text)

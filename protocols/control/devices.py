@@ -1,0 +1,99 @@
+"""Commands of the control socket about devices. `trunkline device` sends them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from broker.devices.inventory import DeviceChanges
+from broker.devices.registry import Device
+from protocols.control.rooms import ControlRooms
+
+LIST_MAX: Final = 10_000
+
+
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device: str
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    owner: str | None = None  # e-mail address, id or user name
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIST_MAX)] = LIST_MAX
+
+
+class DeviceLine(msgspec.Struct, frozen=True):
+    """A device as the operator sees it. Times are milliseconds since the epoch."""
+
+    id: str
+    name: str
+    device_type: str
+    owner: str
+    enabled: bool
+    availability: str
+    last_time_online: int | None
+    created_on: int
+
+
+async def _list(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _List)
+    owner = None if wanted.owner is None else (await rooms.accounts.users.named(wanted.owner)).key
+    return await _lines(rooms, await rooms.devices.registry.listed(owner=owner, limit=wanted.limit))
+
+
+async def _show(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return (await _lines(rooms, [await _device(rooms, arguments)]))[0]
+
+
+async def _token(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return (await rooms.devices.tokens.of(await _device(rooms, arguments))).token
+
+
+async def _rotate(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return (await rooms.devices.tokens.renew(await _device(rooms, arguments), application=None)).token
+
+
+async def _switch(enabled: bool, rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    device = await _device(rooms, arguments)
+    await rooms.devices.inventory.change(device, DeviceChanges(enabled=enabled))
+    return (await _lines(rooms, [device]))[0]
+
+
+async def _delete(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    device = await _device(rooms, arguments)
+    line = (await _lines(rooms, [device]))[0]
+    await rooms.devices.inventory.delete(device)
+    return line
+
+
+async def _device(rooms: ControlRooms, arguments: Mapping[str, Any]) -> Device:
+    return await rooms.devices.registry.find(msgspec.convert(arguments, _Named).device)
+
+
+async def _lines(rooms: ControlRooms, devices: list[Device]) -> list[DeviceLine]:
+    presences = await rooms.devices.presence.of_all([device.key for device in devices])
+    owners = {key: await rooms.accounts.users.find(id_) for key, id_ in {(one.owner, one.owner_id) for one in devices}}
+    return [
+        DeviceLine(
+            id=device.id,
+            name=device.record.name,
+            device_type=device.type.record.unique_name,
+            owner=owners[device.owner].email,
+            enabled=device.enabled,
+            availability=presences[device.key].availability,
+            last_time_online=presences[device.key].last_time_online,
+            created_on=device.record.created_on,
+        )
+        for device in devices
+    ]
+
+
+DEVICE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
+    "device list": _list,
+    "device show": _show,
+    "device token": _token,
+    "device rotate": _rotate,
+    "device disable": partial(_switch, False),
+    "device enable": partial(_switch, True),
+    "device delete": _delete,
+}

@@ -1,0 +1,61 @@
+"""What would keep the daemon from starting, without starting it: `trunkline serve --check` (reference 27.1)."""
+
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from broker.secrets import Vault
+from broker.store_key import opens_secrets
+from config.settings import Settings
+from protocols.key_file import KeyFileError
+from protocols.state import STORE, StateError, key_file_of
+from protocols.tls import PeerContext
+from storage.engines.sqlite import SqliteEngine
+from storage.migrations import unknown_names
+from storage.sealed import SEALED_COLUMNS
+from storage.sql import StoreError
+
+_ENGINE: Final = "sqlite"
+
+
+def problems(settings: Settings) -> list[str]:
+    """One sentence for each problem. A daemon may run meanwhile; nothing is changed."""
+    found: list[str] = []
+    checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_state)
+    for check in checks:
+        try:
+            check(settings)
+        except (StateError, StoreError, KeyFileError, OSError, ValueError) as error:
+            found.append(" ".join(str(error).split()))
+    return found
+
+
+def _check_engine(settings: Settings) -> None:
+    if settings.storage.url != _ENGINE:
+        raise ValueError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: {_ENGINE})")
+
+
+def _check_certificates(settings: Settings) -> None:
+    """As the daemon does, for the listeners of streams and of datagrams."""
+    if not any(name.endswith(("tls_bind", "dtls_bind")) for name in settings.listeners):
+        return
+    for chain in filter(None, (settings.tls.first, settings.tls.second)):
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*chain)
+            PeerContext(*chain, required=False)
+        except OSError as error:  # ssl.SSLError, too
+            raise ValueError(f"tls: cannot use certificate {chain[0]} with key {chain[1]}: {error}") from error
+
+
+def _check_state(settings: Settings) -> None:
+    """Read beside whoever uses the store. Without a store there is nothing to say: the daemon makes one."""
+    if not (settings.state_dir / STORE).exists():
+        return
+    file, is_private = key_file_of(settings.state_dir, None)
+    keys = file.keys(is_private=is_private)
+    with SqliteEngine(settings.state_dir / STORE).snapshot() as snapshot:
+        if unknown := sorted(unknown_names(snapshot.steps())):
+            raise StoreError(f"{settings.state_dir / STORE}: a newer version has made this store: {', '.join(unknown)}")
+        columns = [at for at in SEALED_COLUMNS if snapshot.has(at.table, at.column)]
+        if not opens_secrets(snapshot.rows, Vault(*keys), columns=columns):
+            raise StateError(f"{file.path}: this key opens none of the store's secrets")

@@ -1,0 +1,60 @@
+"""Backup and restore with the real daemon: what was acknowledged before a backup began is in it (reference 27.9)."""
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import TRUNKLINE, Daemon, running_daemon
+from tests.e2e.test_kill import CountingDevice, stored_counts
+
+CLIENTS = 2
+ACKNOWLEDGED_BEFORE = 300
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TRUNKLINE, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+def test_a_backup_under_ingest_has_every_message_that_was_acknowledged_before(tmp_path: Path) -> None:
+    file = tmp_path / "backup.tar.gz"
+    with running_daemon(tmp_path / "first", devices=CLIENTS) as daemon:
+        enough = threading.Semaphore(0)
+        clients = [CountingDevice(daemon.port("mqtt"), number, 0, enough) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        for _ in range(ACKNOWLEDGED_BEFORE):
+            assert enough.acquire(timeout=30)
+        acknowledged = [client.acknowledged for client in clients]
+        made = run("backup", file, "--config", daemon.config)
+        assert made.returncode == 0, made.stderr
+        sent = [client.sent for client in clients]
+        refused = run("restore", file, "--config", daemon.config)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert "a restore never touches a running daemon; stop it first" in refused.stderr
+        for _ in range(ACKNOWLEDGED_BEFORE):  # the daemon goes on storing
+            assert enough.acquire(timeout=30)
+        noted = run("audit", "--event", "command", "--config", daemon.config).stdout
+        assert f"file {file}" in noted
+        assert "command=backup" in noted
+        daemon.kill()
+    other = Daemon(tmp_path / "second" / "state")
+    other.state.parent.mkdir()
+    other.write_config()
+    restored = run("restore", file, "--config", other.config)
+    assert restored.returncode == 0, restored.stderr
+    other.start()
+    try:
+        for number in range(CLIENTS):
+            stored = stored_counts(other, number)
+            assert set(range(1, acknowledged[number] + 1)) <= stored.keys(), "acknowledged and lost"
+            assert stored.keys() <= set(range(1, sent[number] + 1)), "of after the backup"
+            assert max(stored.values()) == 1, "stored twice"
+    finally:
+        assert other.stop() == 0
+    again = run("restore", file, "--config", other.config)
+    assert again.returncode == 4
+    assert "exists already, and a restore overwrites nothing" in again.stderr
+    assert "command=restore" in run("audit", "--event", "command", "--config", other.config).stdout

@@ -1,0 +1,173 @@
+"""`trunkline user`, `device`, `app` and `token` on the state of a stopped daemon (reference 27.10)."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from broker.clock import Clock
+from broker.errors import DomainError
+from broker.services import open_services
+from config.settings import load_settings
+from protocols.cli import main
+from protocols.control.client import ControlFailedError, send_command
+from protocols.state import open_state
+from storage.audit import AuditStore
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+from storage.records import AuditFilter
+from tests.daemon import ADA, ADA_EMAIL, DASHBOARD, Daemon, device_id, device_token
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Daemon:
+    daemon = Daemon(tmp_path_factory.mktemp("provisioned") / "state")
+    daemon.configure(devices=4)
+    return daemon
+
+
+@pytest.fixture
+def config(provisioned: Daemon, tmp_path: Path) -> Path:
+    daemon = Daemon(tmp_path / "state")
+    shutil.copytree(provisioned.state, daemon.state)
+    daemon.write_config()
+    return daemon.config
+
+
+def run(config: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [*arguments, "--config", str(config)])
+
+
+def output(config: Path, *arguments: str) -> str:
+    done = run(config, *arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def audited(config: Path) -> list[tuple[str, str, str]]:
+    database = config.parent / "state" / "store.sqlite"
+    with closing(SqliteEngine(database).open(read_only=True)) as store:
+        found = AuditStore(store).find(AuditFilter(0, 2**62, 100, event="command"))
+    return [(entry.details["command"], entry.object, entry.actor) for entry in found]
+
+
+def caller_of(config: Path, token: str) -> tuple[str, str]:
+    """Kind and actor of a token, as the daemon finds it."""
+
+    async def ask() -> tuple[str, str]:
+        settings = load_settings(config)
+        with open_state(settings) as state:
+            database = Database(SqliteEngine(state.database))
+            async with open_services(settings, database, state.vault, Clock()) as services:
+                try:
+                    caller = await services.accounts.tokens.caller(token)
+                except DomainError:
+                    return "nobody", ""
+                return caller.kind.value, caller.actor
+
+    return trio.run(ask)
+
+
+def test_lists_as_lines_and_as_json(config: Path) -> None:
+    (user,) = output(config, "user", "list").splitlines()
+    assert user.split() == [ADA, ADA_EMAIL, json.loads(output(config, "user", "list", "--json"))["name"], "Ada"]
+    (application,) = output(config, "app", "list", "--json").splitlines()
+    assert json.loads(application)["id"] == DASHBOARD
+    devices = [json.loads(line) for line in output(config, "device", "list", "--json").splitlines()]
+    assert [one["id"] for one in devices] == [device_id(number) for number in range(4)]
+    assert {one["owner"] for one in devices} == {ADA_EMAIL}
+    assert len(output(config, "device", "list", "--limit", "2", "--owner", ADA_EMAIL).splitlines()) == 2
+    assert audited(config) == []
+
+
+def test_a_device_is_shown_switched_off_and_on_and_deleted(config: Path) -> None:
+    device = device_id(1)
+    assert f"id            {device}" in output(config, "device", "show", device)
+    assert output(config, "device", "disable", device) == f"{device}  Light 1: disabled\n"
+    assert json.loads(output(config, "device", "show", "--json", device))["enabled"] is False
+    assert output(config, "device", "enable", device) == f"{device}  Light 1: enabled\n"
+    assert output(config, "device", "delete", "--yes", device) == f"{device}  Light 1: deleted\n"
+    assert run(config, "device", "show", device).exit_code == 1
+    operator, about = f"operator {os.getuid()}", f"device {device}"
+    assert audited(config) == [
+        (command, about, operator) for command in ("device disable", "device enable", "device delete")
+    ]
+
+
+def test_a_device_is_deleted_after_a_question_only(config: Path) -> None:
+    done = CliRunner().invoke(main, ["device", "delete", device_id(0), "--config", str(config)], input="n\n")
+    assert done.exit_code == 1
+    assert len(output(config, "device", "list").splitlines()) == 4
+
+
+def test_a_new_device_token_ends_the_former_one(config: Path) -> None:
+    device = device_id(2)
+    assert output(config, "device", "token", device) == f"{device_token(2)}\n"
+    new = output(config, "device", "rotate", device).strip()
+    assert output(config, "device", "token", device) == f"{new}\n"
+    assert caller_of(config, new) == ("device", f"device {device}")
+    assert caller_of(config, device_token(2)) == ("nobody", "")
+    assert [entry[0] for entry in audited(config)] == ["device token", "device rotate", "device token"]
+
+
+@pytest.mark.parametrize("name", [DASHBOARD, "Dashboard"])
+def test_a_client_secret_is_shown_and_the_audit_log_notes_it(config: Path, name: str) -> None:
+    assert output(config, "app", "secret", name) == "s3cret\n"
+    assert audited(config) == [("app secret", f"application {name}", f"operator {os.getuid()}")]
+
+
+def test_a_new_token_is_of_its_user_or_of_its_application(config: Path) -> None:
+    of_user = output(config, "token", "new", "--app", "Dashboard", "--user", ADA_EMAIL, "--expires", "2h").strip()
+    assert caller_of(config, of_user) == ("user", f"user {ADA}")
+    of_application = output(config, "token", "new", "--app", DASHBOARD).strip()
+    assert caller_of(config, of_application) == ("application", f"application {DASHBOARD}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("device", "show", "00"), 1, "Not Found"),
+        (("device", "list", "--owner", "nobody@example.org"), 1, "User does not exist"),
+        (("app", "secret", "Nothing"), 1, "application: no application called 'Nothing'"),
+        (("token", "new", "--app", "Nothing"), 1, "Nothing"),
+        (("token", "new", "--app", "Dashboard", "--expires", "soon"), 2, "--expires: expected"),
+    ],
+)
+def test_what_is_not_there_is_said(config: Path, arguments: tuple[str, ...], status: int, said: str) -> None:
+    done = run(config, *arguments)
+    assert (done.exit_code, said in done.stderr) == (status, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("user", "list"), ("device", "list"), ("app", "list"), ("token", "new", "--app", "x")]
+)
+def test_without_a_store_nothing_is_made(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    done = run(config, *arguments)
+    assert (done.exit_code, done.stderr) == (4, f"trunkline: {tmp_path / 'state'}: there is no store\n")
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.fixture
+def stranger() -> Iterator[None]:
+    """Another user than root, as far as files are concerned; without root, whoever runs the tests."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+async def test_a_socket_that_may_not_be_opened_says_so(tmp_path: Path, stranger: None) -> None:
+    with pytest.raises(ControlFailedError, match="permission denied"):
+        await send_command(Path("/proc/1/cwd" if os.geteuid() else tmp_path), "statistics", {})

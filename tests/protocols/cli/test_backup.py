@@ -1,0 +1,93 @@
+"""`trunkline backup` and `trunkline restore` on the state of a stopped daemon (reference 27.9)."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from config.settings import Settings
+from protocols.cli import main
+from protocols.state import open_state
+from storage.audit import AuditStore
+from storage.engines.sqlite import SqliteEngine
+from storage.records import AuditFilter
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    with open_state(Settings(state_dir=tmp_path / "state")) as state:
+        SqliteEngine(state.database).migrate()
+    file = tmp_path / "trunkline.toml"
+    file.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    return file
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_a_directory_keeps_the_newest_backups_and_all_that_is_not_one(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (folder / "mine.tar.gz").touch()
+    made: list[Path] = []
+    for _ in range(3):
+        done = run("backup", folder, "--keep", "2", "--config", config)
+        assert done.exit_code == 0, done.output
+        made.append(Path(done.stdout.splitlines()[0].split(": ")[0]))
+    assert {path.name for path in folder.iterdir()} == {"mine.tar.gz", *(path.name for path in made[1:])}
+    assert {path.stat().st_mode & 0o777 for path in made[1:]} == {0o600}
+
+
+def test_both_commands_are_in_the_audit_log(config: Path, tmp_path: Path) -> None:
+    assert run("backup", tmp_path / "one.tar", "--config", config).exit_code == 0
+    (tmp_path / "state").rename(tmp_path / "old")
+    assert run("restore", tmp_path / "one.tar", "--config", config).exit_code == 0
+    with closing(SqliteEngine(tmp_path / "state" / "store.sqlite").open(read_only=True)) as store:
+        entries = AuditStore(store).find(AuditFilter(0, 2**62, 10))
+    assert [(entry.details["command"], entry.object, entry.address) for entry in entries] == [
+        (command, f"file {tmp_path / 'one.tar'}", "command line") for command in ("backup", "restore")
+    ]
+
+
+def test_a_passphrase_comes_from_the_first_line_of_a_file(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "phrase").write_text("correct horse\nsecond line\n")
+    made = run("backup", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    assert "with the key under the passphrase" in made.output
+    (tmp_path / "state").rename(tmp_path / "old")
+    (tmp_path / "phrase").write_text("correct horse\n")
+    restored = run("restore", tmp_path / "one.tar", "--passphrase-file", tmp_path / "phrase", "--config", config)
+    assert restored.exit_code == 0, restored.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["backup", "one.tar", "--without-key", "--passphrase-file", "phrase"], 2, "exclude each other"),
+        (["backup", "one.tar", "--keep", "2"], 2, "is not a directory"),
+        (["backup", "one.tar", "--passphrase-file", "missing"], 2, "No such file"),
+        (["backup", "one.tar", "--passphrase-file", "empty"], 2, "its first line is empty"),
+        (["backup", "phrase"], 1, "exists already"),
+        (["backup", "missing/one.tar"], 1, "No such file or directory"),
+        (["restore", "missing.tar"], 1, "No such file or directory"),
+        (["restore", "phrase"], 1, "not a backup"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    config: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, said: str
+) -> None:
+    monkeypatch.chdir(config.parent)
+    Path("phrase").write_text("correct horse\n")
+    Path("empty").touch()
+    done = run(*arguments, "--config", config)
+    assert (done.exit_code, said in done.stderr) == (status, True), done.stderr
+    assert not Path("one.tar").exists()
+
+
+def test_without_a_store_there_is_nothing_to_back_up_and_nothing_is_made(tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text(f'state_dir = "{tmp_path / "state"}"\n')
+    done = run("backup", tmp_path / "one.tar", "--config", config)
+    assert (done.exit_code, done.stderr) == (4, f"trunkline: {tmp_path / 'state'}: there is no store\n")
+    assert not (tmp_path / "state").exists()
