@@ -187,6 +187,24 @@ class TokenRevoked(Fact):
     hash: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RuleReported(Fact):
+    """rule.failed, rule.stopped and rule.invalidated: something that the owner of a rule must know (reference 12.4).
+
+    `kind` is the last word of the event's name, `field` the place in the rule, as in findings.
+    """
+
+    kind: str
+    rule_id: str
+    owner: UserKey
+    owner_id: str
+    application: ApplicationKey
+    application_id: str
+    field: str
+    text: str
+    at_ms: Milliseconds
+
+
 class FactPhase(IntEnum):
     """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
 

@@ -36,6 +36,7 @@ from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.rules import RuleStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
@@ -97,6 +98,7 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.rules = RuleStore(connection)
 
 
 @dataclass(slots=True)
