@@ -172,6 +172,13 @@ class ManagementConfigured(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTypeChanged(Fact):
+    """The type has a new approved version of its Manifest, which the shared `DeviceType` has already."""
+
+    device_type: DeviceTypeKey
+
+
+@dataclass(frozen=True, slots=True)
 class UserProfileUpdated(Fact):
     """The user's profile changed."""
 

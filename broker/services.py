@@ -30,6 +30,8 @@ from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
+from broker.rules.requests import RuleRequests
+from broker.rules.room import RulesRoom, open_rules
 from broker.secrets import Vault
 from broker.site import Site
 from broker.trace.audit import AuditLog
@@ -55,6 +57,7 @@ class Services:
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    rules: RulesRoom
     provisioning: Provisioning
 
 
@@ -69,11 +72,12 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    rule_requests: RuleRequests | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    four ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    five ports to the world outside may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -92,7 +96,7 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor)
+            services = await _open_rooms(core, mail_transport, providers, third_party, processor, rule_requests)
             async with core.life.running():
                 yield services
         finally:
@@ -112,6 +116,7 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    rule_requests: RuleRequests | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -125,8 +130,9 @@ async def _open_rooms(
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
+    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests)
     provisioning = await open_provisioning(
-        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
+        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management, rules
     )
     return Services(
         core=core,
@@ -142,5 +148,6 @@ async def _open_rooms(
         export=export,
         connectors=connectors,
         device_management=device_management,
+        rules=rules,
         provisioning=provisioning,
     )

@@ -39,6 +39,7 @@ from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.mail import mail_transport
+from protocols.outbound.rules import rule_requests
 from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
 from protocols.tls import PeerContext
@@ -98,6 +99,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 mail_transport=mail_transport(settings),
                 providers=identity_providers(settings),
                 third_party=third_party(settings),
+                rule_requests=rule_requests(settings),
                 processor=payment_processor(settings),
             )
         )

@@ -1,6 +1,6 @@
 """Rules, what the engine knows of them, and the HTTP requests that they send. The caller holds the transaction."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -34,6 +34,7 @@ class RuleRecord:
     findings: str = ""
     stopped_on: Milliseconds | None = None
     stop_reason: str = ""
+    revision: int = 0
     owner_id: str = ""
     application_id: str = ""
     application_organization: OrganizationKey = OrganizationKey(0)
@@ -46,11 +47,14 @@ class RuleRecord:
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
+    """What the engine knows of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
+
     rule: RuleKey
-    triggered: int
-    last_on: Milliseconds | None
-    failing: bool
-    memory: str
+    revision: int
+    triggered: int = 0
+    last_on: Milliseconds | None = None
+    failing: bool = False
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class RuleRequest:
 
 _READ: Final = ("owner_id", "application_id", "application_organization")
 _COLUMNS: Final = tuple(one.name for one in fields(RuleRecord) if one.name not in _READ)
+_STATE: Final = tuple(one.name for one in fields(RuleState))
 _RULE: Final = (
     f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"  # noqa: S608 - constants
     " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"
@@ -108,27 +113,31 @@ class RuleStore:
         owner: UserKey,
         *,
         application: ApplicationKey | None,
-        scopes: Collection[str],
+        also_for_all: bool | None = None,
         only_enabled: bool = False,
         offset: int = 0,
-        limit: int = -1,
+        limit: int,
     ) -> tuple[list[RuleRecord], int]:
-        """A page of a user's rules in the order of creation, and how many there are in all. `application`: only its."""
-        conditions = "r.owner = :owner"
-        parameters: dict[str, Any] = {"owner": owner}
-        if application is not None:
-            conditions += " AND r.application = :application"
-            parameters["application"] = application
-        if only_enabled:
-            conditions += " AND r.enabled = 1"
-        names = {f"scope_{index}": scope for index, scope in enumerate(scopes)}
-        conditions += f" AND r.scope IN ({', '.join(f':{name}' for name in names)})"
-        parameters |= names
-        counted = self._db.execute(f"SELECT count(*) AS count FROM rule AS r WHERE {conditions}", parameters)  # noqa: S608
-        bound = "" if limit < 0 else " LIMIT :limit OFFSET :offset"
-        rows = self._db.execute(
-            f"{_RULE}{conditions} ORDER BY r.key{bound}", parameters | {"limit": limit, "offset": offset}
-        )
+        """A page of a user's rules in the order of creation, and how many there are in all.
+
+        Args:
+            owner: the user.
+            application: its rules.
+            also_for_all: None: whatever their scope. Otherwise its rules with the scope thisApplication, and with True
+                also the rules of any application that are for all.
+            only_enabled: leave out those that are not.
+            offset, limit: the page.
+        """
+        which = "r.application = :application"
+        if also_for_all is not None:
+            which += " AND r.scope = 'thisApplication'"
+        if also_for_all:
+            which = f"({which} OR r.scope = 'allApplications')"
+        which += " AND r.enabled = 1" if only_enabled else ""
+        which = f"r.owner = :owner AND {which}"
+        parameters = {"owner": owner, "application": application or 0, "offset": offset, "limit": limit}
+        counted = self._db.execute(f"SELECT count(*) AS count FROM rule AS r WHERE {which}", parameters)  # noqa: S608
+        rows = self._db.execute(f"{_RULE}{which} ORDER BY r.key LIMIT :limit OFFSET :offset", parameters)
         return [_rule(row) for row in rows], int(sure(counted.one())["count"])
 
     def count_of(self, owner: UserKey) -> int:
@@ -202,13 +211,18 @@ class RuleStore:
         row = self._db.execute("SELECT * FROM rule_state WHERE rule = :rule", {"rule": rule}).one()
         return _state(row) if row else None
 
-    def put_states(self, states: Sequence[RuleState]) -> None:
-        self._db.put_many(
-            "rule_state",
-            ("rule", "triggered", "last_on", "failing", "memory"),
-            ("rule",),
-            [(one.rule, one.triggered, one.last_on, int(one.failing), one.memory) for one in states],
-        )
+    def begin_state(self, state: RuleState) -> None:
+        """Replace the state of a rule: the rule is new, or starts anew."""
+        self._db.put_many("rule_state", _STATE, ("rule",), [_values(state)])
+
+    def put_states(self, states: Iterable[RuleState]) -> None:
+        """Update the states of rules that still have these revisions."""
+        for state in states:
+            self._db.execute(
+                "UPDATE rule_state SET triggered = :triggered, last_on = :last_on, failing = :failing,"
+                " memory = :memory WHERE rule = :rule AND revision = :revision",
+                dict(zip(_STATE, _values(state), strict=True)),
+            )
 
     def set_failing(self, rule: RuleKey) -> None:
         self._db.execute("UPDATE rule_state SET failing = 1 WHERE rule = :rule", {"rule": rule})
@@ -281,4 +295,10 @@ def _rule(row: Mapping[str, Any]) -> RuleRecord:
 
 
 def _state(row: Mapping[str, Any]) -> RuleState:
-    return RuleState(row["rule"], row["triggered"], row["last_on"], bool(row["failing"]), row["memory"])
+    values = dict(row)
+    values["failing"] = bool(values["failing"])
+    return RuleState(**values)
+
+
+def _values(state: RuleState) -> list[Any]:
+    return [getattr(state, name) if name != "failing" else int(state.failing) for name in _STATE]

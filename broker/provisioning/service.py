@@ -23,7 +23,9 @@ from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.rule_tables import RuleTables
 from broker.registration.trust import Trust
+from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
 from broker.trace.audit import AuditEvent, note
@@ -53,6 +55,7 @@ class Provisioning:
         trust: Trust,
         connectors: Catalog,
         images: Images,
+        rulebook: Rulebook,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -68,6 +71,7 @@ class Provisioning:
         self._trust = trust
         self._connectors = connectors
         self._images = images
+        self._rulebook = rulebook
         self._mails = mails
         self._site = site
 
@@ -85,7 +89,8 @@ class Provisioning:
         def work(tx: Transaction) -> ProvisioningRun:
             run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
             accounts = AccountTables(run, passwords, self._mails, self._site)
-            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged))
+            rules = RuleTables(run, self._rulebook.models)
+            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged), rules)
             if tables := _changes(run.report):
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
@@ -108,6 +113,7 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
+            await self._rulebook.judge(run.rules)
         self._router.publish_all(run.facts)
         return run.report
 
@@ -146,7 +152,9 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
-def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables) -> None:
+def _put_all(
+    run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables, rules: RuleTables
+) -> None:
     devices = DeviceTables(run)
     # Entries refer only to entries of earlier tables.
     tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
@@ -162,6 +170,7 @@ def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, 
         ("shares", document.shares, devices.put_share),
         ("plans", document.plans, PlanTables(run).put_plan),
         ("firmware", document.firmware, firmware.put_image),
+        ("rules", document.rules, rules.put_rule),
     )
     for table, entries, put in tables:
         if entries:

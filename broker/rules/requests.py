@@ -20,6 +20,7 @@ from config.rates import Rate
 from storage.database import Database, Transaction
 from storage.keys import Milliseconds, RuleKey, UserKey
 from storage.rules import RuleRequest
+from storage.sql import StoreError
 
 #: reference 21.4: of the rules of one user.
 REQUEST_RATE: Final = Rate(5, 50)
@@ -72,10 +73,9 @@ _encode = msgspec.json.Encoder().encode
 class RequestQueue:
     """The requests that wait, and the worker that sends them."""
 
-    def __init__(self, database: Database, clock: Clock, problems: Problems) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._problems = problems
         self._wakeup = Wakeup()
         self._last = 0  # the key of the last request that was taken from the store
         self._sent = self._failed = self._refused = 0
@@ -97,13 +97,14 @@ class RequestQueue:
         self._wakeup.set()
 
     async def send_forever(
-        self, port: RuleRequests, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, port: RuleRequests, problems: Problems, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        """The worker."""
         task_status.started()
         places = trio.CapacityLimiter(RULE_REQUESTS_AT_ONCE)
         async with trio.open_nursery() as nursery:
             await repeat(
-                partial(self._take, port, nursery, places),
+                partial(self._take, port, problems, nursery, places),
                 at_once=True,
                 every=_LOOK_SECONDS,
                 wakeup=self._wakeup,
@@ -111,7 +112,9 @@ class RequestQueue:
                 retry_seconds=_RETRY_SECONDS,
             )
 
-    async def _take(self, port: RuleRequests, nursery: trio.Nursery, places: trio.CapacityLimiter) -> bool:
+    async def _take(
+        self, port: RuleRequests, problems: Problems, nursery: trio.Nursery, places: trio.CapacityLimiter
+    ) -> bool:
         """Begin to send what waits; True when there may be more."""
         before_ms = self._clock.now_ms() - _KEPT_MS
         await self._database.write(lambda tx: tx.rules.forget_requests(before_ms))
@@ -122,12 +125,13 @@ class RequestQueue:
             async with places:  # a slow receiver takes one of the places, and the queue waits when all are taken
                 pass
             self._last = request.key
-            await nursery.start(partial(self._send, port, request, places))
+            await nursery.start(partial(self._send, port, problems, request, places))
         return bool(waiting)
 
     async def _send(
         self,
         port: RuleRequests,
+        problems: Problems,
         request: RuleRequest,
         places: trio.CapacityLimiter,
         *,
@@ -139,13 +143,18 @@ class RequestQueue:
                 await port.send(msgspec.json.decode(request.content, type=HttpContent))
             except RuleRequestFailedError as error:
                 self._failed += 1
-                await self._problems.note(request.rule, request.field, str(error))
+                await problems.note(request.rule, request.field, str(error))
             else:
                 self._sent += 1
             await self._finish(request.key)
 
     async def _finish(self, key: int) -> None:
-        await repeat_until_done(self._database, lambda tx: tx.rules.finish_request(key))
+        while True:  # however long that takes: without the outcome the request would be sent again
+            try:
+                return await self._database.write(lambda tx: tx.rules.finish_request(key))
+            except StoreError as error:
+                _log.warning("rule_request_not_finished", reason=str(error))
+                await trio.sleep(_RETRY_SECONDS)
 
     def statistics(self) -> RequestStatistics:
         return RequestStatistics(self._sent, self._failed, self._refused)

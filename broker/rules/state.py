@@ -101,9 +101,7 @@ def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
             fields[path] = Known(ts, position, value, row.cts)
 
 
-def values_at(
-    tx: Transaction, device: DeviceKey, position: Position, *, since_ms: Milliseconds = FIRST_MS
-) -> Fields:
+def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_ms: Milliseconds = FIRST_MS) -> Fields:
     """The values that were the last ones when the log ended with `position`.
 
     Args:

@@ -8,23 +8,24 @@ entries outnumber the timers.
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from broker.rules.rule import TimerKey
 from storage.keys import Milliseconds, RuleKey
 
 _SLACK: Final = 64
 
-Slot = tuple[RuleKey, str]
+Slot = tuple[RuleKey, TimerKey]
 
 
 class Timers:
     def __init__(self) -> None:
         self._due: dict[Slot, Milliseconds] = {}
-        self._of_rule: dict[RuleKey, set[str]] = {}
+        self._of_rule: dict[RuleKey, set[TimerKey]] = {}
         self._heap: list[tuple[Milliseconds, Slot]] = []
 
     def __len__(self) -> int:
         return len(self._due)
 
-    def set(self, rule: RuleKey, name: str, due_ms: Milliseconds) -> None:
+    def set(self, rule: RuleKey, name: TimerKey, due_ms: Milliseconds) -> None:
         slot = (rule, name)
         if self._due.get(slot) == due_ms:
             return
@@ -34,7 +35,7 @@ class Timers:
         if len(self._heap) > 2 * len(self._due) + _SLACK:
             self._rebuild()
 
-    def drop(self, rule: RuleKey, name: str) -> None:
+    def drop(self, rule: RuleKey, name: TimerKey) -> None:
         if self._due.pop((rule, name), None) is not None:
             names = self._of_rule[rule]
             names.remove(name)

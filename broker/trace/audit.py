@@ -58,6 +58,9 @@ class AuditEvent(StrEnum):
     CERTIFICATE_REVOKED = "certificate_revoked"
     APPROVED_LIST_CHANGED = "approved_list_changed"
     KEY_ROTATED = "key_rotated"
+    RULE_CREATED = "rule_created"
+    RULE_CHANGED = "rule_changed"
+    RULE_REMOVED = "rule_removed"
     PROVISIONED = "provisioned"
     COMMAND = "command"
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "type": "device_types",
     "plans": "monetization",
     "payments": "monetization",
+    "rule": "rule",
     "statistics": "statistics",
     "audit": "audit",
 }

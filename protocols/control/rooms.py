@@ -5,8 +5,11 @@ from typing import Protocol
 from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.messages.room import MessagesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.provisioning import Provisioning
+from broker.rules.room import RulesRoom
 
 
 class ControlRooms(Protocol):
@@ -22,7 +25,16 @@ class ControlRooms(Protocol):
     def device_types(self) -> DeviceTypesRoom: ...
 
     @property
+    def devices(self) -> DevicesRoom: ...
+
+    @property
+    def messages(self) -> MessagesRoom: ...
+
+    @property
     def monetization(self) -> MonetizationRoom: ...
 
     @property
     def provisioning(self) -> Provisioning: ...
+
+    @property
+    def rules(self) -> RulesRoom: ...

@@ -21,6 +21,7 @@ from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.rules import RuleCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
@@ -47,6 +48,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DevicePropertyCalls,
     TaskCalls,
     ImageCalls,
+    RuleCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -79,14 +81,6 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET /subscriptions/{id_}/deliveries",
         "GET /notifications/{id_}/messages",
         without_token=("POST /subscriptions/{id_}/validate",),
-    ),
-    *_to_come(
-        "Rules",
-        "GET POST /rules",
-        "GET PUT DELETE /rules/{id_}",
-        "GET POST /rules/{id_}/actions",
-        "GET /rules/{id_}/executions",
-        "GET /users/{user_id}/rules",
     ),
     *_to_come(
         "Scenes",
