@@ -143,3 +143,6 @@ AUDIT_DAYS: Final = 365  # reference 28.2
 AUDIT_ENTRIES: Final = 100_000
 WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60
+RULE_BODY_BYTES: Final = 16 * 1024  # reference 12.1
+RULE_CONDITIONS_MAX: Final = 50
+RULE_ACTIONS_MAX: Final = 50
