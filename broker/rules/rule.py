@@ -10,51 +10,45 @@ Each answer is an `Outcome`: the changes of the rule's timers, and the match if 
 what is to be sent from the match.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final
+from dataclasses import dataclass
 
-from broker.rules.view import NestedValue, Seen, Value, View
+from broker.rules.actions import ActionList, CallHttp, NotSent, Outgoing, SendAction, SendMail
+from broker.rules.conditions import ModelCondition
+from broker.rules.evaluation import Cause, Conditions
+from broker.rules.explaining import explain
+from broker.rules.outcomes import (
+    NO_TIMERS,
+    NOTHING,
+    ConditionReport,
+    Explanation,
+    Match,
+    Outcome,
+    Timer,
+    TimerKey,
+    Timers,
+)
+from broker.rules.view import View
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
-TimerKey = tuple[int, DeviceKey]
-"""A condition's index in the rule, and the device that meets the condition."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """A duration. It runs until `due_ms`; from then on, while it exists, the condition holds.
-
-    `spent`: the rule has triggered since the timer elapsed. A rule with durations triggers once for each that elapses.
-    """
-
-    since_ms: Milliseconds
-    due_ms: Milliseconds
-    elapsed: bool = False
-    spent: bool = False
-
-
-Timers = Mapping[TimerKey, Timer]
-NO_TIMERS: Final[Timers] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The conditions are met. `devices` has the device that satisfied `any`, by its type."""
-
-    devices: Mapping[DeviceTypeKey, DeviceKey]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an evaluation comes to. `timers` has those that changed; None: the timer is gone. `match`: it triggers."""
-
-    match: Match | None = None
-    timers: Mapping[TimerKey, Timer | None] = NO_TIMERS
-
-
-NOTHING: Final = Outcome()
+__all__ = [
+    "NOTHING",
+    "NO_TIMERS",
+    "CallHttp",
+    "ConditionReport",
+    "Explanation",
+    "Match",
+    "NotSent",
+    "Outcome",
+    "Outgoing",
+    "Rule",
+    "SendAction",
+    "SendMail",
+    "Timer",
+    "TimerKey",
+    "Timers",
+    "Transformer",
+    "Watch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,132 +86,131 @@ class Transformer:
     sensitivity: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionReport:
-    """How one condition came out.
-
-    Attributes:
-        path: where it stands in the body, such as `rule.if.and.0`.
-        held: None when a value is unknown that the condition needs.
-        device: the device that `any` or `matched` chose; None for other conditions, or when no device was chosen.
-        seen: the values that were looked at, at most `SEEN_MAX`, those that kept the condition from holding first.
-        operand: what the values were compared with; None when there is none or it is unknown.
-        timer: the running or elapsed duration.
-    """
-
-    path: str
-    held: bool | None
-    device: DeviceKey | None = None
-    seen: tuple[Seen, ...] = ()
-    operand: Value | None = None
-    timer: Timer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a rule triggered or did not: its outcome, and a report on each condition in the order of the body."""
-
-    outcome: Outcome
-    conditions: tuple[ConditionReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendAction:
-    """An Action for a device. `index` is its place in `then`."""
-
-    index: int
-    device: DeviceKey
-    name: str
-    parameters: Mapping[str, NestedValue]
-
-
-@dataclass(frozen=True, slots=True)
-class CallHttp:
-    """`httpRequest`. `url` is checked for its form only: whoever calls refuses private addresses (reference 11.2)."""
-
-    index: int
-    method: str
-    url: str
-    headers: tuple[tuple[str, str], ...]
-    body: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SendMail:
-    """`sendEmail`. `to` None: the rule's owner."""
-
-    index: int
-    to: str | None
-    subject: str
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotSent:
-    """An Action that cannot be made, and why: a value is unknown, or no text or number can be made of it."""
-
-    index: int
-    reason: str
-
-
-Outgoing = SendAction | CallHttp | SendMail | NotSent
-
-
 @dataclass(slots=True, eq=False)
 class Rule:
     """One compiled rule. It holds no state: the same view and timers give the same outcome.
 
     Attributes:
         key: the caller's number for it, which `View.model_output` is asked with.
-        owner: the user whose rule it is.
-        watches: whose messages concern it; empty when only times do.
-        reads, writes: devices that the owner needs READ or WRITE on; `type_reads`, `type_writes` are device types of
-            which the rule uses the owner's devices.
-        has_times: it has `datetime` conditions.
-        transformers: the conditions with models.
-        is_testable: at least one Action is static; `is_static`: all are (reference 12.1).
+        conditions: its `if`.
+        actions: its `then`.
     """
 
     key: int
-    owner: UserKey
-    watches: tuple[Watch, ...]
-    reads: frozenset[DeviceKey] = field(default=frozenset())
-    writes: frozenset[DeviceKey] = field(default=frozenset())
-    type_reads: frozenset[DeviceTypeKey] = field(default=frozenset())
-    type_writes: frozenset[DeviceTypeKey] = field(default=frozenset())
-    transformers: tuple[Transformer, ...] = ()
-    has_times: bool = False
-    is_testable: bool = False
-    is_static: bool = False
+    conditions: Conditions
+    actions: ActionList
+
+    # Evaluation
 
     def on_message(self, view: View, timers: Timers = NO_TIMERS) -> Outcome:
         """Evaluate `view.message`."""
-        raise NotImplementedError
+        return self.conditions.on_message(view, timers)
 
     def on_minute(self, view: View, timers: Timers = NO_TIMERS) -> Outcome:
-        """Evaluate at the beginning of a minute of the rule's `datetime` conditions."""
-        raise NotImplementedError
+        """Evaluate at the beginning of a minute of the rule's `datetime` conditions; at other times nothing happens."""
+        return self.conditions.on_minute(view, timers)
 
     def on_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Outcome:
-        """Evaluate because a timer is due. A timer that is gone or elapsed already changes nothing."""
-        raise NotImplementedError
-
-    def explain_message(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
-        """`on_message` with its reasons. `timers` are those before the message, as for `on_message`."""
-        raise NotImplementedError
-
-    def explain_minute(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
-        """`on_minute` with its reasons. At a moment that is no minute of the rule, it says how conditions stand."""
-        raise NotImplementedError
-
-    def explain_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Explanation:
-        """`on_elapsed` with its reasons."""
-        raise NotImplementedError
-
-    def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:
-        """The next beginning of a minute of a `datetime` condition, later than `after_ms`; None: there is none."""
-        raise NotImplementedError
+        """Evaluate because a timer is due. A timer that is gone, not due or elapsed already changes nothing."""
+        return self.conditions.on_elapsed(view, timers, due)
 
     def outgoing(self, view: View, match: Match) -> list[Outgoing]:
         """What is to be sent, in the order of `then`. An Action that cannot be made does not stop the others."""
-        raise NotImplementedError
+        return self.actions.outgoing(view, match.devices)
+
+    def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:
+        """The next time, later than `after_ms`, for `on_minute` and for this question; None: never.
+
+        It is the beginning of a minute that matches a `datetime` condition, except when the sun does not rise or set
+        for days: then it may be a time at which `on_minute` does nothing.
+        """
+        times = (condition.schedule.next_after(after_ms) for condition in self.conditions.times)
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    # Explanation
+
+    def explain_message(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
+        """`on_message` with its reasons. `timers` are those before the message, as for `on_message`."""
+        cause = Cause() if view.message is None else self.conditions.cause(view.message)
+        return explain(self.conditions, view, timers, self.on_message(view, timers), cause)
+
+    def explain_minute(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
+        """`on_minute` with its reasons. At a moment that is no minute of the rule, it says how conditions stand."""
+        return explain(self.conditions, view, timers, self.on_minute(view, timers), Cause())
+
+    def explain_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Explanation:
+        """`on_elapsed` with its reasons."""
+        cause = self.conditions.cause_of_timer(due)
+        return explain(self.conditions, view, timers, self.on_elapsed(view, timers, due), cause)
+
+    # What the rule is about
+
+    @property
+    def owner(self) -> UserKey:
+        """The user whose rule it is."""
+        return self.conditions.owner
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """Whose messages concern it; empty when only times do."""
+        fields: dict[tuple[DeviceKey | None, DeviceTypeKey | None], set[str]] = {}
+        for condition in self.conditions.all:
+            if condition.field:
+                device = condition.device or None
+                fields.setdefault((device, condition.device_type), set()).add(condition.field)
+            for part in condition.last_values():
+                fields.setdefault((part.device, part.device_type), set()).add(part.field)
+        return tuple(Watch(frozenset(names), *source) for source, names in fields.items())
+
+    @property
+    def reads(self) -> frozenset[DeviceKey]:
+        """The devices that the owner needs READ on."""
+        return self.conditions.named | self.actions.reads
+
+    @property
+    def writes(self) -> frozenset[DeviceKey]:
+        """The devices that the owner needs WRITE on."""
+        return self.actions.writes
+
+    @property
+    def type_reads(self) -> frozenset[DeviceTypeKey]:
+        """The types whose devices of the owner it reads."""
+        types = {watch.device_type for watch in self.watches if watch.device_type is not None}
+        return self.actions.type_reads | types
+
+    @property
+    def type_writes(self) -> frozenset[DeviceTypeKey]:
+        """The types whose devices of the owner it sends Actions to."""
+        return self.actions.type_writes
+
+    @property
+    def has_times(self) -> bool:
+        """It has `datetime` conditions."""
+        return bool(self.conditions.times)
+
+    @property
+    def transformers(self) -> tuple[Transformer, ...]:
+        """Its conditions with models."""
+        return tuple(
+            Transformer(
+                condition.index,
+                condition.device or None,
+                condition.device_type,
+                condition.field,
+                condition.kind,
+                condition.predict_in_seconds,
+                condition.sensitivity,
+            )
+            for condition in self.conditions.all
+            if isinstance(condition, ModelCondition)
+        )
+
+    @property
+    def is_testable(self) -> bool:
+        """At least one Action is static (reference 12.1)."""
+        return self.actions.is_testable
+
+    @property
+    def is_static(self) -> bool:
+        """All Actions are static."""
+        return self.actions.is_static

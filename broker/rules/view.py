@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
@@ -61,3 +61,26 @@ class View(Protocol):
 
         A prediction is the predicted value, an anomaly detection says true or false.
         """
+
+
+class _NoView:
+    """Nothing was ever sent, and nobody has a device."""
+
+    now_ms: Final = Milliseconds(0)
+    message: Final = None
+
+    def value(self, device: DeviceKey, field: str) -> Value | None:  # noqa: ARG002
+        return None
+
+    def value_ms(self, device: DeviceKey, field: str) -> Milliseconds | None:  # noqa: ARG002
+        return None
+
+    def devices_of(self, owner: UserKey, device_type: DeviceTypeKey) -> Collection[DeviceKey]:  # noqa: ARG002
+        return ()
+
+    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:  # noqa: ARG002
+        return None
+
+
+NO_VIEW: Final[View] = _NoView()
+"""For what depends on nothing, such as an operation on constants."""
