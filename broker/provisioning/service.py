@@ -22,8 +22,8 @@ from broker.provisioning.document import Document, UserEntry, read_document
 from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
-from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.provisioning.rule_tables import RuleTables
+from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault

@@ -156,11 +156,10 @@ class Engine:
     async def step(self) -> bool:
         """Evaluate some rows and what is due, and commit what comes of it. True: there is more to do at once."""
         evaluator = self._evaluator
-        if not self._index:
-            if not evaluator.found.changed:
-                self._held.clear()
-                self._follows, evaluator.position = True, self._seen
-                return False
+        if not self._index and not evaluator.found.changed:
+            self._held.clear()
+            self._follows, evaluator.position = True, self._seen
+            return False
         evaluator.trim()
         now_ms = self._clock.now_ms()
         due_ms = evaluator.timers.next_due()

@@ -4,9 +4,10 @@ What happens is a function of the log alone: a message counts at its `cts`, and 
 first. So after a crash the rows behind the saved position are evaluated again and lead to the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -33,11 +34,11 @@ MINUTE: Final[TimerKey] = (-1, DeviceKey(0))
 _MINUTE_MS: Final = 60_000
 _DEVICES_REMEMBERED: Final = 50_000
 _LOOP: Final = (
-    f"The rule triggers itself: more than {RULE_LOOP_TRIGGERS} times within {RULE_LOOP_SECONDS} seconds it was triggered"
-    " by a message that came from a device to which the rule, or a rule that it caused to trigger, had just sent an"
-    " Action"
+    f"The rule triggers itself: more than {RULE_LOOP_TRIGGERS} times within {RULE_LOOP_SECONDS} seconds it was"
+    " triggered by a message of a device to which the rule itself, or a rule that it triggered, had just sent an Action"
 )
 
+T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -130,9 +131,8 @@ class Evaluator:
                 try:
                     outcome = running.rule.on_message(view, running.timers)
                 except Exception as error:  # noqa: BLE001 - judged in `_again`
-                    outcome = await self._again(
-                        error, running, view, lambda: running.rule.on_message(view, running.timers)
-                    )
+                    evaluate = partial(running.rule.on_message, view, running.timers)
+                    outcome = await self._again(error, running, view, evaluate, NOTHING)
                 if outcome is not NOTHING:
                     await self._apply(running, outcome, view, causes)
 
@@ -166,9 +166,11 @@ class Evaluator:
         try:
             return evaluate()
         except Exception as error:  # noqa: BLE001 - judged in `_again`
-            return await self._again(error, running, view, evaluate)
+            return await self._again(error, running, view, evaluate, NOTHING)
 
-    async def _again(self, error: Exception, running: RunningRule, view: StateView, evaluate: Any) -> Any:
+    async def _again(
+        self, error: Exception, running: RunningRule, view: StateView, evaluate: Callable[[], T], nothing: T
+    ) -> T:
         """Load what an evaluation missed and evaluate again. Any other error is a problem of the rule."""
         while isinstance(error, NotLoadedError):
             await self._load(error)
@@ -178,7 +180,7 @@ class Evaluator:
                 error = next_error
         _log.error("rule_evaluation_failed", rule=running.id, exc_info=error)
         self.found.problems.append(Problem(running, "rule.if", f"{type(error).__name__} in the service", view.now_ms))
-        return NOTHING
+        return nothing
 
     async def _load(self, missing: NotLoadedError) -> None:
         if missing.members is not None:
@@ -220,9 +222,7 @@ class Evaluator:
         try:
             found = outgoing()
         except Exception as error:  # noqa: BLE001 - judged in `_again`
-            found = await self._again(error, running, view, outgoing)
-            if found is NOTHING:
-                return
+            found = await self._again(error, running, view, outgoing, ())
         running.triggered += 1
         running.last_on = view.now_ms
         self.found.changed.add(running.key)

@@ -1,4 +1,4 @@
-"""Judges rules anew when a device that they name is deleted or no longer shared, or a Manifest changes (reference 12.3)."""
+"""Judges rules anew when a device that they name is deleted or not shared any more, or a Manifest changes."""
 
 from dataclasses import dataclass
 from functools import partial

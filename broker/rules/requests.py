@@ -4,7 +4,6 @@ A request waits in the store until its receiver has answered or failed. One that
 killed is sent again after the restart.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -83,7 +82,7 @@ class RequestQueue:
     def add(
         self, tx: Transaction, rule: RuleKey, owner: UserKey, field: str, request: HttpContent, now_ms: Milliseconds
     ) -> bool:
-        """Store a request in the transaction of its cause; `wake` after the commit. False: the user's rate is used up."""
+        """Store a request in the transaction of its cause; `wake` after the commit. False: the rate is exceeded."""
         day_ms = now_ms // _DAY_MS * _DAY_MS
         minute, day = tx.rules.requests_since(owner, minute_ms=now_ms - 60_000, day_ms=day_ms)
         if minute >= REQUEST_RATE.minute or day >= REQUEST_RATE.day:

@@ -20,6 +20,7 @@ from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
 from broker.rules.running import acting
 from broker.rules.transformers import Transformers
+from broker.rules.world import World
 from broker.trace.audit import AuditEvent, note
 from config.limits import RULE_BODY_BYTES, RULES_OF_USER
 from storage.database import Database, Transaction
@@ -57,6 +58,16 @@ class RuleChanges:
     description: str | None = None
     enabled: bool | None = None
     scope: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A rule that may be stored, and what it was compiled of."""
+
+    body: Any
+    world: World
+    rule: Rule
+    reach: Reach
 
 
 class Rulebook:
@@ -153,13 +164,13 @@ class Rulebook:
             application_id=caller.application_id or "",
             application_organization=organization,
         )
-        rule, reach = await self._checked(record)
+        checked = await self._checked(record)
 
         def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
-            return add_rule(tx, record, rule, self.models)
+            return add_rule(tx, record, checked.rule, self.models)
 
-        made, _state = await self._database.write(work, announce=partial(self._begin, rule, reach))
-        return made
+        stored = await self._database.write(work, announce=partial(self._begin, checked))
+        return stored[0]
 
     async def change(self, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
         """Change a rule. A rule that was invalid or stopped runs again.
@@ -174,17 +185,17 @@ class Rulebook:
         given: dict[str, Any] = {"name": changes.name, "description": changes.description, "enabled": changes.enabled}
         given |= {"scope": changes.scope, "body": None if changes.body is None else rule_text(changes.body)}
         wanted = replace(record, **{name: value for name, value in given.items() if value is not None})
-        rule, reach = await self._checked(wanted)
+        checked = await self._checked(wanted)
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
             known = tx.rules.rule(record.id)
             if known is None:
                 raise NotFound
-            return put_rule(tx, known, wanted, rule, self.models, now_ms)
+            return put_rule(tx, known, wanted, checked.rule, self.models, now_ms)
 
-        changed, _state = await self._database.write(work, announce=partial(self._begin, rule, reach))
-        return changed
+        stored = await self._database.write(work, announce=partial(self._begin, checked))
+        return stored[0]
 
     async def remove(self, record: RuleRecord) -> None:
         """Raises NotFound: it was removed meanwhile."""
@@ -203,20 +214,23 @@ class Rulebook:
 
         await self._database.write(work, announce=tell)
 
-    async def _checked(self, record: RuleRecord) -> tuple[Rule, Reach]:
+    async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
         body, caller = msgspec.json.decode(record.body), acting(record)
         await self._looking_up.require_names(caller, body)
-        rule = compile_rule(body, await self._looking_up.world(record.owner, body), key=record.key)
+        world = await self._looking_up.world(record.owner, body)
+        rule = compile_rule(body, world, key=record.key)
         await self._looking_up.require(rule, caller)
-        return rule, await self._permissions.reach(caller)
+        return _Checked(body, world, rule, await self._permissions.reach(caller))
 
-    def _begin(self, rule: Rule, reach: Reach, stored: tuple[RuleRecord, RuleState]) -> None:
+    def _begin(self, checked: _Checked, stored: tuple[RuleRecord, RuleState]) -> None:
         """A rule was made or changed, and that is durable."""
         record, state = stored
-        rule.key = record.key
+        rule = checked.rule
+        if rule.key != record.key:  # a new rule has its number only now
+            rule = compile_rule(checked.body, checked.world, key=record.key)
         self.models.changed(record.key, rule.transformers)
-        self._engine.begin(record, rule, reach, state)
+        self._engine.begin(record, rule, checked.reach, state)
 
     # Running
 

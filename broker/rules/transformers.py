@@ -36,10 +36,10 @@ class Transformers(Protocol):
 class NoTransformers:
     """No models: conditions with a `transformer` never hold, and each rule with one says so."""
 
-    def output(self, rule: RuleKey, condition: int, device: DeviceKey) -> Value | None:
+    def output(self, rule: RuleKey, condition: int, device: DeviceKey) -> Value | None:  # noqa: ARG002
         return None
 
-    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
+    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:  # noqa: ARG002
         return [ModelWarning("", ("models are not available",))] if transformers else []
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:

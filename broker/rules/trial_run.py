@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from broker.accounts.permissions import Permissions
 from broker.clock import Clock
 from broker.errors import DomainError
 from broker.rules.budgets import NO_CAUSES
@@ -14,7 +15,6 @@ from broker.rules.state import StateView
 from broker.rules.transformers import NoTransformers
 from storage.database import Database, Transaction
 from storage.rules import RuleRecord
-from broker.accounts.permissions import Permissions
 
 
 @dataclass(eq=False)

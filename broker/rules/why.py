@@ -1,9 +1,9 @@
 """Why a rule triggered or did not: for a message, for a time, and now (reference 12.9)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from storage.records import MessageRow
 from storage.rules import RuleRecord
 
 SHOWN_MAX: Final = 100
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Reasons:
 
         return await self._read(work)
 
-    async def _read(self, work: Any) -> Any:
+    async def _read(self, work: Callable[[Transaction], T]) -> T:
         try:
             return await self._database.read(work)
         except TooManyDevicesError:
@@ -158,7 +159,7 @@ def _watches(tx: Transaction, rule: Rule, device: DeviceKey) -> bool:
 def conditions_of(record: RuleRecord) -> list[dict[str, Any]]:
     """The conditions of a valid body, in their order."""
     found = msgspec.json.decode(record.body)["if"]
-    several = found["and"] if "and" in found else found
+    several = found.get("and", found)
     return list(several) if isinstance(several, list) else [several]
 
 

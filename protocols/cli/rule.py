@@ -17,7 +17,7 @@ _SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 _MARKS = {True: "holds   ", False: "does not", None: "unknown "}
 
 
-class _Since(click.ParamType):
+class _Since(click.ParamType[int]):
     """`10m`, `2h` or `1d`, as milliseconds."""
 
     name = "N[m|h|d]"
@@ -72,7 +72,7 @@ def replay(rule_id: str, since: int, config: Path | None) -> None:
     for one in answer.triggers:
         click.echo(f"{time_text(one.at)}  {one.mid or 'the time'}")
         for action in one.actions:
-            click.echo(f"    {action}")
+            click.echo(f"    {action if action.isprintable() else repr(action)}")
     more = f", the first {len(answer.triggers)} are shown" if len(answer.triggers) < answer.triggered else ""
     click.echo(f"{answer.messages} messages, triggered {answer.triggered} times{more}")
     if answer.until is not None:

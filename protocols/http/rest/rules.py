@@ -20,9 +20,9 @@ from protocols.http.reading import has_value
 from protocols.http.rest.named import NAMED_USER
 from protocols.http.rest.rule_shapes import (
     Executions,
-    Explanations,
     ExplainMessageQuery,
     ExplainTimeQuery,
+    Explanations,
     NewRuleBody,
     NewRuleQuery,
     OwnRulesQuery,
