@@ -11,6 +11,7 @@ from broker.clock import Clock
 from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
 from broker.monetization.port import Processor
+from broker.rules.requests import RuleRequests
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from config.settings import Settings
@@ -27,6 +28,7 @@ class Ports(TypedDict, total=False):
     providers: Providers
     third_party: ThirdParty
     processor: Processor
+    rule_requests: RuleRequests
 
 
 class ServicesOpener:

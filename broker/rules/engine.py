@@ -128,6 +128,7 @@ class Engine:
 
     async def resume(self) -> None:
         """Read where the last run stood. The rules are there already."""
+        self._follows = False  # the first step reads the log
         self._saved = await self._database.read(_position)
         # No rule looks at messages that came before it.
         first = min((running.since for running in self._index), default=self._saved)

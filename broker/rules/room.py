@@ -46,7 +46,7 @@ async def open_rules(
     requests: RuleRequests | None,
     models: Transformers | None = None,
 ) -> RulesRoom:
-    """Without `requests`, HTTP requests of rules stay in the queue; without `models`, no `transformer` is ever ready."""
+    """Without `requests`, HTTP requests of rules stay in the queue; without `models`, no model is ever ready."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
     models = models or NoTransformers()
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)

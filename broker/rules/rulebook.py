@@ -169,7 +169,7 @@ class Rulebook:
         def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
             return add_rule(tx, record, checked.rule, self.models)
 
-        stored = await self._database.write(work, announce=partial(self._begin, checked))
+        stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
         return stored[0]
 
     async def change(self, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
@@ -194,7 +194,7 @@ class Rulebook:
                 raise NotFound
             return put_rule(tx, known, wanted, checked.rule, self.models, now_ms)
 
-        stored = await self._database.write(work, announce=partial(self._begin, checked))
+        stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
         return stored[0]
 
     async def remove(self, record: RuleRecord) -> None:
@@ -237,12 +237,11 @@ class Rulebook:
     async def begin_all(self) -> None:
         """Run all rules that are enabled. A rule that is not valid any more is marked so."""
         after = RuleKey(0)
-        while records := await self._database.read(lambda tx: tx.rules.rules_after(after, limit=_PAGE)):
+        while records := await self._database.read(partial(_page_after, after)):
             after = records[-1].key
-            states = await self._database.read(lambda tx: {one.key: tx.rules.state(one.key) for one in records})
             for record in records:
                 if record.runs:
-                    await self._judge(record, states[record.key] or RuleState(record.key, record.revision))
+                    await self._judge(record, await self._database.read(partial(_state, record)))
 
     async def judge(self, keys: Iterable[RuleKey]) -> int:
         """Compile rules anew, because something that they name has changed. Returns how many are not valid any more."""
@@ -295,6 +294,10 @@ class Rulebook:
             return None if owner is None else self._mails.compose(owner.email, mail, cause=f"user {owner.id}")
         except ValidationFailed:  # no address that a mail can be sent to
             return None
+
+
+def _page_after(key: RuleKey, tx: Transaction) -> list[RuleRecord]:
+    return tx.rules.rules_after(key, limit=_PAGE)
 
 
 def _state(record: RuleRecord, tx: Transaction) -> RuleState:
