@@ -115,7 +115,7 @@ def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_m
     for path, (ts, brought_by, value) in kept_fields(tx, device).items():
         if brought_by not in cts:
             row = tx.messages.message(brought_by)
-            cts[brought_by] = ts if row is None else row.cts  # the sweep may have removed it (reference 9.6)
+            cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
         fields[path] = Known(ts, brought_by, value, cts[brought_by])
     for row, data in unprojected(tx, [device]):
         if row.position <= position:

@@ -34,7 +34,10 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
+    rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOff"}}}
     return {
+        samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -103,6 +106,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
         "exports": [world[samples.EXPORT]],
+        "rules": [world[samples.RULE]],
+        "mids": [world[samples.MID]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
         "ends": [now - HOUR_MS, now],
@@ -116,6 +121,8 @@ _BOUND: Final = {
     "path.shareId": "shares",
     "path.uploadId": "uploads",
     "path.exportId": "exports",
+    "path.id": "rules",
+    "query.mid": "mids",
     "query.sdid": "devices",
     "query.ddid": "devices",
     "query.sdids": "devices",

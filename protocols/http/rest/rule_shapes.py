@@ -161,7 +161,7 @@ class OwnRulesQuery(Paging):
 
 class RulesOfUserQuery(Paging):
     exclude_disabled: Annotated[bool, about("Only rules that are enabled")] = False
-    scope: Annotated[tuple[str, ...], ids("allApplications, thisApplication or both")] = SCOPES
+    scope: Annotated[tuple[str, ...], ids("allApplications, thisApplication or both; absent: both")] = ()
     owner: Annotated[str, about("Ignored")] | None = None
     include_body: Annotated[bool, about("The stored `rule` of invalid rules, too")] = False
 
@@ -231,6 +231,8 @@ class WhyObject(Shape):
 
 
 class Explanations(Shape):
+    example = {"explanations": [WhyObject.example], "isComplete": True}
+
     explanations: list[WhyObject]
     is_complete: Annotated[bool, about("false: there are more than 100; ask for a shorter time")]
 

@@ -1,6 +1,7 @@
 """What leaves a rule: mails and HTTP requests within their budgets, problems, loops, and what the owner is told."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
@@ -147,8 +148,8 @@ async def test_ten_kinds_of_failures_are_told_within_a_second(home: Home, told: 
     """Seeded run-time errors: each is in REST's problems and in the events, and the rule does not read healthy."""
     text = {"valueFrom": {"sdid": KITCHEN, "field": "text"}}
     unknown = {"valueFrom": {"sdid": HALL, "field": "text"}}
-    mail = {"action": "sendEmail"}
-    actions = [
+    mail: dict[str, Any] = {"action": "sendEmail"}
+    actions: list[dict[str, Any]] = [
         {"action": "httpRequest", "parameters": {"method": {"value": "GET"}, "url": unknown}},
         {"action": "httpRequest", "parameters": {"method": {"value": "GET"}, "url": text}},
         {"action": "httpRequest", "parameters": {"method": text, "url": {"value": "https://example.org/"}}},
@@ -188,7 +189,7 @@ async def test_rules_that_trigger_each_other_are_stopped(home: Home, told: list[
     second = await home.rule(
         body([when("state", "=", value=True, device=HALL)], {"ddid": KITCHEN, **ON}), name="second"
     )
-    answers = {HALL: {"state": True}, KITCHEN: {"temperature": 30}}
+    answers: dict[str, dict[str, Any]] = {HALL: {"state": True}, KITCHEN: {"temperature": 30}}
     kitchen, answered = (await home.services.devices.registry.find(KITCHEN)).key, 0
     await home.says(answers[KITCHEN])
     while answered < await home.count():  # each light answers each Action
@@ -202,7 +203,7 @@ async def test_rules_that_trigger_each_other_are_stopped(home: Home, told: list[
     mails = await mails_of(home.services, "rule_stopped")
     assert [one.recipient for one in mails] == ["ada@example.org"]
     assert await home.count() < 230
-    stopped = next(rule for rule in (first, second) if (await home.standing(rule)).standing is Standing.STOPPED)
+    stopped = first if (await home.standing(first)).standing is Standing.STOPPED else second
     await home.services.rules.rulebook.change(stopped, RuleChanges(enabled=True))
     assert (await home.standing(stopped)).standing is Standing.RUNNING
 
