@@ -34,7 +34,7 @@ from storage.sql import StoreError
 _CONSUMER: Final = "rules"
 _STEP_ROWS: Final = 500
 _STEP_FIRINGS: Final = 200
-_TURN_SECONDS: Final = 0.002  # then the other tasks of the daemon have their turn
+_TURN_SECONDS: Final = 0.001  # then the other tasks of the daemon have their turn
 _SAVE_ROWS: Final = 5_000  # rows that are evaluated again after a crash, at most, when no rule triggers
 _SAVE_SECONDS: Final = 5.0
 _LONGEST_WAIT_SECONDS: Final = 30.0  # the wall clock may be set meanwhile
@@ -193,7 +193,8 @@ class Engine:
         turn_ends = trio.current_time() + _TURN_SECONDS
         for done, row in enumerate(rows):
             if row.position > evaluator.position:
-                await evaluator.row(row)
+                if not evaluator.passes(row):
+                    await evaluator.row(row)
                 if len(evaluator.found.firings) >= _STEP_FIRINGS:
                     self._put_back(rows[done + 1 :])
                     return True

@@ -4,7 +4,7 @@ What happens is a function of the log alone: a message counts at its `cts`, and 
 first. So after a crash the rows behind the saved position are evaluated again and lead to the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,7 +15,7 @@ import structlog
 from broker.devices.registry import Devices
 from broker.messages.projections import flat
 from broker.rules.budgets import NO_CAUSES, Causes, LoopGuard
-from broker.rules.index import RuleIndex
+from broker.rules.index import Interest, RuleIndex
 from broker.rules.rule import NOTHING, Match, Outcome, Outgoing, TimerKey
 from broker.rules.running import RunningRule
 from broker.rules.sending import Firing, Problem, Stop
@@ -107,27 +107,46 @@ class Evaluator:
 
     # The log and the time
 
+    def passes(self, row: MessageRow) -> bool:
+        """Whether a message triggers nothing for sure, so that it is done with. Otherwise `row` evaluates it."""
+        interest = self._index.interest(row.device)
+        if interest is None or interest.unguarded:
+            return False
+        due_ms = self.timers.next_due()
+        if due_ms is not None and due_ms <= row.cts:
+            return False
+        fields = self._values.get(row.device)
+        if fields is None:
+            if interest.rules:
+                return False
+        else:
+            lay_over(fields, flat(_decode(row.data)), row)
+            if next(_through_guards(interest, fields), None) is not None:
+                return False
+            self.evaluated += len(interest.rules)
+        self.position = row.position
+        return True
+
     async def row(self, row: MessageRow) -> None:
         """Evaluate a message, and before it what is due by its time."""
         if (due_ms := self.timers.next_due()) is not None and due_ms <= row.cts:
             await self.due_until(row.cts)
         interest = self._index.interest(row.device) or await self._index.find(row.device)
+        if interest.rules and row.device not in self._values:
+            await self._load(NotLoadedError((row.device,)))
         fields = self._values.get(row.device)
-        if not interest.rules and fields is None:
-            self.position = row.position
-            return
-        data = _decode(row.data)
+        data = _decode(row.data) if fields is not None else {}
         if fields is not None:
             lay_over(fields, flat(data), row)
         self.position = row.position
-        if not interest.rules:
+        if not interest.rules or fields is None:
             return
         message = CurrentMessage(row.device, interest.device_type, interest.owner, data)
         view = StateView(row.cts, message, self._values, self._members, self._models)
         causes = self._loops.causes_of(row.device, row.cts)
-        for running in interest.rules:
+        self.evaluated += len(interest.rules)
+        for running in (*_through_guards(interest, fields), *interest.unguarded):
             if row.position > running.since and self._index.has(running):
-                self.evaluated += 1
                 try:
                     outcome = running.rule.on_message(view, running.timers)
                 except Exception as error:  # noqa: BLE001 - judged in `_again`
@@ -228,3 +247,13 @@ class Evaluator:
         self.found.changed.add(running.key)
         device = None if view.message is None else view.message.device
         self.found.firings.append(Firing(running, view.now_ms, device, found, causes))
+
+
+def _through_guards(interest: Interest, fields: Fields) -> Iterator[RunningRule]:
+    """The rules whose guards hold."""
+    for field, guards in interest.guards:
+        if (known := fields.get(field)) is not None:
+            value = known[2]
+            for test, constant, running in guards:
+                if test(value, constant):
+                    yield running

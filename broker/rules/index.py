@@ -4,22 +4,36 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from broker.devices.registry import Devices
+from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound
+from broker.rules.conditions import FixedValueCondition
+from broker.rules.operators import Test
 from broker.rules.running import RunningRule
+from broker.rules.view import Value
 from storage.keys import DeviceKey, DeviceTypeKey, RuleKey, UserKey
 
 _DEVICES_REMEMBERED: Final = 100_000
 K = TypeVar("K")
 
 
+#: How the value of a field is compared, with what, and whose guard that is.
+Guard = tuple[Test, Value, RunningRule]
+
+
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """The rules that a device's messages concern, in the order in which they were made."""
+    """The rules that a device's messages concern.
+
+    A rule may have a *guard*: a condition that compares the last value of a field of the device with a constant. While
+    the guard does not hold, the rule cannot trigger, and nothing else of it is looked at. `guards` has them by field;
+    `unguarded` has the rules without one.
+    """
 
     device_type: DeviceTypeKey
     owner: UserKey
     rules: tuple[RunningRule, ...]
+    guards: tuple[tuple[str, tuple[Guard, ...]], ...] = ()
+    unguarded: tuple[RunningRule, ...] = ()
 
 
 NO_INTEREST: Final = Interest(DeviceTypeKey(0), UserKey(0), ())
@@ -92,9 +106,33 @@ class RuleIndex:
             except DeviceNotFound:
                 return NO_INTEREST
             rules = {*self._of_device.get(device, ()), *self._of_type.get((known.owner, known.type_key), ())}
-            found = Interest(known.type_key, known.owner, _in_order(rules))
+            found = _interest(known, _in_order(rules))
         self._interests[device] = found
         return found
+
+
+def _interest(device: Device, rules: tuple[RunningRule, ...]) -> Interest:
+    guards: dict[str, list[Guard]] = {}
+    unguarded: list[RunningRule] = []
+    for running in rules:
+        guard = _guard(running, device.key)
+        if guard is None:
+            unguarded.append(running)
+        else:
+            guards.setdefault(guard.field, []).append((guard.test, guard.constant, running))
+    by_field = tuple((field, tuple(tests)) for field, tests in guards.items())
+    return Interest(device.type_key, device.owner, rules, by_field, tuple(unguarded))
+
+
+def _guard(running: RunningRule, device: DeviceKey) -> FixedValueCondition | None:
+    """A condition that every match needs. None: there is none, or durations follow each message."""
+    conditions = running.rule.conditions
+    if conditions.with_duration:
+        return None
+    for condition in conditions.alone:
+        if isinstance(condition, FixedValueCondition) and condition.device == device:
+            return condition
+    return None
 
 
 def _in_order(rules: Iterable[RunningRule]) -> tuple[RunningRule, ...]:

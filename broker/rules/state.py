@@ -5,7 +5,7 @@ not projected yet are added, and a value that is newer than the position is look
 """
 
 from collections.abc import Collection, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.messages.intervals import FIRST_MS, LAST_MS
 from broker.messages.projections import decoded, unprojected
@@ -20,15 +20,10 @@ from storage.records import MessageRow
 _PAGE = 20
 
 
-class Known(NamedTuple):
-    """The last value of a field, and its message: the one with the highest ts, of equal ts the last received."""
-
-    ts: Milliseconds
-    position: Position
-    value: Value
-    cts: Milliseconds
-
-
+#: The last value of a field (9.4: that of the highest ts, of equal ones the last received), and ts, position and cts of its
+#: message, as ts, position, value, cts.
+#: A plain tuple, because each message makes one for each of its fields.
+Known = tuple[Milliseconds, Position, Value, Milliseconds]
 Fields = dict[str, Known]
 Devices = MutableMapping[DeviceKey, Fields]
 Members = MutableMapping[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]]
@@ -69,13 +64,13 @@ class StateView:
         if (fields := self._devices.get(device)) is None:
             raise self._missing(device)
         known = fields.get(field)
-        return None if known is None else known.value
+        return None if known is None else known[2]
 
     def value_ms(self, device: DeviceKey, field: str) -> Milliseconds | None:
         if (fields := self._devices.get(device)) is None:
             raise self._missing(device)
         known = fields.get(field)
-        return None if known is None else known.cts
+        return None if known is None else known[3]
 
     def _missing(self, device: DeviceKey) -> NotLoadedError:
         # Whoever asked for the devices of a type will look at all of them.
@@ -94,11 +89,11 @@ class StateView:
 
 def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
     """Update fields with a message's, by dotted path. Messages may come in any order and repeatedly."""
-    ts, position = row.ts, row.position
+    ts, position, cts = row.ts, row.position, row.cts
     for path, value in data.items():
         known = fields.get(path)
-        if known is None or (ts, position) > known[:2]:
-            fields[path] = Known(ts, position, value, row.cts)
+        if known is None or ts > known[0] or (ts == known[0] and position > known[1]):
+            fields[path] = (ts, position, value, cts)
 
 
 def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_ms: Milliseconds = FIRST_MS) -> Fields:
@@ -116,11 +111,11 @@ def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_m
         if brought_by not in cts:
             row = tx.messages.message(brought_by)
             cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
-        fields[path] = Known(ts, brought_by, value, cts[brought_by])
+        fields[path] = (ts, brought_by, value, cts[brought_by])
     for row, data in unprojected(tx, [device]):
         if row.position <= position:
             lay_over(fields, data, row)
-    for field in [field for field, known in fields.items() if known.position > position]:
+    for field in [field for field, known in fields.items() if known[1] > position]:
         earlier = _earlier(tx, device, field, position, since_ms)
         if earlier is None:
             del fields[field]
@@ -139,7 +134,7 @@ def _earlier(
         rows = tx.messages.page([device], search)
         for row, data in decoded([row for row in rows if row.position <= position]):
             if field in data:  # in another version of the Manifest it may have been a group
-                return Known(row.ts, row.position, data[field], row.cts)
+                return row.ts, row.position, data[field], row.cts
         if len(rows) < _PAGE:
             return None
         before = sort_key(rows[-1])
