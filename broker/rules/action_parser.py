@@ -7,8 +7,9 @@ from typing import Final
 
 from broker.device_types.manifest import DeclaredAction, Field, ValueClass
 from broker.device_types.reading import JsonObject
-from broker.errors import INVALID, REQUIRED
+from broker.errors import INVALID, REQUIRED, too_long
 from broker.rules.actions import (
+    MAX_HEADERS,
     ActionList,
     CompoundParameter,
     FixedParameter,
@@ -179,10 +180,15 @@ class ActionParser:
 
     def headers(self, value: object, path: str) -> Parameter | None:
         """`{"value": [{"key": …, "value": …}]}`, where key and value are texts or value objects."""
-        content = value.get("value") if isinstance(value, Mapping) else value
-        at = f"{path}.value"
+        if not isinstance(value, Mapping):
+            self._reader.refuse(path, INVALID)
+            return None
+        content, at = value.get("value"), f"{path}.value"
         if not isinstance(content, list):
             self._reader.refuse(at, REQUIRED if content is None else INVALID)
+            return None
+        if len(content) > MAX_HEADERS:
+            self._reader.refuse(at, too_long(MAX_HEADERS))
             return None
         read = [self._header(entry, entry_at) for entry_at, entry in self._reader.objects(content, at)]
         return _of(ListParameter(tuple(header for header in read if header is not None)))
