@@ -9,7 +9,6 @@ from broker.device_types.manifest import DeclaredAction, Field, ValueClass
 from broker.device_types.reading import JsonObject
 from broker.errors import INVALID, REQUIRED, too_long
 from broker.rules.actions import (
-    MAX_HEADERS,
     ActionList,
     CompoundParameter,
     FixedParameter,
@@ -19,6 +18,10 @@ from broker.rules.actions import (
     Special,
     ThenAction,
     UnfitValueError,
+)
+from broker.rules.conditions import Choice
+from broker.rules.special_actions import (
+    MAX_HEADERS,
     checked_header,
     checked_method,
     checked_recipient,
@@ -26,7 +29,6 @@ from broker.rules.actions import (
     http_request,
     send_email,
 )
-from broker.rules.conditions import Choice
 from broker.rules.validation import OF_ANOTHER_KIND, BodyReader, Source, no_action, no_field
 from broker.rules.values import NUMERIC_TEXT, Constant, kind_of_items
 from broker.rules.view import NestedValue
