@@ -90,11 +90,11 @@ class Cron:
     __slots__ = ("_day", "_fixed", "_high", "_hour", "_low", "_minute", "_month", "_weekday", "_year", "_zone")
 
     def __init__(self, text: str) -> None:
-        positions, _, zone = text.partition("TZ")
-        parts = positions.split()
-        if len(parts) != 6 or len(text) > MAX_EXPRESSION_CHARACTERS or ("TZ" in text and not zone[:1].isspace()):
+        parts = text.split() if len(text) <= MAX_EXPRESSION_CHARACTERS else []
+        zone = parts[6:]
+        if len(parts) not in (6, 8) or (zone and zone[0] != "TZ"):
             raise InvalidScheduleError(text)
-        self._zone: tzinfo = time_zone(zone.strip()) if zone else UTC
+        self._zone: tzinfo = time_zone(zone[1]) if zone else UTC
         self._minute = _position(parts[0], 0, 59)
         self._hour = _position(parts[1], 0, 23)
         self._day = _position(parts[2], 1, 31)
