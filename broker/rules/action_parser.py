@@ -30,7 +30,7 @@ from broker.rules.special_actions import (
     send_email,
 )
 from broker.rules.validation import OF_ANOTHER_KIND, BodyReader, Source, no_action, no_field
-from broker.rules.values import NUMERIC_TEXT, Constant, kind_of_items
+from broker.rules.values import NUMERIC_TEXT, Constant, Kind, kind_of_items
 from broker.rules.view import NestedValue
 
 _CHOICES: Final = MappingProxyType({"matched": Choice.MATCHED, "every": Choice.EVERY})
@@ -141,7 +141,7 @@ class ActionParser:
         found = self._reader.operand(value, path)
         if found is None:
             return None
-        if isinstance(found.constant, list):
+        if found.operand.kind is Kind.COLLECTION:
             self._reader.refuse(found.path, INVALID)
             return None
         return _of(OperandParameter(found.operand))

@@ -27,7 +27,7 @@ _NOTHING_CHOSEN: Final = Match(NOTHING_BOUND)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The device that causes an evaluation, and its type; both None when time does.
+    """The device that causes an evaluation, and its type. By default: time, or a device that no selector can mean.
 
     `only`: among the devices of the type, no other one may satisfy `any`. That is so unless the rule also names the
     device by its id: then its message may be about that condition.

@@ -168,6 +168,10 @@ _AT = "rule.then.parameters"
             [(f"{_AT}.headers.value.0", "Invalid value"), (f"{_AT}.headers.value.1", "Invalid value")],
         ),
         (http(headers={"value": [{"key": "X", "value": "1"}] * 21}), [(f"{_AT}.headers.value", "Maximum length 20")]),
+        (
+            http(body={"valueFrom": {"sdid": "s1", "field": "tags"}}),
+            [(f"{_AT}.body.valueFrom.field", "Invalid value")],
+        ),
         (http(timeout={"value": 5}), [(f"{_AT}.timeout", "Invalid value")]),
         (http(body={"value": [1]}), [(f"{_AT}.body.value", "Invalid value")]),
         (mail(to={"value": "nobody"}), [(f"{_AT}.to", "Invalid email")]),
