@@ -1,6 +1,7 @@
 # make run    the demo: everything in .venv, nothing else to install
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
+# make again  the tests that failed last, at most three, one after the other
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test sbom audit-dependencies clean
+.PHONY: run lint unit check test again sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -33,6 +34,11 @@ unit: $(VENV)/.installed-test
 
 test: lint
 	$(PYTEST)
+
+again:
+	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
+	  print(*found, sep="\n"); sys.exit(len(found) > 3 and "more than three failed: they are not tried again")'
+	$(BIN)/pytest -n0 --last-failed --last-failed-no-failures=none
 
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test

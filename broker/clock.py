@@ -17,7 +17,11 @@ def system_steady_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The wall clock in ms since the epoch, UTC; and a steady clock in ms that cannot be set and starts anywhere."""
+    """The wall clock in ms since the epoch, UTC; and a steady clock in ms that cannot be set and starts anywhere.
+
+    `may_delete` says whether the wall clock may be believed when old things are deleted (broker/trusted_time.py).
+    """
 
     now_ms: Callable[[], Milliseconds] = system_now_ms
     steady_ms: Callable[[], int] = system_steady_ms
+    may_delete: Callable[[], bool] = lambda: True

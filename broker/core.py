@@ -9,6 +9,7 @@ from broker.secrets import Vault
 from broker.site import Site
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trusted_time import TrustedTime
 from config.settings import Settings
 from storage.database import Database
 
@@ -25,3 +26,4 @@ class Core:
     life: Life
     audit: AuditLog
     refusals: Refusals
+    trusted_time: TrustedTime

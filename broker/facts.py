@@ -54,7 +54,8 @@ class DeviceWentOnline(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceConnectedAgain(Fact):
-    """A device that is online has another connection: a second one, or one that replaced the first."""
+    """A device that is online has another connection: a second one, one that replaced the first, or the one that is
+    left of two."""
 
     device: DeviceKey
     protocol: str

@@ -1,8 +1,8 @@
 """Opens every capability once, each with the ones it builds on. `Services` holds them for the protocols."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -34,8 +34,10 @@ from broker.rules.requests import RuleRequests
 from broker.rules.room import RulesRoom, open_rules
 from broker.secrets import Vault
 from broker.site import Site
+from broker.store_key import check_store_key, mark_store_key
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trusted_time import TrustedTime
 from config.settings import Settings
 from storage.database import Database
 
@@ -73,21 +75,29 @@ async def open_services(
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
     rule_requests: RuleRequests | None = None,
+    is_clock_synchronized: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
+
+    `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
     five ports to the world outside may be missing; its capability's `room.py` says what happens then.
 
     Raises:
-        StoreError: the store cannot be opened.
+        StoreError: the store cannot be opened, or `vault` has another store's key.
     """
     await database.open()
+    await check_store_key(database, vault)
     clock = clock or Clock()
+    trusted_time = TrustedTime(database, clock, is_clock_synchronized)
+    await trusted_time.resume()
+    clock = replace(clock, may_delete=trusted_time.may_delete)
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)
-    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals)
+    core = Core(settings, database, vault, clock, Router(), Site(settings), Life(), audit, refusals, trusted_time)
     core.life.observe("store", database.statistics)
+    core.life.worker("clock", trusted_time.watch_forever, save=trusted_time.save, statistics=trusted_time.statistics)
     # In this order: what is saved last at the end gets what the others have to say.
     core.life.worker("refusals", refusals.look_forever, save=refusals.flush, statistics=refusals.statistics)
     core.life.worker("audit log", audit.write_forever, save=audit.flush, statistics=audit.statistics)
@@ -96,6 +106,7 @@ async def open_services(
         writer = trio.CancelScope(shield=True)
         await nursery.start(_write, database, writer)
         try:
+            await mark_store_key(database, vault)
             services = await _open_rooms(core, mail_transport, providers, third_party, processor, rule_requests)
             async with core.life.running():
                 yield services

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
 MAX_BODY_BYTES: Final = 1024 * 1024  # reference 1.3: every other body
@@ -134,7 +135,9 @@ SERVER_PROPERTIES_BYTES: Final = 16 * 1024  # reference 15.1: of one device, as 
 SERVER_PROPERTIES_LEVELS: Final = 5
 DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, as JSON
 FILTER_PAIRS_MAX: Final = 20
+FILTER_MAX_CHARACTERS: Final = 4096
 TASK_VALUE_BYTES: Final = 4 * 1024  # of `taskParameters.value`
+DEVICE_VALUE_BYTES: Final = 1024  # of a value that is written to a device
 PACKAGE_URI_BYTES: Final = 255  # reference 18.4
 IMAGE_MAX_BYTES: Final = 64 * 1024 * 1024  # reference 24
 IMAGES_MAX: Final = 100  # of one device type

@@ -42,6 +42,7 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
+from protocols.time_sync import is_clock_synchronized
 from protocols.tls import PeerContext
 from protocols.websocket.server import serve_websocket_connection
 from storage.database import Database
@@ -101,6 +102,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 third_party=third_party(settings),
                 rule_requests=rule_requests(settings),
                 processor=payment_processor(settings),
+                is_clock_synchronized=is_clock_synchronized,
             )
         )
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from protocols.key_file import KeyFile, KeyFileError
 
 _CREDENTIAL = "trunkline.key"
 _LOCK = "lock"
+#: Of SQLite's write-ahead log (sqlite.org/fileformat2.html, 4.1): before the frames, and before the page in each.
+_WAL_HEADER_BYTES = 32
+_WAL_FRAME_BYTES = 24
 
 _log = structlog.get_logger(__name__)
 
@@ -55,17 +58,19 @@ def open_state(settings: Settings, *, key_path: Path | None = None) -> Iterator[
     """
     directory = settings.state_dir
     database = directory / "store.sqlite"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _close_to_others(directory)
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StateError(f"state_dir {directory}: {error.strerror}") from error
-    try:
-        _take(lock, directory)
+    with ExitStack() as held:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _close_to_others(directory)
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, lock)
+            itself = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            held.callback(os.close, itself)
+        except OSError as error:
+            raise StateError(f"state_dir {directory}: {error.strerror}") from error
+        _take(lock, itself, directory)
+        _look_at_log(database)
         yield StateDirectory(directory, database, *_key_file(directory, database, key_path))
-    finally:
-        os.close(lock)
 
 
 def _close_to_others(directory: Path) -> None:
@@ -82,14 +87,37 @@ def _close_to_others(directory: Path) -> None:
     _log.warning("state_dir_closed_to_others", state_dir=str(directory))
 
 
-def _take(lock: int, directory: Path) -> None:
+def _take(lock: int, itself: int, directory: Path) -> None:
+    """Lock the file, which says who holds the lock, and the directory itself, whose lock nobody can remove."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for descriptor in (lock, itself):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
         raise StateInUseError(f"state_dir {directory}: in use by process {holder or '?'}") from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _look_at_log(database: Path) -> None:
+    """Refuse to begin a new store beside the write-ahead log of another one: SQLite would delete the log.
+
+    A log that ends within a frame was cut, or a power cut met the last write; SQLite uses the frames before the cut.
+    """
+    log = database.with_name(f"{database.name}-wal")
+    size = log.stat().st_size if log.exists() else 0
+    if not size:
+        return
+    if not database.exists() or not database.stat().st_size:
+        raise StateError(
+            f"{database}: missing or empty, but {log.name} has {size} bytes of it: restore the store,"
+            f" or move {log.name} away to begin a new one"
+        )
+    with log.open("rb") as file:
+        header = file.read(_WAL_HEADER_BYTES)
+    page_bytes = int.from_bytes(header[8:12], "big")
+    if len(header) < _WAL_HEADER_BYTES or (size - _WAL_HEADER_BYTES) % (_WAL_FRAME_BYTES + page_bytes):
+        _log.warning("store_log_is_cut", log=str(log), bytes=size)
 
 
 def _key_file(directory: Path, database: Path, given: Path | None) -> tuple[KeyFile, tuple[bytes, ...]]:

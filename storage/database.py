@@ -40,11 +40,12 @@ from storage.rules import RuleStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
-from storage.sql import StoreConnection, StoreError
+from storage.sql import StoreConnection, StoreError, StoreFullError
 from storage.tasks import TaskStore
 
 T = TypeVar("T")
 _READERS = 4
+_TELL_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 
@@ -131,6 +132,34 @@ class Group:
         return len(self.messages) + len(self.actions) + len(self.failed)
 
 
+class _Failing:
+    """Tells the operator while nothing can be stored: once at the beginning, once a minute, and once at the end."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told_at = 0.0
+        self._commits = 0
+
+    def failed(self, error: StoreError) -> None:
+        now = trio.current_time()
+        self._commits += 1
+        if self._since is not None and now - self._told_at < _TELL_SECONDS:
+            return
+        self._since = now if self._since is None else self._since
+        self._told_at = now
+        help_ = "make room on the disk; a restart does not help" if isinstance(error, StoreFullError) else None
+        about = {} if help_ is None else {"help": help_}
+        seconds = round(now - self._since)
+        _log.error("nothing_is_stored", reason=str(error), failed_commits=self._commits, seconds=seconds, **about)
+
+    def succeeded(self) -> None:
+        if self._since is None:
+            return
+        seconds = round(trio.current_time() - self._since)
+        _log.warning("stored_again", failed_commits=self._commits, seconds=seconds)
+        self._since, self._commits = None, 0
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseStatistics:
     commits: int
@@ -143,16 +172,19 @@ class DatabaseStatistics:
 class Database:
     """One writer, a few readers, and the group that is open for writing now."""
 
-    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread) -> None:
+    def __init__(self, engine: Engine, *, run_sync: RunSync = _run_in_thread, readers: int = _READERS) -> None:
+        """At most `readers` reads run at once."""
         self._engine = engine
         self._run_sync = run_sync
         self._write_limiter = trio.CapacityLimiter(1)
-        self._read_limiter = trio.CapacityLimiter(_READERS)
+        self._reader_count = readers
+        self._read_limiter = trio.CapacityLimiter(readers)
         self._readers: list[Transaction] = []
         self._writer: Transaction | None = None
         self._closed = False
         self._wanted = trio.Event()
         self._commits = self._rows = self._failures = 0
+        self._failing = _Failing()
         self.open_group = Group()
         self._commit_handlers: list[Callable[[Group], None]] = []
 
@@ -168,7 +200,7 @@ class Database:
         self._engine.migrate()
         try:
             self._writer = Transaction(self._engine.open(read_only=False))
-            for _ in range(_READERS):
+            for _ in range(self._reader_count):
                 self._readers.append(Transaction(self._engine.open(read_only=True)))
         except BaseException:  # whatever it is: no connection must stay open; raised again
             self._close()
@@ -206,7 +238,7 @@ class Database:
         self.request_commit()
         await group.ended.wait()
         if group.error is not None:
-            raise StoreError(str(group.error)) from group.error
+            raise type(group.error)(str(group.error)) from group.error
         if job.error is not None:
             raise job.error
         result: T = job.result
@@ -246,11 +278,13 @@ class Database:
         except StoreError as error:
             group.error = error
             self._failures += 1
+            self._failing.failed(error)
         except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
             group.error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
         else:
+            self._failing.succeeded()
             self._commits += 1
             self._rows += group.row_count
             for handler in self._commit_handlers:

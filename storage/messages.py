@@ -111,17 +111,17 @@ class MessageStore:
             self._db.insert_many("action", _ACTION, actions, same=_AT_FIRST)
         if failed:
             self._db.insert_many("failed_message", _FAILED, failed)
-        self._set_counter("head", head)
-        if head - self._counter("indexed") >= _UNINDEXED:
+        self.set_counter("head", head)
+        if head - self.counter("indexed") >= _UNINDEXED:
             self.index()
 
     def head(self) -> Position:
         """The highest position ever assigned: a position is never used twice, even after everything was deleted."""
-        return Position(self._counter("head"))
+        return Position(self.counter("head"))
 
     def index(self) -> None:
         """Make the index entries of all rows that have none."""
-        head, indexed = self.head(), self._counter("indexed")
+        head, indexed = self.head(), self.counter("indexed")
         if head == indexed:
             return
         for table in _TABLES:
@@ -129,13 +129,14 @@ class MessageStore:
                 f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - constants
                 {"indexed": indexed, "head": head},
             )
-        self._set_counter("indexed", head)
+        self.set_counter("indexed", head)
 
-    def _counter(self, name: str) -> int:
+    def counter(self, name: str) -> int:
+        """A number of the log, by its name; 0 if there is none."""
         row = self._db.execute("SELECT value FROM counter WHERE name = :name", {"name": name}).one()
         return int(row["value"]) if row else 0
 
-    def _set_counter(self, name: str, value: int) -> None:
+    def set_counter(self, name: str, value: int) -> None:
         self._db.execute(
             "INSERT INTO counter (name, value) VALUES (:name, :value)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
@@ -167,7 +168,7 @@ class MessageStore:
         if (last := self.last_position()) <= position:
             return []  # without a look into the index of each device
         found: list[MessageRow] = []
-        if (indexed := Position(self._counter("indexed"))) > position:
+        if (indexed := Position(self.counter("indexed"))) > position:
             for device in devices:
                 rows = self._db.execute(
                     f"SELECT {_COLUMNS['message']} FROM message"  # noqa: S608 - constants
@@ -209,7 +210,7 @@ class MessageStore:
             "SELECT (SELECT count(*) FROM message WHERE indexed = 1 AND device = :device"
             " AND ts BETWEEN :start AND :end) + (SELECT count(*) FROM message WHERE position > :indexed"
             " AND device = :device AND ts BETWEEN :start AND :end) AS count",
-            {"device": device, "start": start_ms, "end": end_ms, "indexed": self._counter("indexed")},
+            {"device": device, "start": start_ms, "end": end_ms, "indexed": self.counter("indexed")},
         ).one()
         return int(row["count"]) if row else 0
 
@@ -257,7 +258,7 @@ class MessageStore:
                 f" (SELECT position FROM ({merged} ORDER BY {order}{_limit(search.limit)}) AS found) ORDER BY {order}"
             )
         rows = self._db.execute(sql, parameters).tuples()
-        if self.last_position(table) <= (indexed := Position(self._counter("indexed"))):
+        if self.last_position(table) <= (indexed := Position(self.counter("indexed"))):
             return rows
         late = self._db.execute(
             f"SELECT {_COLUMNS[table]} FROM {table} WHERE position > :indexed"  # noqa: S608 - constants
@@ -289,7 +290,7 @@ class MessageStore:
                 found[device] = row["ts"]
         late = self._db.execute(
             f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608 - constants
-            {"indexed": self._counter("indexed")},
+            {"indexed": self.counter("indexed")},
         )
         wanted = set(devices)
         for row in late:

@@ -4,10 +4,14 @@ A step is a file in `storage/schema/`; the store remembers its name without the 
 """
 
 import secrets
+from importlib.metadata import version
 from importlib.resources import files
+from typing import Final
 
 import sqlite_utils
 from sqlite_utils import Migrations
+
+VERSION: Final = version("trunkline")
 
 migrations = Migrations("trunkline")
 
@@ -24,6 +28,23 @@ def _step(name: str, statements: str) -> None:
     migrations(name=name)(apply)
 
 
-for _file in sorted((files("storage") / "schema").iterdir(), key=lambda found: found.name):
-    if _file.name.endswith(".sql"):
-        _step(_file.name.removesuffix(".sql"), _file.read_text(encoding="utf-8"))
+_FILES: Final = [file for file in (files("storage") / "schema").iterdir() if file.name.endswith(".sql")]
+_NAMES: Final = {file.name.removesuffix(".sql") for file in _FILES}
+for _file in sorted(_FILES, key=lambda found: found.name):
+    _step(_file.name.removesuffix(".sql"), _file.read_text(encoding="utf-8"))
+
+
+def unknown_steps(db: sqlite_utils.Database) -> set[str]:
+    """The steps that a newer version of Trunkline has applied to this store."""
+    return {step.name for step in migrations.applied(db)} - _NAMES
+
+
+def version_of(db: sqlite_utils.Database) -> str:
+    """The version of Trunkline that applied the last step."""
+    found = db.execute("SELECT version FROM store_version").fetchone() if "store_version" in db.table_names() else None
+    return str(found[0]) if found else "(a newer version)"
+
+
+def note_version(db: sqlite_utils.Database) -> None:
+    if version_of(db) != VERSION:
+        db["store_version"].upsert({"id": 1, "version": VERSION}, pk="id")  # type: ignore[union-attr]

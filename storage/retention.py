@@ -27,25 +27,19 @@ class RetentionStore:
 
     # The log
 
-    def boundary(self, table: LogTable, before_ms: int) -> Position:
-        """The highest position of a row that was received before `before_ms`; 0 when there is none.
+    def first_received(
+        self, table: LogTable, *, behind: int, upto: int, since_ms: int, until_ms: int
+    ) -> Position | None:
+        """The first row with `behind < position <= upto` and `since_ms <= cts <= until_ms`. It reads all before it."""
+        row = self._db.execute(
+            f"SELECT position FROM {table} WHERE position > :behind AND position <= :upto"  # noqa: S608 - constants
+            " AND cts >= :since AND cts <= :until ORDER BY position LIMIT 1",
+            {"behind": behind, "upto": upto, "since": since_ms, "until": until_ms},
+        ).one()
+        return Position(row["position"]) if row else None
 
-        Positions and times of receipt grow together: a binary search finds the row without an index over times.
-        """
-        low, high = Position(0), self._last(table)  # every row up to `low` is older, every row after `high` is not
-        while low < high:
-            middle = Position((low + high + 1) // 2)
-            row = self._db.execute(
-                f"SELECT cts FROM {table} WHERE position >= :position ORDER BY position LIMIT 1",  # noqa: S608 - constants
-                {"position": middle},
-            ).one()
-            if row is not None and row["cts"] < before_ms:
-                low = middle
-            else:
-                high = Position(middle - 1)
-        return low
-
-    def _last(self, table: LogTable) -> Position:
+    def last(self, table: LogTable) -> Position:
+        """The highest position of a row; 0 without rows."""
         row = self._db.execute(f"SELECT max(position) AS position FROM {table}").one()  # noqa: S608 - constants
         return Position(row["position"] or 0) if row else Position(0)
 
@@ -141,7 +135,7 @@ class RetentionStore:
             "SELECT avg(length) AS mean FROM (SELECT length(data) AS length FROM message ORDER BY position DESC"
             " LIMIT 200) AS latest"
         ).one()
-        return first, self._last("message"), _mean(lengths)
+        return first, self.last("message"), _mean(lengths)
 
     def size_bytes(self) -> tuple[int, int]:
         """The size of the store and how much of it is free for reuse, in bytes."""

@@ -20,6 +20,9 @@ class SealedColumn:
         return f"{self.table}.{self.column}"
 
 
+#: Says which key the store belongs to (broker/store_key.py).
+STORE_KEY: Final = SealedColumn("store_key", "sealed", "key")
+
 SEALED_COLUMNS: Final = (
     SealedColumn("application", "secret", "key"),
     SealedColumn("connector", "terms", "device_type"),
@@ -29,6 +32,7 @@ SEALED_COLUMNS: Final = (
     SealedColumn("external_sign_in", "content", "hash"),
     SealedColumn("mail", "content", "key"),
     SealedColumn("second_factor", "secret", "user"),
+    STORE_KEY,
 )
 
 
@@ -48,6 +52,10 @@ class SealedStore:
             {"limit": limit} if key is None else {"limit": limit, "key": key},
         )
         return [(row["row_key"], row["sealed"]) for row in rows]
+
+    def add(self, sealed: bytes) -> None:
+        """Add a row, to a table that has only this column and its key."""
+        self._db.execute(f"INSERT INTO {self._at.table} ({self._at.column}) VALUES (:sealed)", {"sealed": sealed})  # noqa: S608
 
     def replace(self, key: object, sealed: bytes) -> None:
         self._db.execute(

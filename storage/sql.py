@@ -47,7 +47,11 @@ class StoreConnection(Protocol):
 
 
 class StoreError(Exception):
-    """The store could not do what it was asked: disk full, file unreadable, database locked."""
+    """The store could not do what it was asked: file unreadable, database locked."""
+
+
+class StoreFullError(StoreError):
+    """The disk has no room for the write. Only more room helps, no restart."""
 
 
 def sure(row: Mapping[str, Any] | None) -> Mapping[str, Any]:

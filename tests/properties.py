@@ -1,6 +1,11 @@
 """How many examples a property test tries: all in `make test`, a quarter in daily use (`make check`)."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import hypothesis
+
+Row = TypeVar("Row")
 
 _FULL = 100
 
@@ -20,3 +25,11 @@ def examples(count: int) -> int:
     default = hypothesis.settings.default
     assert default is not None
     return max(1, count * default.max_examples // _FULL)
+
+
+def every_nth_daily(nth: int, rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows of a table whose product with others takes seconds: all in `make test`, a part of them in daily use.
+
+    Call it while pytest collects tests; the profile is known by then.
+    """
+    return rows if examples(_FULL) == _FULL else rows[::nth]

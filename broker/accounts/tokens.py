@@ -219,6 +219,8 @@ class Tokens:
 
     async def purge(self) -> None:
         """Remove the rows of tokens and codes that can no longer be used."""
+        if not self._clock.may_delete():
+            return
         now_ms, window_ms = self._clock.now_ms(), self._lifetimes.refresh_window_ms
         while await self._database.write(
             lambda tx: tx.authorizations.purge(now_ms=now_ms, refresh_window_ms=window_ms, limit=_PURGED_AT_ONCE)

@@ -1,11 +1,12 @@
 """How the devices of a type are managed (reference 15.1)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.errors import Finding, ValidationFailed, too_low
 from broker.facts import ManagementConfigured, Router
+from broker.trace.audit import AuditEvent, note
 from config.limits import PMAX_SECONDS, PMIN_SECONDS, TASK_EXPIRES_SECONDS
 from storage.database import Database, Transaction
 from storage.device_management import ManagementRecord
@@ -49,6 +50,8 @@ class Configurations:
             if changed.pmax < changed.pmin:
                 raise ValidationFailed((Finding("pmax", (too_low(changed.pmin),)),))
             tx.device_management.put_management(changed)
+            given = {name: value for name, value in asdict(change).items() if value is not None}
+            note(tx, AuditEvent.MANAGEMENT_CONFIGURED, f"device_type {type_.record.id}", now_ms=now_ms, **given)
             return changed
 
         return await self._database.write(work, announce=self._announce)

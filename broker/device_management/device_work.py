@@ -121,12 +121,10 @@ class DeviceWork:
     def disconnected(self, session: ManagedSession) -> None:
         key = session.device.key
         if self._sessions.get(key) is session:
-            del self._sessions[key]
-            self._heard.discard(key)
-            self._timers.cancel(("poll", key))
+            self.drop(key)
 
     def drop(self, device: DeviceKey) -> None:
-        """The device was deleted."""
+        """Forget a device that is not connected any more, or was deleted."""
         self._sessions.pop(device, None)
         self._updates.pop(device, None)
         self._heard.discard(device)
@@ -292,8 +290,9 @@ class DeviceWork:
         if scope.cancelled_caught:
             self._updates.pop(device, None)
             return True
-        said = firmware if firmware is not None or known is None else known.firmware
-        self._updates[device] = _Update(entry.key, session, 0, said)
+        if self._sessions.get(device) is session:  # else the registration has ended meanwhile
+            said = firmware if firmware is not None or known is None else known.firmware
+            self._updates[device] = _Update(entry.key, session, 0, said)
         return await self._follow(session, chosen, verdict)
 
     def _url(self, entry: DeviceTaskRecord) -> str:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from broker.errors import INVALID, ValidationFailed, too_long
-from config.limits import FILTER_PAIRS_MAX
+from config.limits import FILTER_MAX_CHARACTERS, FILTER_PAIRS_MAX
 from storage.device_management import PropertyMatch
 
 _KINDS: Final = {"systemProperties": "system", "serverProperties": "server", "deviceProperties": "reported"}
@@ -11,6 +11,8 @@ _KINDS: Final = {"systemProperties": "system", "serverProperties": "server", "de
 
 def parse_filter(text: str) -> list[PropertyMatch]:
     """The conditions of a filter. Values are taken literally. Raises ValidationFailed for a key without a prefix."""
+    if len(text) > FILTER_MAX_CHARACTERS:
+        raise ValidationFailed.of("filter", too_long(FILTER_MAX_CHARACTERS))
     matches = []
     for pair in filter(None, map(str.strip, text.split(","))):
         key, equals, value = pair.partition("=")

@@ -14,6 +14,7 @@ from broker.clock import Clock
 from broker.device_types.catalog import DeviceType
 from broker.errors import INVALID, REQUIRED, BodyTooLarge, Conflict, NotFound, StorageUnavailable, ValidationFailed
 from broker.ids import is_id, new_id
+from broker.trace.audit import AuditEvent, note
 from config.limits import IMAGES_MAX
 from storage.database import Database, Transaction
 from storage.firmware import FirmwareImageRecord
@@ -68,7 +69,7 @@ class Images:
                 raise ValidationFailed.of("sha256", INVALID)
             record = FirmwareImageRecord(id_, type_.record.key, version, kind, size, digest, self._clock.now_ms())
             await _in_thread(lambda: _keep(part, self.path_of(record)))
-            await self._database.write(lambda tx: _put(tx, record))
+            await self._database.write(lambda tx: _put(tx, record, type_))
         except OSError as error:
             _remove_all(part, self._folder / id_)
             raise StorageUnavailable(str(error)) from error
@@ -111,7 +112,13 @@ class Images:
 
     async def remove(self, image: FirmwareImageRecord) -> None:
         """Delete an image. An update that has not sent its address yet fails then."""
-        await self._database.write(lambda tx: tx.firmware.remove(image.id))
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.firmware.remove(image.id)
+            note(tx, AuditEvent.IMAGE_DELETED, f"image {image.id}", now_ms=now_ms, version=image.version)
+
+        await self._database.write(work)
         await _in_thread(lambda: self.path_of(image).unlink(missing_ok=True))
 
     def path_of(self, image: FirmwareImageRecord) -> Path:
@@ -123,9 +130,11 @@ def _check_number(tx: Transaction, device_type: DeviceTypeKey) -> None:
         raise Conflict(TOO_MANY)
 
 
-def _put(tx: Transaction, record: FirmwareImageRecord) -> None:
+def _put(tx: Transaction, record: FirmwareImageRecord, type_: DeviceType) -> None:
     _check_number(tx, record.device_type)
     tx.firmware.put(record)
+    details = {"device_type": type_.record.id, "version": record.version, "sha256": record.sha256}
+    note(tx, AuditEvent.IMAGE_UPLOADED, f"image {record.id}", now_ms=record.created_on, **details)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

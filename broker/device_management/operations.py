@@ -9,6 +9,7 @@ from broker.device_management.states import ErrorCode, Failure
 from broker.device_management.updates import refusal
 
 _UNKNOWN = Failure(ErrorCode.PROPERTY_NOT_FOUND, "No resource has this name now.")
+_UNFIT = Failure(ErrorCode.DEVICE_ERROR, "The value cannot be written to the resource.")
 _NO_VALUE = Failure(ErrorCode.DEVICE_ERROR, "The device's answer has no value for the property.")
 
 
@@ -47,8 +48,11 @@ class Operations:
         if request.operation == "E":
             await session.execute(named.path)
             return None
-        value = parse_value(request.value or "", named.resource.type)
-        await session.write(named.path, value)
+        try:
+            value = parse_value(request.value or "", named.resource.type)
+            await session.write(named.path, value)
+        except ValueError:  # another model file describes the resource since the task was created
+            return _UNFIT
         if "R" in named.resource.operations:
             await self._properties.report(session.device, {named.path: value}, self._clock.now_ms())
         return None

@@ -18,6 +18,7 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.presence import Presence
 from broker.devices.registry import Device, Devices
 from broker.errors import INVALID, Finding, ValidationFailed, too_long
+from broker.trace.audit import AuditEvent, note
 from config.limits import DEVICE_PROPERTIES_BYTES, SERVER_PROPERTIES_BYTES, SERVER_PROPERTIES_LEVELS
 from storage.database import Database, Transaction
 from storage.device_management import PropertySetRecord
@@ -87,7 +88,13 @@ class Properties:
         """Merge server properties leaf by leaf; None removes a leaf or a group. Raises ValidationFailed."""
         check_server_properties(change)
         now_ms = self._clock.now_ms()
-        await self._database.write(lambda tx: merge_server_properties(tx, device.key, change, now_ms))
+
+        def work(tx: Transaction) -> None:
+            merge_server_properties(tx, device.key, change, now_ms)
+            # Their names and values may be secrets.
+            note(tx, AuditEvent.PROPERTIES_CHANGED, f"device {device.id}", now_ms=now_ms)
+
+        await self._database.write(work)
 
     async def clear(self, device: Device) -> None:
         """Remove all server properties."""
@@ -95,6 +102,7 @@ class Properties:
         def work(tx: Transaction) -> None:
             if (stored := tx.device_management.properties(device.key)) is not None:
                 tx.device_management.put_properties(replace(stored, server="{}", server_times="{}"))
+            note(tx, AuditEvent.PROPERTIES_REMOVED, f"device {device.id}", now_ms=self._clock.now_ms())
 
         await self._database.write(work)
 

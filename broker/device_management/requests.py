@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.device_management.objects import ObjectMap, Property, ValueType
+from broker.device_management.objects import PACKAGE_URI, ObjectMap, Property, ValueType
 from broker.device_management.properties import check_server_properties
 from broker.device_management.sessions import ResourcePath, ResourceValue
 from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed, too_high, too_long, too_low
 from config.limits import (
+    DEVICE_VALUE_BYTES,
     PACKAGE_URI_BYTES,
     TASK_DIDS_MAX,
     TASK_EXPIRES_SECONDS,
@@ -158,12 +159,13 @@ def _wrong_change(request: TaskRequest, named: Property | None) -> Iterator[Find
         yield Finding("taskParameters.value", (REQUIRED,))
     elif request.operation == "W":
         try:
-            value = parse_value(request.value or "", named.resource.type)
+            parse_value(request.value or "", named.resource.type)
         except ValueError:
             yield Finding("taskParameters.value", (INVALID,))
             return
-        if named.resource.name == "packageURI" and len(str(value).encode()) > PACKAGE_URI_BYTES:
-            yield Finding("taskParameters.value", (too_long(PACKAGE_URI_BYTES),))
+        longest = PACKAGE_URI_BYTES if named.path == PACKAGE_URI else DEVICE_VALUE_BYTES
+        if len((request.value or "").encode()) > longest:
+            yield Finding("taskParameters.value", (too_long(longest),))
 
 
 def _wrong_update(request: TaskRequest) -> Iterator[Finding]:

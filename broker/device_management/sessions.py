@@ -55,10 +55,15 @@ class ManagedSession(Protocol):
     def is_over(self) -> bool:
         """The registration has ended; every operation raises SessionLostError."""
 
+    @property
+    def is_asleep(self) -> bool:
+        """The device is in queue mode and is not listening now: operations wait until it is heard again."""
+
     async def read(self, path: ResourcePath) -> Mapping[ResourcePath, ResourceValue]:
         """The values at a resource, or of all resources at an object instance."""
 
-    async def write(self, path: ResourcePath, value: ResourceValue) -> None: ...
+    async def write(self, path: ResourcePath, value: ResourceValue) -> None:
+        """Raises also ValueError for a list, or a value of more than DEVICE_VALUE_BYTES; nothing is sent then."""
 
     async def execute(self, path: ResourcePath) -> None: ...
 

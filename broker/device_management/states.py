@@ -58,6 +58,7 @@ class ErrorCode(StrEnum):
 
 _T, _D = TaskStatus, DeviceTaskStatus
 TASK_UNFINISHED: Final = (_T.SCHEDULED, _T.REQUESTED, _T.QUEUING, _T.PROCESSING)
+TASK_ENDED: Final = (_T.COMPLETE, _T.CANCELLED)
 ENDED: Final = (_D.SUCCEEDED, _D.FAILED, _D.CANCELLED)
 OPEN: Final = (_D.REQUESTED, _D.QUEUED, _D.PROCESSING, _D.CANCEL_REQUESTED)
 #: Of these a device has at most one that is neither of a server property nor just being cancelled.

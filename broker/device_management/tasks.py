@@ -30,6 +30,7 @@ from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed
 from broker.ids import new_id
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
@@ -120,6 +121,16 @@ class Tasks:
 
         def add(tx: Transaction) -> TaskRecord:
             _check_references(tx, request, type_.record.key)
+            note(
+                tx,
+                AuditEvent.TASK_CREATED,
+                f"task {record.id}",
+                now_ms=now_ms,
+                device_type=type_.record.id,
+                operation=request.operation,
+                property=request.target,
+                image=record.image,
+            )
             return tx.tasks.add(record)
 
         return Task(await self._database.write(add, announce=self._engine.added), request, _no_devices())
@@ -184,9 +195,14 @@ class Tasks:
     async def cancel(self, task: TaskRecord) -> Task:
         """Cancel a task and what has not ended of it. Raises Conflict when the task has ended."""
         now_ms = self._clock.now_ms()
-        moved = await self._database.write(lambda tx: move_task(tx, task.key, TaskStatus.CANCELLED, now_ms))
-        if moved is None:
-            raise Conflict(TASK_ENDED)
+
+        def work(tx: Transaction) -> TaskRecord:
+            if (moved := move_task(tx, task.key, TaskStatus.CANCELLED, now_ms)) is None:
+                raise Conflict(TASK_ENDED)
+            note(tx, AuditEvent.TASK_CANCELLED, f"task {task.id}", now_ms=now_ms)
+            return moved
+
+        moved = await self._database.write(work)
         await self._engine.cancel_device_tasks(task.key)
         return await self.shown(moved)
 
@@ -196,9 +212,12 @@ class Tasks:
         if rollout is None or rollout.phase is not Phase.PAUSED or task.status != TaskStatus.PROCESSING:
             raise Conflict(NOT_PAUSED)
 
+        now_ms = self._clock.now_ms()
+
         def work(tx: Transaction) -> None:
             if (now := tx.tasks.task(task.key)) is not None:
-                tx.tasks.put(replace(now, phase=Phase.OPEN, modified_on=self._clock.now_ms()))
+                tx.tasks.put(replace(now, phase=Phase.OPEN, modified_on=now_ms))
+                note(tx, AuditEvent.ROLLOUT_CONTINUED, f"task {task.id}", now_ms=now_ms)
 
         await self._database.write(work, announce=lambda _: self._engine.work.rollouts.forget(task.key))
         return await self.shown(task)
@@ -206,12 +225,14 @@ class Tasks:
     async def cancel_on(self, entry: DeviceTaskRecord) -> DeviceTaskRecord:
         """Cancel a task on one device. Raises Conflict when it has ended there."""
         now_ms = self._clock.now_ms()
-        moved: DeviceTaskRecord | None = await self._database.write(
-            lambda tx: cancel(tx, entry.key, now_ms), announce=partial(self._announce, entry)
-        )
-        if moved is None:
-            raise Conflict(TASK_ENDED)
-        return moved
+
+        def work(tx: Transaction) -> DeviceTaskRecord:
+            if (moved := cancel(tx, entry.key, now_ms)) is None:
+                raise Conflict(TASK_ENDED)
+            _note(tx, AuditEvent.TASK_CANCELLED, entry, now_ms)
+            return moved
+
+        return await self._database.write(work, announce=partial(self._announce, entry))
 
     async def answer(self, entry: DeviceTaskRecord, *, is_accepted: bool) -> Acceptance:
         """The owner's answer to an update. Raises Conflict when none is waited for."""
@@ -223,6 +244,8 @@ class Tasks:
                 raise Conflict(NOT_WAITING)
             answered = replace(now, acceptance=Acceptance.ACCEPTED if is_accepted else Acceptance.REJECTED)
             tx.tasks.put_entry(answered)
+            event = AuditEvent.UPDATE_ACCEPTED if is_accepted else AuditEvent.UPDATE_REJECTED
+            _note(tx, event, entry, now_ms)
             return answered if is_accepted else fail(tx, entry.key, _REJECTED, now_ms) or answered
 
         answered: DeviceTaskRecord = await self._database.write(work, announce=partial(self._announce, entry))
@@ -232,6 +255,13 @@ class Tasks:
     def _announce(self, before: DeviceTaskRecord, after: DeviceTaskRecord | None) -> None:
         if after is not None and after.status != before.status:
             self._engine.changed([Moved(before, after)])
+
+
+def _note(tx: Transaction, event: AuditEvent, entry: DeviceTaskRecord, now_ms: Milliseconds) -> None:
+    """Audit what was done to a task on one device."""
+    task, device = tx.tasks.task(entry.task), tx.devices.device(entry.device)
+    device_id = None if device is None else device.id
+    note(tx, event, "" if task is None else f"task {task.id}", now_ms=now_ms, device=device_id)
 
 
 def _check_references(tx: Transaction, request: TaskRequest, device_type: DeviceTypeKey) -> None:

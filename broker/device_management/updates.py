@@ -115,7 +115,8 @@ async def advance(
     except SessionLostError:
         verdict = PutBack() if step in {Step.NONE, Step.CHECK, Step.OFFER} else Rest(step)
     except DeviceRefusedError as error:
-        verdict = Failed(refusal(error))
+        # Only the answer to the first question says that the device has no firmware object.
+        verdict = Failed(refusal(error) if step in {Step.NONE, Step.CHECK} else _refused(error))
     except UnreadableAnswerError as error:
         verdict = Failed(Failure(ErrorCode.DEVICE_ERROR, error.reason))
     return verdict, run.firmware
@@ -226,7 +227,7 @@ class _Run:
         try:
             version = await self._version()
         except DeviceRefusedError as error:
-            return Failed(refusal(error)) if tries >= _VERIFICATIONS else Go(Step.VERIFY, _VERIFY_SECONDS, tries)
+            return Failed(_refused(error)) if tries >= _VERIFICATIONS else Go(Step.VERIFY, _VERIFY_SECONDS, tries)
         self.firmware = Firmware(None, 0, version)
         if self._image is not None and version == self._image.version:
             return Done()
@@ -272,6 +273,10 @@ def refusal(error: DeviceRefusedError) -> Failure:
     """What a refusal of the device means for the task."""
     if error.code == "4.04":
         return Failure(ErrorCode.PROPERTY_NOT_FOUND, "The device does not have the resource: 4.04.")
+    return _refused(error)
+
+
+def _refused(error: DeviceRefusedError) -> Failure:
     return Failure(ErrorCode.DEVICE_ERROR, f"The device refused the operation: {error.code}.")
 
 

@@ -8,7 +8,7 @@ from broker.device_management.configuration import Configurations
 from broker.device_management.device_work import DeviceWork
 from broker.device_management.downloads import Downloads
 from broker.device_management.rollouts import Phase, Rollout
-from broker.device_management.states import ENDED, OPEN, Acceptance, DeviceTaskStatus
+from broker.device_management.states import ENDED, OPEN, TASK_ENDED, Acceptance, DeviceTaskStatus
 from broker.device_management.updates import Step
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.presence import Presence
@@ -68,7 +68,7 @@ class Waiting:
         facts = _Facts(
             task,
             image,
-            await self._work.rollouts.of(task),
+            None if task.status in TASK_ENDED else await self._work.rollouts.of(task),
             configuration.device_properties_enabled,
             await self._presence.of_all(devices),
             earlier,
@@ -91,11 +91,15 @@ class Waiting:
             return "The task is still being given to its devices."
         if entry.acceptance == Acceptance.WAITING:
             return "The owner of the device has not accepted the update yet."
-        is_connected = self._work.session_of(entry.device) is not None
+        session = self._work.session_of(entry.device)
+        is_connected = session is not None
         if entry.status == DeviceTaskStatus.QUEUED:
             return self._queued(entry, facts, is_connected)
         if not is_connected:
             return _interrupted(entry, facts.presences[entry.device], progress)
+        # While it fetches the image, and while it installs it, what it does says more.
+        if session is not None and session.is_asleep and not progress and entry.step != Step.REBOOT:
+            return "The device sleeps, and is asked when it is heard again."
         if facts.task.image is None:
             return "The device has not answered the request yet."
         return self._under_way(entry, facts, progress)

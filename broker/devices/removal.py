@@ -42,6 +42,8 @@ class Removal:
 
     async def sweep(self) -> None:
         """Remove every device that was deleted more than 30 days ago, with its messages and other data."""
+        if not self._clock.may_delete():
+            return
         before_ms, removed = self._clock.now_ms() - _KEPT_MS, self._removed
         while devices := await self._database.read(
             lambda tx: tx.removal.deleted_before(before_ms, limit=_DEVICES_AT_ONCE)

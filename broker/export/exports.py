@@ -184,6 +184,8 @@ class Exports:
 
     async def expire(self) -> None:
         """Expire exports that are older than 24 hours, and delete their files."""
+        if not self._clock.may_delete():
+            return
         now_ms = self._clock.now_ms()
         for status in WITH_RESULT:
             for record in await self._database.read(partial(_expired, status, now_ms)):

@@ -1,8 +1,9 @@
 """Counters of the current day or month of the UTC calendar.
 
-The machine's clock may be wrong and may be set. When the clock is set back, the count stays, so that a day cannot be
-used twice; when the clock is set forward into another period, the count restarts, as it does in every new period. A
-caller is locked out at most until the end of the period that the clock shows.
+The machine's clock may be wrong and may be set. When the clock goes forward into another period, the count restarts, as
+it does in every new period. When it is set back, the count stays. What was used in the period before is remembered, and
+counts again when the clock comes back to it: so a jump there and back gives nothing. A caller is locked out at most
+until the end of the period that the clock shows (reference 27.7).
 """
 
 from collections.abc import Callable
@@ -35,20 +36,23 @@ class Tally:
     Callers compare `since_ms <= now_ms < until_ms` themselves, because a call for each message would cost too much.
     """
 
-    __slots__ = ("_period", "name", "since_ms", "until_ms", "used")
+    __slots__ = ("_left", "_period", "name", "since_ms", "until_ms", "used")
 
     def __init__(self, name: str, period: Period, kept: TallyRecord | None, now_ms: int) -> None:
         """`kept` is the count as it was last saved."""
         self.name = name
         self._period = period
+        self._left = (-1, 0)  # the beginning of the period before the last turn, and what counted as used in it
         self.since_ms, self.until_ms = period(now_ms)
         self.used = kept.used if kept is not None and now_ms < kept.until_ms else 0
 
     def turn(self, now_ms: int) -> None:
         """Go over to the current period."""
-        if now_ms >= self.until_ms:
-            self.used = 0
+        is_forward, (left_ms, left) = now_ms >= self.until_ms, self._left
+        self._left = self.since_ms, self.used
         self.since_ms, self.until_ms = self._period(now_ms)
+        known = left if left_ms == self.since_ms else 0
+        self.used = known if is_forward else self.used + known
 
     def record(self) -> TallyRecord:
         return TallyRecord(self.name, self.since_ms, self.until_ms, self.used)

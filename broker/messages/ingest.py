@@ -34,7 +34,7 @@ from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
 from broker.messages.mids import Mids
 from broker.nesting import check_nesting
-from config.limits import MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
+from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import Group
 from storage.journal import Journal
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -70,7 +70,7 @@ class Ingest:
 
         Args:
             quotas: charges what is accepted; None charges nothing.
-            last_cts: the `cts` of the newest stored row. `cts` never decreases, even when the clock is set back.
+            last_cts: the `cts` of the newest stored row. A clock that is set back a little makes `cts` stand still.
         """
         self._journal = journal
         self._mids = mids
@@ -107,11 +107,10 @@ class Ingest:
         size = len(payload)
         if size > MAX_DATA_BYTES:
             size = self._checked_compact_size(device, payload)
-        cts = self._now_ms()
-        # After the clock was set back, an earlier row may have a later `cts`.
-        cts = max(cts, self._last_cts)
+        now_ms = self._now_ms()
+        cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
         self._last_cts = cts
-        source_ts = cts if ts is None else self._checked_ts(ts, cts)
+        source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
         version = device.manifest
         key = device.record.key
         failure = ""
@@ -120,7 +119,7 @@ class Ingest:
         except TransformFailedError as error:
             data, failure = None, str(error)
         if self._quotas is not None:
-            self._quotas.charge_message(device, size, cts)
+            self._quotas.charge_message(device, size, now_ms)
         if data is None:
             reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
             return self._append_failed(key, cts, failure or reason, payload)
@@ -155,11 +154,12 @@ class Ingest:
             raise DestinationDeviceDisabled
         if len(data) > MAX_DATA_BYTES:
             self._checked_compact_size(destination, data)
-        cts = self._last_cts = max(self._now_ms(), self._last_cts)
-        source_ts = cts if ts is None else self._checked_ts(ts, cts)
+        now_ms = self._now_ms()
+        cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
+        source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
         text = _checked_actions(data)
         if self._quotas is not None:
-            self._quotas.charge_action(source, destination, len(text), cts)
+            self._quotas.charge_action(source, destination, len(text), now_ms)
         mv = destination.manifest.version
         position = self._journal.append_action(
             device=destination.key, source=source.key, ts=source_ts, cts=cts, mv=mv, data=text
@@ -182,6 +182,10 @@ class Ingest:
         fact = ActionStored(action, source=source.key, destination=destination.key)
         self._journal.after_commit(lambda error: self._action_committed(fact, source) if error is None else None)
         return position
+
+    def _cts_after_set_back(self, now_ms: Milliseconds) -> Milliseconds:
+        """The `cts` of a row while the clock is behind that of the row before (reference 27.7)."""
+        return self._last_cts if self._last_cts - now_ms <= CLOCK_STEP_MS else now_ms
 
     def _action_committed(self, fact: ActionStored, source: Device) -> None:
         # If another commit came before that of this Action, the sender is no longer held: hold it again.

@@ -31,6 +31,8 @@ _STEP_ROWS = 5_000
 _STEP_ROWS_OF_FEW = 25_000
 _FEW_DEVICES = 500
 _HELD_ROWS = 50_000
+#: A stop is not held up by rows that are in the log and can be projected later.
+_SAVE_SECONDS = 2.0
 _CONSUMER = "folds"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -103,6 +105,11 @@ class Projector:
             except BaseException:  # also a cancellation leaves rows that were taken and not projected; raised again
                 self._lose_track()
                 raise
+
+    async def save(self) -> None:
+        """Project for a short time, when the daemon stops: what remains is projected after the next start."""
+        with trio.move_on_after(_SAVE_SECONDS):
+            await self.flush()
 
     async def _read_on(self) -> None:
         # From now on every commit is held. `_step` compares positions, so a row that is held and read counts once.

@@ -77,6 +77,8 @@ class Retention:
 
     async def sweep(self) -> None:
         """Delete everything that is older than its retention. Raises StoreError."""
+        if not self._clock.may_delete():
+            return
         before = self._statistics
         own = await self._database.read(lambda tx: tx.retention.days_of_types())
         classes = self._classes(own)
@@ -106,11 +108,11 @@ class Retention:
     async def _sweep_log(
         self, table: LogTable, cursor: str, days: int, types: Collection[DeviceTypeKey] | None, *, others: bool = False
     ) -> None:
-        before_ms = self._clock.now_ms() - days * DAY_MS
-        upto = await self._database.read(partial(_deletable, table, before_ms))
+        now_ms = self._clock.now_ms()
+        live_ms = now_ms - days * DAY_MS, now_ms
         is_done = False
         while not is_done:
-            step = partial(_delete_step, table, cursor, upto, types, others)
+            step = partial(_delete_step, table, cursor, live_ms, types, others)
             deleted, is_done = await self._database.write(step)
             self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
@@ -148,29 +150,35 @@ class Retention:
 _COUNTED = ("deleted_messages", "deleted_actions", "deleted_failed_messages", "deleted_rollups")
 
 
-def _deletable(table: LogTable, before_ms: int, tx: Transaction) -> Position:
-    upto = tx.retention.boundary(table, before_ms)
-    consumed = tx.retention.lowest_consumer() if table == "message" else upto
-    return min(upto, consumed or Position(0))
-
-
 def _delete_step(
     table: LogTable,
     cursor: str,
-    upto: Position,
+    live_ms: tuple[int, int],
     types: Collection[DeviceTypeKey] | None,
     others: bool,
     tx: Transaction,
 ) -> tuple[int, bool]:
-    """Delete one range; return the number of deleted rows and whether that was the last step."""
+    """Delete one range; return the number of deleted rows and whether that was the last step.
+
+    The range ends before the first row that was received within `live_ms`. A row whose `cts` is later came while the
+    clock was wrong: it goes with the rows around it, and does not keep them for ever.
+    """
     behind = tx.retention.cursor(cursor)
     first = tx.retention.first_behind(table, behind)
-    if first is None or first > upto:
+    if first is None:
         return 0, True
-    end = min(upto, Position(first - 1 + _STEP_POSITIONS))
+    full = Position(first - 1 + _STEP_POSITIONS)
+    end = min(full, tx.retention.last(table))
+    if table == "message":
+        end = min(end, tx.retention.lowest_consumer() or Position(0))
+    live = tx.retention.first_received(table, behind=behind, upto=end, since_ms=live_ms[0], until_ms=live_ms[1])
+    if live is not None:
+        end = Position(live - 1)
+    if end < first:
+        return 0, True
     deleted = tx.retention.delete(table, behind=behind, upto=end, types=types, others=others)
     tx.retention.set_cursor(cursor, end)
-    return deleted, end == upto
+    return deleted, end < full
 
 
 def _devices(key: DeviceKey, tx: Transaction) -> list[tuple[DeviceKey, DeviceTypeKey]]:

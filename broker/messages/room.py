@@ -48,7 +48,7 @@ async def open_messages(core: Core, devices: DevicesRoom, limits: LimitsRoom) ->
     snapshots = Snapshots(database)
     projector = Projector(database, router, (snapshots, Rollups()))
     await projector.resume()
-    life.worker("folds", projector.project_forever, save=projector.flush, statistics=projector.statistics)
+    life.worker("folds", projector.project_forever, save=projector.save, statistics=projector.statistics)
     retention = Retention(database, clock, days=core.settings.storage.retention_days)
     life.worker("retention", retention.sweep_forever, statistics=retention.statistics)
     return MessagesRoom(

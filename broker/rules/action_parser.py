@@ -7,7 +7,7 @@ from typing import Final
 
 from broker.device_types.manifest import DeclaredAction, Field, ValueClass
 from broker.device_types.reading import JsonObject
-from broker.errors import INVALID, REQUIRED
+from broker.errors import INVALID, REQUIRED, too_long
 from broker.rules.actions import (
     ActionList,
     CompoundParameter,
@@ -18,6 +18,10 @@ from broker.rules.actions import (
     Special,
     ThenAction,
     UnfitValueError,
+)
+from broker.rules.conditions import Choice
+from broker.rules.special_actions import (
+    MAX_HEADERS,
     checked_header,
     checked_method,
     checked_recipient,
@@ -25,9 +29,8 @@ from broker.rules.actions import (
     http_request,
     send_email,
 )
-from broker.rules.conditions import Choice
 from broker.rules.validation import OF_ANOTHER_KIND, BodyReader, Source, no_action, no_field
-from broker.rules.values import NUMERIC_TEXT, Constant, kind_of_items
+from broker.rules.values import NUMERIC_TEXT, Constant, Kind, kind_of_items
 from broker.rules.view import NestedValue
 
 _CHOICES: Final = MappingProxyType({"matched": Choice.MATCHED, "every": Choice.EVERY})
@@ -138,7 +141,7 @@ class ActionParser:
         found = self._reader.operand(value, path)
         if found is None:
             return None
-        if isinstance(found.constant, list):
+        if found.operand.kind is Kind.COLLECTION:
             self._reader.refuse(found.path, INVALID)
             return None
         return _of(OperandParameter(found.operand))
@@ -179,10 +182,15 @@ class ActionParser:
 
     def headers(self, value: object, path: str) -> Parameter | None:
         """`{"value": [{"key": …, "value": …}]}`, where key and value are texts or value objects."""
-        content = value.get("value") if isinstance(value, Mapping) else value
-        at = f"{path}.value"
+        if not isinstance(value, Mapping):
+            self._reader.refuse(path, INVALID)
+            return None
+        content, at = value.get("value"), f"{path}.value"
         if not isinstance(content, list):
             self._reader.refuse(at, REQUIRED if content is None else INVALID)
+            return None
+        if len(content) > MAX_HEADERS:
+            self._reader.refuse(at, too_long(MAX_HEADERS))
             return None
         read = [self._header(entry, entry_at) for entry_at, entry in self._reader.objects(content, at)]
         return _of(ListParameter(tuple(header for header in read if header is not None)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from enum import Enum
 from typing import Final
 
@@ -40,6 +41,7 @@ class Condition:
         device_type, choice: which devices of a type it is about.
         needs: the types whose bound devices decide it: that of its `any` or `matched`, and those of its operand.
         named: the devices that it names by id: in `sdid`, and in the operand.
+        failed: the device that last kept an `every` from holding; it decides only which device is looked at first.
     """
 
     index: int
@@ -50,6 +52,7 @@ class Condition:
     field: str
     duration: Duration | None
     operand: Operand | None
+    failed: DeviceKey = attribute(default=NO_DEVICE, init=False)
 
     @property
     def needs(self) -> frozenset[DeviceTypeKey]:

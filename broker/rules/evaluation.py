@@ -27,7 +27,7 @@ _NOTHING_CHOSEN: Final = Match(NOTHING_BOUND)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The device that causes an evaluation, and its type; both None when time does.
+    """The device that causes an evaluation, and its type. By default: time, or a device that no selector can mean.
 
     `only`: among the devices of the type, no other one may satisfy `any`. That is so unless the rule also names the
     device by its id: then its message may be about that condition.
@@ -157,7 +157,14 @@ class Conditions:
 
     def every_holds(self, condition: Condition, view: View, bound: Bound, timers: Timers) -> bool:
         devices = self.every_device(condition, view)
-        return bool(devices) and all(holds(condition, view, device, bound, timers) for device in devices)
+        # The device that failed last will most often fail again: looking at it first saves looking at all the others.
+        if condition.failed in devices and not holds(condition, view, condition.failed, bound, timers):
+            return False
+        for device in devices:
+            if not holds(condition, view, device, bound, timers):
+                condition.failed = device
+                return False
+        return bool(devices)
 
     def every_device(self, condition: Condition, view: View) -> Collection[DeviceKey]:
         """The devices that `every` means."""

@@ -54,8 +54,8 @@ def _every(conditions: Conditions, condition: Condition, view: View, bound: Boun
     reports.sort(key=lambda report: _ORDER.index(report.held))
     if not reports:
         return ConditionReport(condition.path, held=False)
-    seen = tuple(dict.fromkeys(found for report in reports for found in report.seen))
-    return replace(reports[0], device=None, seen=seen[:SEEN_MAX])
+    seen = {(found.device, found.field): found for report in reports for found in report.seen}
+    return replace(reports[0], device=None, seen=tuple(seen.values())[:SEEN_MAX])
 
 
 _ORDER = (False, None, True)

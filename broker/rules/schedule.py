@@ -90,11 +90,11 @@ class Cron:
     __slots__ = ("_day", "_fixed", "_high", "_hour", "_low", "_minute", "_month", "_weekday", "_year", "_zone")
 
     def __init__(self, text: str) -> None:
-        positions, _, zone = text.partition("TZ")
-        parts = positions.split()
-        if len(parts) != 6 or len(text) > MAX_EXPRESSION_CHARACTERS or ("TZ" in text and not zone[:1].isspace()):
+        parts = text.split() if len(text) <= MAX_EXPRESSION_CHARACTERS else []
+        zone = parts[6:]
+        if len(parts) not in (6, 8) or (zone and zone[0] != "TZ"):
             raise InvalidScheduleError(text)
-        self._zone: tzinfo = time_zone(zone.strip()) if zone else UTC
+        self._zone: tzinfo = time_zone(zone[1]) if zone else UTC
         self._minute = _position(parts[0], 0, 59)
         self._hour = _position(parts[1], 0, 23)
         self._day = _position(parts[2], 1, 31)
@@ -127,7 +127,8 @@ class Cron:
                     return None
                 at = following
             elif not self._hour.has(local.hour) or (minute := self._minute.at_or_after(local.minute)) is None:
-                at = self._ahead(at, local, 60 - local.minute)
+                hour = self._hour.at_or_after(local.hour + 1) if local.hour < 23 else None
+                at = self._ahead(at, local, ((24 if hour is None else hour) - local.hour) * 60 - local.minute)
             elif minute > local.minute:
                 at = self._ahead(at, local, minute - local.minute)
             else:
@@ -145,14 +146,17 @@ class Cron:
         return in_month or in_week  # as in every cron: if both are given, either may match
 
     def _ahead(self, at: int, local: datetime, minutes: int) -> int:
-        """So many minutes later; the next minute if the clock changes until then."""
-        later = datetime.fromtimestamp((at + minutes) * 60, self._zone)
-        return at + minutes if later.utcoffset() == local.utcoffset() else at + 1
+        """So many minutes later; the next full hour or minute if the clock changes until then."""
+        offset = local.utcoffset()
+        for step in (minutes, 60 - local.minute):
+            if step <= minutes and datetime.fromtimestamp((at + step) * 60, self._zone).utcoffset() == offset:
+                return at + step
+        return at + 1
 
     def _next_date(self, at: int, local: datetime) -> int | None:
         """The first minute of the next matching date, or an earlier one; None: there is no such date."""
-        if self._ahead(at, local, _SKIPPED_MINUTES_MAX) == at + 1:
-            return at + 1  # the clock may go back to the date before
+        if (ahead := self._ahead(at, local, _SKIPPED_MINUTES_MAX)) < at + _SKIPPED_MINUTES_MAX:
+            return ahead  # the clock may go back to the date before
         following = self._date_after(local.date())
         if following is None:
             return None

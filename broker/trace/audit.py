@@ -57,6 +57,16 @@ class AuditEvent(StrEnum):
     CERTIFICATE_REGISTERED = "certificate_registered"
     CERTIFICATE_REVOKED = "certificate_revoked"
     APPROVED_LIST_CHANGED = "approved_list_changed"
+    MANAGEMENT_CONFIGURED = "management_configured"
+    PROPERTIES_CHANGED = "properties_changed"
+    PROPERTIES_REMOVED = "properties_removed"
+    TASK_CREATED = "task_created"
+    TASK_CANCELLED = "task_cancelled"
+    ROLLOUT_CONTINUED = "rollout_continued"
+    UPDATE_ACCEPTED = "update_accepted"
+    UPDATE_REJECTED = "update_rejected"
+    IMAGE_UPLOADED = "image_uploaded"
+    IMAGE_DELETED = "image_deleted"
     KEY_ROTATED = "key_rotated"
     RULE_CREATED = "rule_created"
     RULE_CHANGED = "rule_changed"
@@ -165,6 +175,8 @@ class AuditLog:
 
     async def sweep(self) -> None:
         """Remove what is too old or too much, in small steps."""
+        if not self._clock.may_delete():
+            return
         keep = self._settings.keep_entries
         before_ms = self._clock.now_ms() - self._settings.keep_days * _DAY_MS
         while keys := await self._database.read(

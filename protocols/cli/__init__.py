@@ -14,6 +14,7 @@ _COMMANDS = {
     "provision": "provision",
     "user": "user",
     "key": "key",
+    "retention": "retention",
     "simulate": "simulate",
     "tail": "tail",
     "history": "history",

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import closing
+from contextvars import copy_context
 from pathlib import Path
 
 import click
@@ -68,7 +69,8 @@ def rotate_key(settings: Settings, key_path: Path | None = None) -> Resealing:
         try:
             keys = state.keys if len(state.keys) > 1 else (Vault.new_key(), *state.keys)
             state.key_file.write(*keys)
-            done = _reseal(SqliteEngine(state.database), Vault(*keys))
+            # In a context of its own: the origin that the audit log gets is the origin of this work only.
+            done = copy_context().run(_reseal, SqliteEngine(state.database), Vault(*keys))
             state.key_file.write(keys[0])
         except KeyFileError as error:
             raise StateError(str(error)) from error

@@ -8,7 +8,6 @@ An exception that no code expects is contained: in a request it is answered with
 (`contained`).
 """
 
-import random
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
@@ -26,7 +25,6 @@ from protocols.coap.incoming import Incoming
 from protocols.coap.message_layer import (
     Delivered,
     MessageEvent,
-    MessageLayer,
     Rejected,
     RequestReceived,
     ResponseReceived,
@@ -48,22 +46,19 @@ from protocols.coap.observers import Observers
 from protocols.coap.requests import CoapRequest, CoapResponse, read_request, refusal, response_options
 from protocols.coap.resources import Resources
 from protocols.coap.rooms import CoapRooms
-from protocols.coap.session import CoapSession, CoapSessions, SessionLimits, SessionRank
+from protocols.coap.session import CoapSession, SessionLimits, SessionRank
+from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.sockets import STRANGER_WEIGHT
 from protocols.coap.statistics import EndpointStatistics
 from protocols.coap.strangers import REQUESTS_PER_SECOND, Strangers
 
-SESSION_SWEEP_SECONDS = 5.0
 LOOKUP_WORKERS = 4
 _COMMIT_SECONDS = 1.0  # of `stop`
 #: The responses to a message, and to a part of one. All others are overhead.
 _OF_MESSAGES = frozenset({Code.CREATED, Code.CONTINUE})
 
-#: For the first message id and the spread of time-outs. Both are no secrets, and SystemRandom makes a system call.
-_random = random.random
 
-
-class Endpoint:
+class Endpoint(SessionEndpoint[CoapSession]):
     """The sessions of one listener and their requests."""
 
     def __init__(
@@ -73,7 +68,7 @@ class Endpoint:
         guard: AmplificationGuard | None = None,
         limits: SessionLimits | None = None,
         now: Callable[[], float] = trio.current_time,
-        chance: Callable[[], float] = _random,
+        chance: Callable[[], float] = chance_of_time_outs,
     ) -> None:
         """An endpoint without sessions.
 
@@ -84,23 +79,13 @@ class Endpoint:
             now: the clock, in seconds.
             chance: gives numbers from 0 to 1.
         """
+        super().__init__(CoapSession, failure="coap_session_failed", limits=limits, now=now, chance=chance)
         self._ingest = rooms.messages.ingest
         self._guard = guard
-        self._limits = limits or SessionLimits()
-        self.now = now
-        #: Takes a key, a function and its arguments: an exception ends the session with the key and nothing else.
-        self.contained: Callable[..., object] = partial(contain, "coap_session_failed", self._close_failed)
-        self._chance = chance
-        self._sessions = CoapSessions(self._limits)
         self._observers = Observers(rooms, guard, now, self._changed, self.contained)
         self._resources = Resources(rooms, self._observers, self._reply, self._authenticated, self.contained)
-        self._sooner = trio.Event()
-        self._wakes_at = inf
-        self._next_sweep = inf
         self._strangers = Strangers(now, per_second=REQUESTS_PER_SECOND)
-        self._overhead_dropped = 0
-        self._requests = self._dropped = self._malformed = self._challenges = self._evicted = 0
-        self._duplicates = self._retransmissions = 0
+        self._challenges = 0
         self.datagrams_lost = 0
         self.submitted = self._resources.submitted
 
@@ -116,55 +101,18 @@ class Endpoint:
         is_address_verified: bool = False,
         certificate: ClientCertificate | None = None,
     ) -> CoapSession:
-        """Open a session (arguments as of CoapSession). When a limit is exceeded, one ends; it may be the new one."""
-        now = self.now()
-        session = CoapSession(
+        """As `SessionEndpoint.open`, by default of an address that proves nothing."""
+        return super().open(
             key,
-            MessageLayer(self._chance),
             send,
             end,
             idle_seconds=idle_seconds,
             is_address_verified=is_address_verified,
-            now=now,
+            certificate=certificate,
         )
-        session.certificate = certificate
-        self._sessions.add(session)
-        self._make_room(session)
-        if self._next_sweep == inf:
-            self._next_sweep = now + SESSION_SWEEP_SECONDS
-            if self._next_sweep < self._wakes_at:
-                self._sooner.set()
-        return session
 
-    def find(self, key: Hashable) -> CoapSession | None:
-        """The open session of a peer."""
-        return self._sessions.find(key)
-
-    def close(self, session: CoapSession) -> None:
-        """End a session: tell its observers and forget it. An exception on the way is logged, and the session ends."""
-        contain("coap_session_failed", None, session.key, self._close, session)
-
-    def _close(self, session: CoapSession) -> None:
-        if session.is_closed:
-            return
-        try:
-            self._observers.shut_down(session)
-            session.flush()
-        finally:
-            self._sessions.remove(session)
-            self._duplicates += session.message_layer.duplicates
-            self._retransmissions += session.message_layer.retransmissions
-            session.end()
-
-    def _close_failed(self, key: Hashable) -> None:
-        session = self._sessions.find(key)
-        if session is not None:
-            self._close(session)
-
-    def _make_room(self, latest: CoapSession) -> None:
-        while (session := self._sessions.surplus(latest)) is not None:
-            self._evicted += 1
-            self.close(session)
+    def _ending(self, session: CoapSession) -> None:
+        self._observers.shut_down(session)
 
     def _authenticated(self, session: CoapSession) -> None:
         self._sessions.rise(session, SessionRank.AUTHENTICATED)
@@ -201,13 +149,9 @@ class Endpoint:
         return weight
 
     def _admission(self, key: Hashable, session: CoapSession | None) -> int:
-        """The weight of the next datagram of a peer; 0 when it is dropped."""
         if session is None or session.rank is SessionRank.UNAUTHENTICATED:
             return STRANGER_WEIGHT if self._strangers.admits(key) else 0
-        if session.overhead is not None and session.overhead.is_empty(self.now()):
-            self._overhead_dropped += 1
-            return 0
-        return 1
+        return super()._admission(key, session)
 
     def _receive_from(
         self,
@@ -227,24 +171,6 @@ class Endpoint:
             self._receive(self.open(key, partial(send_to, key), _nothing), message)
         elif message.type == CON:
             send_to(key, empty(RST, message.message_id))
-
-    def receive(self, session: CoapSession, datagram: bytes) -> None:
-        """Take a datagram of a session as `receive_from` does. The caller contains exceptions (`contained`)."""
-        if not self._admission(session.key, session):
-            return
-        try:
-            message = decode_message(datagram)
-        except MalformedMessage as malformed:
-            self._reject(malformed, session, session.send)
-            return
-        self._receive(session, message)
-
-    def _reject(self, malformed: MalformedMessage, session: CoapSession | None, send: Callable[[bytes], None]) -> None:
-        self._malformed += 1
-        if session is not None:
-            session.spend(self.now())
-        if malformed.answer is not None:
-            send(malformed.answer)
 
     def _receive(self, session: CoapSession, message: CoapMessage) -> None:
         if session.is_closed:
@@ -328,57 +254,18 @@ class Endpoint:
                 response, options = CoapResponse(Code.UNAUTHORIZED), encode_options(challenge)
         session.message_layer.respond(incoming, response.code, options, response.body, now)
 
-    def _settle(self, session: CoapSession) -> None:
-        """Send what the message layer has to send, and note how much the session holds and its deadline."""
-        session.flush()
-        self._sessions.account(session)
-        self._sessions.schedule(session)
-        if session.scheduled < self._wakes_at:
-            self._sooner.set()
-
     # --- Time --------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Do what is due at `now`: retransmissions, time-outs, and the sweep of all sessions every few seconds."""
-        for session in self._sessions.due(now):
-            self.contained(session.key, self._tick, session, now)
-        if self._next_sweep <= now:
-            self._sweep(now)
-
-    def _tick(self, session: CoapSession, now: float) -> None:
-        for event in session.message_layer.tick(now):
-            self._handle(session, event, now)
-        if not session.is_closed:
-            self._settle(session)
-
     def _sweep(self, now: float) -> None:
-        """Bound in time what no datagram may ever end: block-wise transfers, notifications in blocks, sessions."""
-        for session in self._sessions.with_blocks():
-            self.contained(session.key, self._forget_blocks, session, now)
+        super()._sweep(now)
         self._observers.sweep(now)
-        for session in self._sessions.silent(now, SessionRank.UNAUTHENTICATED, SessionRank.AUTHENTICATED):
-            self.close(session)
         for session in self._sessions.silent(now, SessionRank.OBSERVER):
             self.contained(session.key, self._ping, session, now)
-        self._next_sweep = now + SESSION_SWEEP_SECONDS if len(self._sessions) else inf
-
-    def _forget_blocks(self, session: CoapSession, now: float) -> None:
-        session.blocks.forget(now)
-        self._sessions.account(session)
 
     def _ping(self, session: CoapSession, now: float) -> None:
         if session.message_layer.deadline == inf:  # otherwise a message is under way that also asks
             self._observers.ping(session, now)
         self._tick(session, now)
-
-    async def tick_forever(self) -> None:
-        """Call `tick` whenever something is due, until cancelled."""
-        while True:
-            self._sooner = trio.Event()
-            self._wakes_at = min(self._sessions.next_due, self._next_sweep)
-            with trio.move_on_at(self._wakes_at):
-                await self._sooner.wait()
-            self.tick(self.now())
 
     async def look_up_forever(self) -> None:
         """Look up unknown device tokens in the store, until cancelled."""
@@ -397,30 +284,14 @@ class Endpoint:
             await self._ingest.wait_committed()
         self.close_all()
 
-    def close_all(self) -> None:
-        """Close every session. One that fails does not keep the others open."""
-        for session in self._sessions:
-            self.close(session)
-
     def statistics(self) -> EndpointStatistics:
         observers = self._observers.statistics()
-        message_layers = [session.message_layer for session in self._sessions]
-        return EndpointStatistics(
-            sessions=len(self._sessions),
-            strangers=self._sessions.count(SessionRank.UNAUTHENTICATED),
+        return self._statistics(
             observers=observers.observers,
-            bytes_held=self._sessions.bytes_held,
-            requests=self._requests,
-            requests_dropped=self._dropped,
-            overhead_dropped=self._overhead_dropped,
             strangers_dropped=self._strangers.dropped,
-            malformed=self._malformed,
-            duplicates=self._duplicates + sum(one.duplicates for one in message_layers),
-            retransmissions=self._retransmissions + sum(one.retransmissions for one in message_layers),
             notifications=observers.notifications,
             notifications_lost=observers.notifications_lost,
             challenges=self._challenges,
-            evicted=self._evicted,
             datagrams_lost=self.datagrams_lost,
         )
 

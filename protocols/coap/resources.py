@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 import msgspec
-import structlog
 import trio
 
 from broker.accounts.tokens import Caller
@@ -53,8 +52,6 @@ MAX_WAITING_PER_TOKEN: Final = 64
 
 _DISCOVERY: Final = b'</v1.1/messages>;ct="50 60",</v1.1/actions>;ct="50 60";obs'
 _WELL_KNOWN: Final = (b".well-known", b"core")
-
-_log = structlog.get_logger(__name__)
 
 
 class _Body(msgspec.Struct):
@@ -339,8 +336,6 @@ class Resources:
     def _committed(
         self, stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]], error: StorageUnavailable | None
     ) -> None:
-        if error is not None:
-            _log.error("coap_messages_not_stored", messages=len(stored), reason=error.reason)
         mid = self._ingest.mid
         for session, incoming, request, position in stored:
             if error is None:

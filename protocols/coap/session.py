@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from math import inf
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from broker.devices.registry import Device
 from broker.limits.overhead import Bucket
@@ -169,19 +169,21 @@ class SessionLimits:
 #: authenticate while all other places are taken by authenticated ones.
 _RESERVED_SHARE = 16
 
+S = TypeVar("S", bound=CoapSession)
 
-class CoapSessions:
+
+class CoapSessions(Generic[S]):
     """The sessions of one listener: by key, by the time of the last datagram, and by the next deadline."""
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
         self._reserve = max(1, limits.sessions // _RESERVED_SHARE)
         self._bytes_reserve = limits.bytes_held // _RESERVED_SHARE
-        self._by_key: dict[Hashable, CoapSession] = {}
-        self._ranks: tuple[OrderedDict[Hashable, CoapSession], ...] = tuple(OrderedDict() for _ in SessionRank)
-        self._due: list[tuple[float, int, CoapSession]] = []
+        self._by_key: dict[Hashable, S] = {}
+        self._ranks: tuple[OrderedDict[Hashable, S], ...] = tuple(OrderedDict() for _ in SessionRank)
+        self._due: list[tuple[float, int, S]] = []
         self._order = count()
-        self._with_blocks: set[CoapSession] = set()
+        self._with_blocks: set[S] = set()
         self._unauthenticated_bytes = 0
         self.bytes_held = 0
         self.find = self._by_key.get
@@ -189,18 +191,18 @@ class CoapSessions:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[CoapSession]:
+    def __iter__(self) -> Iterator[S]:
         return iter(tuple(self._by_key.values()))
 
     def count(self, rank: SessionRank) -> int:
         return len(self._ranks[rank])
 
-    def add(self, session: CoapSession) -> None:
+    def add(self, session: S) -> None:
         self._by_key[session.key] = session
         self._ranks[session.rank][session.key] = session
         self.account(session)
 
-    def remove(self, session: CoapSession) -> None:
+    def remove(self, session: S) -> None:
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
             del self._ranks[session.rank][session.key]
@@ -209,11 +211,11 @@ class CoapSessions:
             if session.rank is SessionRank.UNAUTHENTICATED:
                 self._unauthenticated_bytes -= session.accounted
 
-    def heard(self, session: CoapSession, now: float) -> None:
+    def heard(self, session: S, now: float) -> None:
         session.last_heard = now
         self._ranks[session.rank].move_to_end(session.key)
 
-    def rise(self, session: CoapSession, rank: SessionRank) -> None:
+    def rise(self, session: S, rank: SessionRank) -> None:
         if session.rank != rank and self._by_key.get(session.key) is session:
             del self._ranks[session.rank][session.key]
             if session.rank is SessionRank.UNAUTHENTICATED:  # no session gets this rank again
@@ -221,7 +223,7 @@ class CoapSessions:
             session.rank = rank
             self._ranks[rank][session.key] = session
 
-    def account(self, session: CoapSession) -> None:
+    def account(self, session: S) -> None:
         """Count what the session holds now. Call it after each change."""
         held = session.bytes_held
         change = held - session.accounted
@@ -235,7 +237,7 @@ class CoapSessions:
             else:
                 self._with_blocks.discard(session)
 
-    def surplus(self, latest: CoapSession) -> CoapSession | None:
+    def surplus(self, latest: S) -> S | None:
         """The session to end because a limit is exceeded; None when no limit is.
 
         It is the one that has been silent longest among the sessions of the first of these ranks that has any:
@@ -258,11 +260,11 @@ class CoapSessions:
                     return session
         return latest
 
-    def with_blocks(self) -> tuple[CoapSession, ...]:
+    def with_blocks(self) -> tuple[S, ...]:
         """The sessions with block-wise transfers that have not ended."""
         return tuple(self._with_blocks)
 
-    def silent(self, now: float, *ranks: SessionRank) -> list[CoapSession]:
+    def silent(self, now: float, *ranks: SessionRank) -> list[S]:
         """The sessions of these ranks without a datagram for their `silence_seconds`.
 
         All sessions of one rank have the same `silence_seconds`, so the search ends at the first that was heard later.
@@ -275,7 +277,7 @@ class CoapSessions:
                 found.append(session)
         return found
 
-    def schedule(self, session: CoapSession) -> None:
+    def schedule(self, session: S) -> None:
         """Note the deadline of the session. A later deadline than the noted one adds no note: `due` is early then."""
         deadline = session.message_layer.deadline
         if deadline < session.scheduled:
@@ -286,7 +288,7 @@ class CoapSessions:
     def next_due(self) -> float:
         return self._due[0][0] if self._due else inf
 
-    def due(self, now: float) -> list[CoapSession]:
+    def due(self, now: float) -> list[S]:
         """The sessions whose noted deadline has passed. Their notes are removed."""
         found = []
         while self._due and self._due[0][0] <= now:

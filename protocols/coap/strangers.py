@@ -17,6 +17,8 @@ SOURCE_PER_SECOND: Final = 0.1
 #: Requests of strangers, of which each may be looked up in the store; ClientHellos, of which each costs a hash.
 REQUESTS_PER_SECOND: Final = 1_000
 HELLOS_PER_SECOND: Final = 4_000
+#: Of all together. Others wait while a burst is served, for some 0.1 ms each.
+_BURST_SECONDS: Final = 0.1
 #: The first datagrams of a source are counted apart from those of sources that have sent more.
 _FIRSTS: Final = 8
 _SOURCES_REMEMBERED: Final = 4_096
@@ -34,10 +36,11 @@ class Strangers:
     """Counts the datagrams of strangers. The source that was silent longest is forgotten first."""
 
     def __init__(self, now: Callable[[], float], *, per_second: float) -> None:
-        """`now` is the clock, in seconds; `per_second` is the limit for all together."""
+        """`now` is the clock, in seconds; `per_second` is the limit for all together, a tenth of it at once."""
         self._now = now
-        self._of_new = Bucket(at_once=per_second, per_second=per_second)
-        self._of_others = Bucket(at_once=per_second, per_second=per_second)
+        burst = per_second * _BURST_SECONDS
+        self._of_new = Bucket(at_once=burst, per_second=per_second)
+        self._of_others = Bucket(at_once=burst, per_second=per_second)
         self._sources: OrderedDict[Hashable, _Source] = OrderedDict()
         self.dropped = 0
 

@@ -16,6 +16,7 @@ from protocols.accepting import accept_forever
 from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
+from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
 from protocols.control.rules import RULE_COMMANDS
 from protocols.control.users import USER_COMMANDS
@@ -60,6 +61,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **AUDIT_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
+    **RETENTION_COMMANDS,
     **RULE_COMMANDS,
     **USER_COMMANDS,
 }

@@ -9,7 +9,7 @@ import structlog
 from quart import Quart, Response, current_app, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from broker.errors import BodyTooLarge, DomainError, StorageUnavailable
+from broker.errors import BodyTooLarge, DomainError
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
 from protocols.http.answers import error_answer
@@ -44,10 +44,7 @@ def app_refusals() -> Refusals:
 async def _refused(error: DomainError) -> Response:
     error_id = new_id()
     about = _about(error_id, error.status)
-    if isinstance(error, StorageUnavailable):
-        _log.error("http_storage_unavailable", reason=error.reason, **about)
-    else:
-        note_refusal(app_refusals(), "http", error, code=error.code, **about)
+    note_refusal(app_refusals(), "http", error, code=error.code, **about)
     answer = error_answer(error.status, rest_refusal_body(error, error_id))
     answer.headers.update(rest_refusal_headers(error))
     if error.status == 503:

@@ -77,6 +77,7 @@ async def serve_http(
         overhead=limits.overhead,
         bodies=limits.bodies,
         proxies=entrance.proxies,
+        takes_upgrades=websocket is not None,
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
@@ -118,13 +119,9 @@ class FrontDoor:
             await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._refusals)
             return
         upgrade = bytes(head)
-        if self._websocket is None:
-            while upgrade:  # Hypercorn answers it as any other request
-                upgrade = await self._adapter.serve_connection(upgrade, stream)
-            return
-        if not is_websocket_upgrade(head):
+        if self._websocket is None or not is_websocket_upgrade(head):
             upgrade = await self._adapter.serve_connection(upgrade, stream)
-        if upgrade:
+        if upgrade and self._websocket is not None:
             _name_client(upgrade, self._proxies)
             await self._websocket(*split_head(upgrade), stream)
 

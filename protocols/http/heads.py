@@ -21,15 +21,27 @@ _LINE_END: Final = re.compile(rb"\r?\n")
 
 
 async def read_head(stream: trio.abc.ReceiveStream, head: bytearray) -> None:
-    """Read into `head` until it is whole or too long, cannot become a request any more, or the peer has closed."""
-    while len(head) < HEAD_BYTES and not is_whole(head):
+    """Read into `head` until it is whole or too long, cannot become a request any more, or the peer has closed.
+
+    Empty lines before a request are ignored (RFC 9112, 2.2).
+    """
+    while True:
+        drop_empty_lines(head)
+        if len(head) >= HEAD_BYTES or is_whole(head):
+            return
         # No method begins with a byte below "!". Hypercorn's parser, h11, refuses what is not HTTP.
-        if head and head[0] < 0x21:
+        if head and head[0] < 0x21 and head != b"\r":
             return
         received = await stream.receive_some(HEAD_BYTES - len(head))
         if not received:
             return
         head += received
+
+
+def drop_empty_lines(received: bytearray) -> None:
+    """Remove the empty lines before a request."""
+    while received.startswith((b"\r\n", b"\n")):
+        del received[: received.index(b"\n") + 1]
 
 
 def is_whole(head: bytes | bytearray) -> bool:

@@ -42,7 +42,7 @@ from broker.trace.refusals import Refusals
 from protocols.http.bodies import STATE_KEY as BODY_KEY
 from protocols.http.bodies import HeldBody
 from protocols.http.forwarded import Forwarded
-from protocols.http.heads import HEAD_BYTES
+from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade
 from protocols.http.hypercorn_stream import HypercornStream
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
@@ -54,6 +54,9 @@ from protocols.tls import peer_certificate
 
 KEEP_ALIVE_SECONDS: Final = 75
 _DRAIN_SECONDS: Final = 2.0
+#: A connection whose time is over and for which bytes have come at the same moment needs so many turns of the loop to
+#: notice its request.
+_TURNS_TO_READ: Final = 10
 #: The key of the connection's stream in the state that its requests share.
 _STREAM: Final = "stream"
 
@@ -72,8 +75,13 @@ class HypercornAdapter:
         overhead: Overhead,
         bodies: BodyBudget | None = None,
         proxies: TrustedProxies | None = None,
+        takes_upgrades: bool = True,
     ) -> None:
-        """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts."""
+        """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts.
+
+        Without `takes_upgrades`, a request for a WebSocket is answered as any other.
+        """
+        self._takes_upgrades = takes_upgrades
         self.timeouts = PeerTimeouts(grace_seconds=grace_seconds)
         self._refusals = refusals
         self._overhead = overhead
@@ -92,6 +100,7 @@ class HypercornAdapter:
             The head of the request for a WebSocket, with the bytes that came behind it; empty at the connection's end.
         """
         http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals)
+        http_stream.takes_upgrades = self._takes_upgrades
         if not self._open:
             self._none_open = trio.Event()
         self._open += 1
@@ -122,16 +131,43 @@ class HypercornAdapter:
 
 
 class _Http1Connection(h11.Connection):
-    """Refuses requests of other versions, and hides requests for an upgrade from Hypercorn, which would grant them."""
+    """Refuses what h11 would accept, and keeps requests for an upgrade from Hypercorn, which would grant them.
+
+    Refused are other versions than HTTP/1, and two lengths of one body: what one server takes for the end of a request,
+    another one takes for a part of it (RFC 9112, 6.1).
+    """
+
+    def __init__(self, stream: HypercornStream, **options: Any) -> None:
+        super().__init__(h11.SERVER, **options)
+        self._stream = stream
 
     def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            while self.trailing_data[0][:1] in {b"\r", b"\n"} and self._receive_buffer.maybe_extract_lines() == []:
+                pass  # an empty line before the request (RFC 9112, 2.2)
         event = super().next_event()
-        if isinstance(event, h11.Request) and not event.http_version.startswith(b"1."):
+        if not isinstance(event, h11.Request):
+            return event
+        if not event.http_version.startswith(b"1."):
             raise h11.RemoteProtocolError("not HTTP/1", error_status_hint=505)
-        if isinstance(event, h11.Request) and any(name == b"upgrade" for name, _ in event.headers):
-            kept = [(name, value) for name, value in event.headers if name != b"upgrade"]
-            return h11.Request(method=event.method, target=event.target, headers=kept, http_version=event.http_version)
-        return event
+        names = {name for name, _ in event.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            raise h11.RemoteProtocolError("two lengths of one body", error_status_hint=400)
+        if b"upgrade" not in names:
+            return event
+        if self._stream.takes_upgrades and is_websocket_upgrade(head := _head_of(event)):
+            # It came behind another request, in one segment: others never get here.
+            self._stream.upgrade = head + self.trailing_data[0]
+            return h11.NEED_DATA
+        kept = [(name, value) for name, value in event.headers if name != b"upgrade"]
+        return h11.Request(method=event.method, target=event.target, headers=kept, http_version=event.http_version)
+
+
+def _head_of(request: h11.Request) -> bytes:
+    """The head as it was sent."""
+    lines = [b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)]
+    lines += [b"%b: %b" % header for header in request.headers.raw_items()]
+    return b"\r\n".join([*lines, b"", b""])
 
 
 class _Http1(H11Protocol):
@@ -139,7 +175,7 @@ class _Http1(H11Protocol):
         super().__init__(*args)
         self._http_stream = http_stream
         self._bodies = bodies
-        self.connection = _Http1Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        self.connection = _Http1Connection(http_stream, max_incomplete_event_size=self.config.h11_max_incomplete_size)
 
     async def _create_stream(self, request: h11.Request) -> None:
         # Before the task that reads asks the stream for more.
@@ -198,6 +234,15 @@ class _Server(TCPServer):
             pass
         finally:
             await self._close()
+
+    async def _idle_timeout(self) -> None:
+        """As TCPServer's; but after a pause of the whole process, what lies in the socket is read first."""
+        with trio.move_on_after(self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+        for _ in range(_TURNS_TO_READ):
+            await trio.lowlevel.checkpoint()  # is cancelled when a request begins
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, Updated):

@@ -54,6 +54,8 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self.has_begun_head = False
         #: The body of the request that is under way, if it is a long one.
         self.held: HeldBody | None = None
+        #: Whether a request for a WebSocket ends the stream for Hypercorn.
+        self.takes_upgrades = True
         #: The head of a request for a WebSocket. After this request, the stream reports end of file to Hypercorn.
         self.upgrade = b""
         #: Called at the end of the stream, because Hypercorn would keep the connection for its keep-alive time.
@@ -80,6 +82,9 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         return received
 
     async def _next(self, max_bytes: int | None) -> bytes:
+        if self.upgrade:
+            await trio.lowlevel.checkpoint()
+            return b""
         if self._head:
             await trio.lowlevel.checkpoint()
             head, self._head = self._head, b""
@@ -101,7 +106,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             await read_head(self._stream, following)
         if scope.cancelled_caught:
             return await self._refuse_slow_head()
-        if is_websocket_upgrade(following):
+        if self.takes_upgrades and is_websocket_upgrade(following):
             self.upgrade = bytes(following)
             return b""
         return bytes(following)

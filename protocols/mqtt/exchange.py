@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import structlog
-
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
@@ -37,8 +35,6 @@ from protocols.refusals import PublishForbidden, SubscribeForbidden
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
-
-_log = structlog.get_logger(__name__)
 
 
 class MqttExchange:
@@ -226,7 +222,6 @@ class MqttExchange:
         """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)
         if error is not None:
-            _log.error("mqtt_messages_not_stored", device=self._device.id, reason=error.reason)
             self._end()
             return
         answer = encode_pubacks(stored)

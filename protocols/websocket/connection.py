@@ -258,6 +258,9 @@ class OpenWebSocket:
                 await self._rooms.core.life.stopping.wait()
                 self.close(GOING_AWAY, "server shuts down")
                 return
+            await (
+                trio.lowlevel.checkpoint()
+            )  # after a pause of the whole process, what lies in the socket is read first
             now = trio.current_time()
             if now >= conversation.deadline:
                 conversation.expired()

@@ -15,8 +15,8 @@ import msgspec
 import sqlite_utils
 import structlog
 
-from storage.migrations import migrations
-from storage.sql import StoreError
+from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
+from storage.sql import StoreError, StoreFullError
 
 _log = structlog.get_logger(__name__)
 
@@ -147,7 +147,9 @@ def _guarded(parameter: str, condition: str) -> str:
 
 
 def _store_error(error: sqlite3.Error) -> StoreError:
-    return StoreError(f"{type(error).__name__}: {error}")
+    # Errors that Python itself raises have no code.
+    is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return (StoreFullError if is_full else StoreError)(f"{type(error).__name__}: {error}")
 
 
 class SqliteEngine:
@@ -158,13 +160,23 @@ class SqliteEngine:
         self._synchronous = synchronous
 
     def migrate(self) -> None:
-        """Apply the schema steps that this file has not seen yet. Raises StoreError."""
+        """Apply the schema steps that this file has not seen yet.
+
+        Raises:
+            StoreError: the file cannot be used, or a newer version of Trunkline has made it.
+        """
         try:
             with closing(self._connect(f"cache_size=-{_CACHE_KIB}", "journal_mode=WAL")) as connection:
                 db = sqlite_utils.Database(connection)
+                if unknown_steps(db):
+                    raise StoreError(
+                        f"{self.path}: Trunkline {version_of(db)} has made this store, and {VERSION} cannot read it:"
+                        f" install {version_of(db)} or a newer one"
+                    )
                 if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
                     _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
                 migrations.apply(db)
+                note_version(db)
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
 

@@ -1,212 +1,186 @@
-"""A fleet of simulated LWM2M devices: all register over DTLS, and a Read of each completes.
+"""A fleet of simulated LWM2M devices and the daemon: registrations, a Read task, a firmware roll-out that stops.
 
-    python -m tests.benchmarks.lwm2m [--devices 1000] [--at-once 32]
+    python -m tests.benchmarks.lwm2m [--devices 1000] [--at-once 32] [--no-rollout]
 
-It prints the seconds until every device has registered and was read, devices a second, and the resident memory of the
-server for each registered device; beside that the handshakes alone, by the same clients. Server and devices are one
-process each. The sequence after a registration (Write-Attributes, Observe, Read of three objects) is part of it.
+All devices register over DTLS: each gets attributes, is observed, and has three objects read. Then a task reads one
+resource of all of them. Then a firmware is rolled out, of which 5 % of the devices cannot fetch the image; the roll-out
+is to stop when more than ABORT_PERCENT have failed. It prints the seconds, devices a second, and the resident memory of
+the daemon for each registered device; beside that the handshakes alone, by the same clients.
 """
 
 import argparse
-import gc
-import json
-import subprocess
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import trio
 
-from broker.device_management.sessions import ManagedSession, Observation, ResourcePath, ResourceValue
-from broker.devices.registry import Device
-from broker.secrets import Vault
-from broker.services import open_services
-from config.logging import configure_logging
-from config.settings import Address, Limits, Settings
+from config.settings import Address
+from protocols.cli.simulated.board import Board
 from protocols.cli.simulated.lwm2m import serve
 from protocols.cli.simulated.simulation import Simulation
 from protocols.coap.dtls.client import DtlsClient
-from protocols.coap.dtls.connection import LWM2M_PRIORITIES
-from protocols.coap.dtls.listener import DtlsListener
-from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
-from protocols.coap.lwm2m.server import Lwm2mServer
-from protocols.interpreter import set_aside_what_stays, switch_threads_often
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
-from storage.keys import Milliseconds
-from tests.benchmarks.coap_server import add_devices
-from tests.daemon import device_id, device_token
-from tests.factories import build_world
+from protocols.control.client import send_command
+from tests.benchmarks.websocket import resident_kib
+from tests.daemon import LIGHT_TYPE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
 
-FIRMWARE_VERSION = (3, 0, 3)
 SPARE = 8  # devices that register before anything is measured, so that code and caches are in memory
+FAILING = 20  # one device in so many
+ABORT_PERCENT = 2
+BATCH = 100  # devices under way at once in a roll-out with a bound of failures (reference 18.5)
 PATIENCE_SECONDS = 300
-_PAGE_KIB = 4
+_ENDED = "numCompleted"
 
 
-class Reader:
-    """Device management that reads one resource of each device that registers."""
+class FailingBoard(Board):
+    """A device that cannot fetch its image."""
 
-    def __init__(self) -> None:
-        self.read = self.failed = 0
-
-    async def observation_of(self, _device: Device) -> Observation:
-        return Observation(is_enabled=True, pmin=300, pmax=86_400)
-
-    async def registered(self, session: ManagedSession) -> None:
-        found = await session.read(FIRMWARE_VERSION)
-        if found == {FIRMWARE_VERSION: "1.0.0"}:
-            self.read += 1
-        else:
-            self.failed += 1
-
-    def ended(self, _session: ManagedSession) -> None:
-        """Nothing was begun."""
-
-    async def values_came(
-        self, _device: Device, _values: Mapping[ResourcePath, ResourceValue], _ts_ms: Milliseconds
-    ) -> None:
-        """They are not kept."""
+    def downloaded(self, _image: bytes | None) -> None:
+        super().downloaded(None)
 
 
-async def serve_fleet(folder: Path, devices: int) -> None:
-    """The server's process: one line of JSON with the port, then one for each line that comes."""
-    settings = Settings(state_dir=folder, limits=Limits(rate_limits="off", quotas="off"))
-    vault = Vault(Vault.new_key())
-    database = Database(SqliteEngine(folder / "store.sqlite"))
-    async with open_services(settings, database, vault) as services, trio.open_nursery() as nursery:
-        await build_world(database, vault)
-        await database.write(lambda tx: add_devices(tx, vault, devices))
-        reader = Reader()
-        server = Lwm2mServer(services, reader)
-        listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
-        await nursery.start(server.run)
-        address = await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), None))
-        set_aside_what_stays()
-        _print({"port": address.port})
-        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-            if line.strip() == "memory":
-                gc.collect()
-            _print({
-                "read": reader.read,
-                "failed": reader.failed,
-                "registered": server.statistics().registered,
-                "sessions": listener.statistics().sessions,
-                "kib": _resident_kib(),
-            })  # fmt: skip
-        nursery.cancel_scope.cancel()
+class Operator:
+    """The REST calls of whoever manages the fleet."""
 
+    def __init__(self, daemon: Daemon) -> None:
+        self._state = daemon.state
+        self._client = httpx.Client(base_url=f"{daemon.base_url}/devicemgmt", headers=bearer(USER_TOKEN), timeout=60)
 
-def _resident_kib() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_KIB
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        answer = self._client.request(method, path, **options)
+        answer.raise_for_status()
+        return answer.json()["data"]
 
+    def begin(self, target: str, parameters: dict[str, Any]) -> str:
+        """Create a task on all devices; its id."""
+        body = {"dtid": LIGHT_TYPE, "taskType": "R", "property": target, "taskParameters": parameters}
+        created: str = self.call("POST", "/tasks", json=body)["id"]
+        return created
 
-def _print(document: object) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
-
-
-class Server:
-    """The other process."""
-
-    def __init__(self, folder: str, devices: int) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.lwm2m", "--serve", folder, "--devices", str(devices)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.port: int = self._line()["port"]
-
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+    async def counts(self, task: str) -> dict[str, int]:
+        found: dict[str, int] = (await trio.to_thread.run_sync(self.call, "GET", f"/tasks/{task}"))["statusCounts"]
         return found
 
-    def ask(self, line: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return self._line()
+    async def wait(self, task: str, holds: Callable[[dict[str, int]], bool]) -> float:
+        """Wait until the counts of a task are so. Returns the seconds."""
+        begin = time.perf_counter()
+        with trio.fail_after(PATIENCE_SECONDS):
+            while True:
+                if holds(await self.counts(task)):
+                    break
+                await trio.sleep(0.05)
+        return time.perf_counter() - begin
 
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
+    async def registered(self) -> int:
+        """How many devices have registered and had their objects read."""
+        statistics = await send_command(self._state, "statistics", {})
+        found: int = statistics["tasks"]["sessions"]
+        return found
 
 
-async def _run_fleet(server: Server, first: int, devices: int, at_once: int, nursery: trio.Nursery) -> float:
+async def _register(
+    operator: Operator, dtls: Address, first: int, devices: int, at_once: int, nursery: trio.Nursery
+) -> float:
     """Register devices, so many at once, and wait until each was read. Returns the seconds."""
     begin = time.perf_counter()
+    started = done = 0
     with trio.fail_after(PATIENCE_SECONDS):
-        started, done = 0, 0
-        before = server.ask("counts")["read"]
         while done < devices:
             while started < devices and started - done < at_once:
                 number = first + started
                 plan = Simulation(
-                    *("127.0.0.1", server.port, device_id(number), device_token(number)),
+                    *(dtls.host, dtls.port, device_id(number), device_token(number)),
                     *(lambda _: {}, 3600.0, None, str(number)),
                 )
-                nursery.start_soon(serve, plan)
+                nursery.start_soon(serve, plan, Board if number % FAILING else FailingBoard)
                 started += 1
-            done = (await trio.to_thread.run_sync(server.ask, "counts"))["read"] - before
-            await trio.sleep(0.01)
+            done = await operator.registered() - first
+            await trio.sleep(0.1)
     return time.perf_counter() - begin
 
 
-async def _run_handshakes(port: int, first: int, devices: int, at_once: int) -> float:
+async def _shake_hands(dtls: Address, devices: int, at_once: int) -> float:
     begin = time.perf_counter()
     places = trio.CapacityLimiter(at_once)
 
     async def shake(number: int) -> None:
-        async with (
-            places,
-            DtlsClient(Address("127.0.0.1", port), device_id(number).encode(), bytes.fromhex(device_token(number))),
-        ):
+        async with places, DtlsClient(dtls, device_id(number).encode(), bytes.fromhex(device_token(number))):
             pass
 
     async with trio.open_nursery() as nursery:
-        for number in range(first, first + devices):
+        for number in range(devices):
             nursery.start_soon(shake, number)
     return time.perf_counter() - begin
 
 
-async def measure(devices: int, at_once: int) -> None:
-    with TemporaryDirectory() as folder:
-        server = await trio.to_thread.run_sync(Server, folder, devices + SPARE)
-        try:
-            async with trio.open_nursery() as nursery:
-                await _run_fleet(server, 0, SPARE, SPARE, nursery)
-                before = server.ask("memory")
-                seconds = await _run_fleet(server, SPARE, devices, at_once, nursery)
-                after = server.ask("memory")
-                nursery.cancel_scope.cancel()
-            alone = await _run_handshakes(server.port, SPARE, devices, at_once)
-        finally:
-            server.stop()
-    kib = (after["kib"] - before["kib"]) / devices
-    print(f"{devices} devices registered and were read in {seconds:.1f} s: {devices / seconds:.0f} devices/s")
-    print(f"handshakes alone: {devices / alone:.0f}/s, ratio {alone / seconds:.2f}")
-    print(
-        f"{kib:.1f} KiB for each registered device ({after['registered']} registered, {after['failed']} reads failed)"
+async def _roll_out(operator: Operator, devices: int) -> str:
+    image = operator.call(
+        "POST", f"/devicetypes/{LIGHT_TYPE}/images", params={"version": "2.0.0"}, content=b"2.0.0\n" + bytes(20_000)
     )
+    update = {"updateId": image["updateId"], "rollout": {"abortPercent": ABORT_PERCENT}}
+    task = operator.begin("akc.update", {"update": update})
+    seconds = await operator.wait(task, lambda counts: 0 < counts["totalDevices"] == counts[_ENDED])
+    counts = await operator.counts(task)
+    bound = devices * ABORT_PERCENT // 100
+    return (
+        f"roll-out: {counts['numSucceeded']} succeeded, {counts['numFailed']} failed (more than {bound}, at most"
+        f" {bound + BATCH}), {counts['numCancelled']} cancelled, in {seconds:.1f} s:"
+        f" {(counts['numSucceeded'] + counts['numFailed']) / seconds:.0f} devices/s"
+    )
+
+
+async def measure(daemon: Daemon, devices: int, at_once: int, *, with_rollout: bool) -> list[str]:
+    operator, dtls = Operator(daemon), Address.parse(daemon.addresses["lwm2m_dtls"])
+    process = daemon.process
+    assert process is not None
+    operator.call("PUT", f"/devicetypes/{LIGHT_TYPE}", json={"devicePropertiesEnabled": True})
+    found = []
+    async with trio.open_nursery() as nursery:
+        await _register(operator, dtls, 0, SPARE, SPARE, nursery)
+        before = resident_kib(process.pid)
+        seconds = await _register(operator, dtls, SPARE, devices, at_once, nursery)
+        kib = (resident_kib(process.pid) - before) / devices
+        found.append(
+            f"{devices} devices registered and were read in {seconds:.1f} s: {devices / seconds:.0f} devices/s"
+        )
+        found.append(f"{kib:.1f} KiB for each registered device")
+        task = operator.begin("deviceProperties.device.firmwareVersion", {})
+        total = devices + SPARE
+        seconds = await operator.wait(task, lambda counts: counts[_ENDED] == total)
+        succeeded = (await operator.counts(task))["numSucceeded"]
+        found.append(f"Read task: {succeeded} of {total} succeeded in {seconds:.1f} s: {total / seconds:.0f} devices/s")
+        if with_rollout:
+            found.append(await _roll_out(operator, total))
+        nursery.cancel_scope.cancel()
+    alone = await _shake_hands(dtls, devices, at_once)
+    found.append(f"handshakes alone: {devices / alone:.0f}/s")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=32)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--no-rollout", action="store_true")
     options = parser.parse_args()
-    if options.serve is not None:
-        configure_logging("warning", "console")  # to standard error
-        switch_threads_often()  # as the daemon does
-        trio.run(serve_fleet, options.serve, options.devices)
-    else:
-        trio.run(measure, options.devices, options.at_once)
+    settings = '[lwm2m]\ndtls_bind = "127.0.0.1:0"\n'
+    with (
+        TemporaryDirectory() as folder,
+        running_daemon(Path(folder), devices=options.devices + SPARE, settings=settings) as daemon,
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),  # what the devices print
+    ):
+        found = trio.run(
+            partial(measure, daemon, options.devices, options.at_once, with_rollout=not options.no_rollout)
+        )
+    sys.stdout.write("\n".join(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,55 +1,59 @@
-"""A device that speaks LWM2M, the daemon and REST: properties, a task, a firmware update (reference 15 and 18)."""
+"""The demo's board as the README shows it: properties, a task and a firmware update over LWM2M (reference 15, 18)."""
 
-import os
+import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.daemon import LIGHT_TYPE, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
-from tests.programs import require_dtls
+from tests.daemon import TRUNKLINE, bearer
+from tests.programs import require_dtls, require_program
 
-DEVICE = device_id(0)
 SECONDS = 60
-Api = Callable[..., Any]
+_README = Path(__file__).parents[2] / "README.md"
+_PLACEHOLDER = "URL=http://127.0.0.1:8080 TOKEN=…"
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    require_dtls()
-    folder = tmp_path_factory.mktemp("management")
-    with running_daemon(folder, devices=2, settings='[lwm2m]\ndtls_bind = "127.0.0.1:0"\n') as daemon:
-        yield daemon
+@dataclass
+class Demo:
+    """The demo, and the README's lines about managing devices, block by block."""
 
+    url: str
+    token: str
+    folder: Path
 
-@pytest.fixture(scope="module")
-def api(daemon: Daemon) -> Iterator[Api]:
-    with httpx.Client(base_url=daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
+    def run(self, *blocks: str) -> list[dict[str, Any]]:
+        """Paste blocks into a shell; the `data` of each answer that is shown."""
+        given = f"URL={self.url} TOKEN={self.token}"
+        lines = "\n".join(blocks).replace(_PLACEHOLDER, given)
+        done = subprocess.run(
+            ["bash", "-euc", lines], capture_output=True, text=True, cwd=self.folder, timeout=SECONDS, check=True
+        )
+        decoder, shown, rest = json.JSONDecoder(), [], done.stdout
+        while rest:
+            document, end = decoder.raw_decode(rest)
+            shown.append(document["data"])
+            rest = rest[end:]
+        return shown
 
-        def call(method: str, path: str, **options: Any) -> Any:
-            answer = client.request(method, f"/devicemgmt{path}", **options)
-            assert answer.status_code == 200, answer.text
-            return answer.json()["data"]
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}/v1.1/devicemgmt{path}", headers=bearer(self.token), timeout=SECONDS)
+        return answer.raise_for_status().json()["data"]
 
-        call("PUT", f"/devicetypes/{LIGHT_TYPE}", json={"devicePropertiesEnabled": True})
-        yield call
+    def outcome(self, task: str) -> str:
+        """The status in which the task ends on the board."""
 
+        def statuses() -> list[str]:
+            return [entry["status"] for entry in self.get(f"/tasks/{task}/statuses")["statuses"]]
 
-@pytest.fixture(scope="module")
-def board(daemon: Daemon, api: Api) -> Iterator[None]:
-    address = daemon.addresses["lwm2m_dtls"]
-    command: list[str | Path] = [TRUNKLINE, "simulate", "--protocol", "lwm2m", "--address", address]
-    environment = {**os.environ, "TRUNKLINE_TOKEN": device_token(0)}
-    process = subprocess.Popen([*command, "--device", DEVICE, "--period", "1"], env=environment)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=SECONDS)
+        (found,) = eventually(statuses, lambda found: found in (["SUCCEEDED"], ["FAILED"]))
+        return str(found)
 
 
 def eventually(read: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
@@ -60,42 +64,43 @@ def eventually(read: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
     return found
 
 
-def version(properties: dict[str, Any]) -> str | None:
-    found: str | None = properties["deviceProperties"].get("device", {}).get("firmwareVersion")
-    return found
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    require_dtls()
+    require_program("curl")
+    output = tmp_path / "output"
+    command = [str(TRUNKLINE), "demo", "--state", str(tmp_path / "demo"), "--http-port", "0", "--mqtt-port", "0"]
+    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            printed = eventually(output.read_text, lambda text: "tail --live" in text)
+            url, token = re.search(r"(http://\S+)/v1\.1", printed), re.search(r"User token +([0-9a-f]{32})", printed)
+            assert url is not None, printed
+            assert token is not None, printed
+            yield Demo(url[1], token[1], tmp_path)
+        finally:
+            process.terminate()
 
 
-def outcome(api: Api, task: str) -> dict[str, Any]:
-    (entry,) = eventually(
-        lambda: api("GET", f"/tasks/{task}/statuses")["statuses"],
-        lambda entries: bool(entries) and entries[0]["status"] in {"SUCCEEDED", "FAILED"},
-    )
-    found: dict[str, Any] = entry
-    return found
+def test_the_lines_of_the_readme_read_write_and_update_the_board(demo: Demo) -> None:
+    section = _README.read_text(encoding="utf-8").split("### Managing devices", 1)[1].split("\n## ", 1)[0]
+    first, write, update = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    named = re.search(r"BOARD=([0-9a-f]{32}) .*", first)
+    assert named is not None
+    variables, board = f"{_PLACEHOLDER}\n{named[0]}\n", named[1]
 
+    def version() -> str | None:
+        properties = demo.get(f"/devices/{board}/properties")
+        found: str | None = properties["deviceProperties"].get("device", {}).get("firmwareVersion")
+        return found
 
-def test_properties_appear_and_the_connection_is_shown(api: Api, board: None) -> None:
-    properties = eventually(
-        lambda: api("GET", f"/devices/{DEVICE}/properties"), lambda found: version(found) == "1.0.0"
-    )
-    assert version(properties) == "1.0.0"
+    assert eventually(version, lambda found: found == "1.0.0") == "1.0.0"
+    properties, _, found = demo.run(first)
     connection = properties["systemProperties"]["connection"]
     assert (connection["connected"], connection["protocol"]) == (True, "LWM2M")
-
-
-def test_a_property_is_written(api: Api, board: None) -> None:
-    wanted = {"dtid": LIGHT_TYPE, "dids": [DEVICE], "taskType": "W", "property": "deviceProperties.device.utcOffset"}
-    task = api("POST", "/tasks", json={**wanted, "taskParameters": {"value": "+01:00"}})["id"]
-    assert outcome(api, task)["status"] == "SUCCEEDED"
-
-
-def test_firmware_is_updated_and_the_new_version_is_read_back(api: Api, board: None) -> None:
-    image = api(
-        "POST", f"/devicetypes/{LIGHT_TYPE}/images", params={"version": "2.0.0"}, content=b"2.0.0\n" + bytes(5000)
-    )
-    wanted = {"dtid": LIGHT_TYPE, "dids": [DEVICE], "taskType": "W", "property": "akc.update"}
-    update = {"update": {"updateId": image["updateId"]}}
-    task = api("POST", "/tasks", json={**wanted, "taskParameters": update})["id"]
-    entry = outcome(api, task)
-    assert entry["status"] == "SUCCEEDED", entry
-    assert version(api("GET", f"/devices/{DEVICE}/properties")) == "2.0.0"
+    assert (found["total"], found["properties"][0]["serverProperties"]) == (1, {"site": {"floor": "3"}})
+    (task,) = demo.run(variables, write)
+    assert demo.outcome(task["id"]) == "SUCCEEDED"
+    assert demo.get(f"/devices/{board}/properties")["deviceProperties"]["device"]["utcOffset"] == "+01:00"
+    (task,) = demo.run(variables, update)
+    assert demo.outcome(task["id"]) == "SUCCEEDED"
+    assert version() == "1.2.0"

@@ -1,10 +1,12 @@
 """LWM2M with programs of others, and with the real daemon."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +22,17 @@ from protocols.coap.dtls.listener import DtlsListener
 from protocols.coap.lwm2m.datagrams import Lwm2mEndpoint
 from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.server import Lwm2mServer
+from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
+from tests.benchmarks.coap_server import add_devices
 from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.e2e.coap_programs import KEY, run_program
 from tests.e2e.dtls_relay import DtlsRelay
 from tests.factories import KITCHEN, KITCHEN_TOKEN
-from tests.programs import require_dtls, require_node_module
+from tests.programs import require_dtls, require_node_module, require_program
 from tests.protocols.coap.lwm2m.conftest import Management
 
 PATIENCE_SECONDS = 20
+PSK_CLIENTS = ("coap-client-openssl", "coap-client-gnutls")
 _SCRIPT = Path(__file__).with_name("coap_node.js")
 
 
@@ -35,23 +41,37 @@ def management() -> Management:
     return Management()
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    server: Lwm2mServer
+    dtls: Address
+    tcp: Address
+
+
 @pytest.fixture
-async def client(services: Services, world: object, management: Management) -> AsyncIterator["subprocess.Popen[str]"]:
+async def listening(services: Services, world: object, management: Management) -> AsyncIterator[Listening]:
     require_dtls()
-    node_path = require_node_module("coap-node")
     server = Lwm2mServer(services, management)
     listener = DtlsListener(services, endpoint=Lwm2mEndpoint(server), priorities=LWM2M_PRIORITIES)
+    anywhere = Address("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
-        address = await nursery.start(partial(listener.serve, Address("127.0.0.1", 0), None))
-        relay = DtlsRelay((address.host, address.port), KITCHEN, KITCHEN_TOKEN)
-        await trio.to_thread.run_sync(relay.__enter__)
-        try:
-            with _node(node_path, KITCHEN, str(relay.port)) as process:
-                yield process
-        finally:
-            relay.__exit__(None, None, None)
+        dtls = await nursery.start(partial(listener.serve, anywhere, None))
+        tcp = await nursery.start(partial(serve_lwm2m_tcp, server, anywhere, connections=nursery))
+        yield Listening(server, dtls, tcp)
         nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def client(listening: Listening) -> AsyncIterator["subprocess.Popen[str]"]:
+    node_path = require_node_module("coap-node")
+    relay = DtlsRelay((listening.dtls.host, listening.dtls.port), KITCHEN, KITCHEN_TOKEN)
+    await trio.to_thread.run_sync(relay.__enter__)
+    try:
+        with _node(node_path, KITCHEN, str(relay.port)) as process:
+            yield process
+    finally:
+        relay.__exit__(None, None, None)
 
 
 class TestCoapNode:
@@ -61,32 +81,86 @@ class TestCoapNode:
         """int-101, int-203, int-223: the sequence after the registration."""
         assert await _line(client) == "2.01"
         session = await management.session()
-        assert session.offers == {(3,), (3, 0), (4,), (4, 0), (3303,), (3303, 0)}
+        assert {path for path in session.offers if len(path) > 1} == {(3, 0), (4, 0), (3303, 0), (3308, 0)}
         assert management.values[(3, 0, 0)] == "Example"
         assert management.values[(3, 0, 7)] == [100]
         assert management.values[(3303, 0, 5700)] == 21.5
 
     async def test_answers_every_operation(self, client: "subprocess.Popen[str]", management: Management) -> None:
-        """int-201, int-224, int-256, int-260."""
+        """int-201, int-222, int-224, int-256, int-260."""
         assert await _line(client) == "2.01"
         session = await management.session()
         assert await session.read((3, 0, 1)) == {(3, 0, 1): "Node"}
         assert isinstance(session, RegisteredDevice)
+        assert (await session.read((3308,)))[(3308, 0, 5900)] == 20.5
         assert (3303, 0, 5700) in await session.discover((3303,))
         for refused in (session.execute((3, 0, 4)), session.write((3, 0, 14), "+01:00"), session.read((5, 0))):
             with pytest.raises(DeviceRefusedError):
                 await refused
 
+    async def test_is_written_and_executed(self, client: "subprocess.Popen[str]", management: Management) -> None:
+        """int-205, int-227, int-241."""
+        assert await _line(client) == "2.01"
+        session = await management.session()
+        await session.write((3308, 0, 5900), 24.5)
+        assert await session.read((3308, 0, 5900)) == {(3308, 0, 5900): 24.5}
+        await session.execute((3303, 0, 5605))
+        assert await _line(client) == "executed"
+
+    async def test_updates_its_registration(self, client: "subprocess.Popen[str]", management: Management) -> None:
+        """int-102, int-107."""
+        assert await _line(client) == "2.01"
+        session = await management.session()
+        assert isinstance(session, RegisteredDevice)
+        assert session.lifetime_seconds == 300
+        _tell(client, "update 600")
+        assert await management.session(2) is session
+        assert session.lifetime_seconds == 600
+
     async def test_notifies_and_leaves(self, client: "subprocess.Popen[str]", management: Management) -> None:
         """int-301, int-103."""
         session = await management.session()
-        assert client.stdin is not None
-        client.stdin.write("3300\n")
-        client.stdin.flush()
+        _tell(client, "3300")
         await management.wait(lambda: management.values[(3, 0, 7)] == [3300])
-        client.stdin.write("leave\n")
-        client.stdin.flush()
+        _tell(client, "leave")
         await management.wait(lambda: session.is_over)
+
+
+class TestLibcoap:
+    """libcoap's clients. They send the requests of a device and answer none."""
+
+    @pytest.mark.parametrize("program", PSK_CLIENTS)
+    async def test_registers_updates_and_leaves(
+        self, services: Services, listening: Listening, program: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """int-101, int-102, int-103, int-107, int-401. Each request is a DTLS session of its own, so
+        the device comes from another address each time."""
+        monkeypatch.setenv("COAP_SERVER_TOKEN_0", KEY.encode().hex())
+        await services.core.database.write(lambda tx: add_devices(tx, services.core.vault, 1))
+        root = f"coaps://127.0.0.1:{listening.dtls.port}"
+        path = require_program(program)
+
+        async def ask(method: str, url: str, *more: str) -> str:
+            arguments = (path, "-v", "7", "-u", device_id(0), "-k", KEY, "-m", method, *more, root + url)
+            return await trio.to_thread.run_sync(run_program, *arguments)
+
+        registered = await ask("post", f"/rd?ep={device_id(0)}&lt=60&lwm2m=1.0&b=UQ", "-t", "40", "-e", "</1/0>,</3/0>")
+        found = re.search(r"c:2\.01 .*Location-Path:rd, Location-Path:([0-9]+)", registered)
+        assert found is not None, registered
+        assert listening.server.statistics().registered == 1
+        location = f"/rd/{found[1]}"
+        assert "c:2.04 " in await ask("post", f"{location}?lt=600")
+        assert "c:2.02 " in await ask("delete", location)
+        assert "c:4.04 " in await ask("post", location)
+        assert listening.server.statistics().registered == 0
+
+    async def test_registers_over_tcp(self, listening: Listening, management: Management) -> None:
+        """int-106. The registration ends with the connection."""
+        url = f"coap+tcp://127.0.0.1:{listening.tcp.port}/rd?ep={KITCHEN}&token={KITCHEN_TOKEN}&lt=60&b=T"
+        program = require_program("coap-client-notls")
+        answer = await trio.to_thread.run_sync(run_program, program, "-v", "7", "-m", "post", "-e", "</3/0>", url)
+        assert re.search(r"c:2\.01 .*Location-Path:rd", answer), answer
+        await management.wait(lambda: management.over)
 
 
 @contextmanager
@@ -106,6 +180,12 @@ def _node(node_path: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _tell(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
 
 
 async def _line(process: "subprocess.Popen[str]") -> str:

@@ -2,12 +2,14 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.engines.sqlite import SqliteConnection, SqliteEngine
+from storage.migrations import VERSION
 from storage.sql import StoreError
 
 
@@ -51,6 +53,21 @@ def test_the_store_commits_to_disk_unless_told_otherwise(tmp_path: Path) -> None
     connection.close()
 
 
+def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    SqliteEngine(path).migrate()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at)"
+            " VALUES ('trunkline', '9999_of_tomorrow', '2099-01-01')"
+        )
+        db.execute("UPDATE store_version SET version = '99.1.0'")
+    with pytest.raises(StoreError, match=rf"Trunkline 99\.1\.0 has made this store, and {VERSION} cannot read it"):
+        SqliteEngine(path).migrate()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT version FROM store_version").fetchall() == [("99.1.0",)]
+
+
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     path = tmp_path / "store"
     path.write_bytes(b"this is no database, but it is long enough to be looked at " * 20)
@@ -76,7 +93,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_connection_open(
     monkeypatch.setattr(sqlite3, "connect", connect)
     engine.path.write_bytes(b"this is no database, but it is long enough to be looked at " * 20)
     with pytest.raises(StoreError):
-        engine.migrate()
+        SqliteEngine(engine.path).migrate()
     with pytest.raises(StoreError):
         engine.open(read_only=True)
     assert len(opened) == 2

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 from urllib.error import URLError
@@ -63,9 +64,12 @@ def run(plan: Simulation) -> None:
         raise
 
 
-async def serve(plan: Simulation) -> None:
-    """Register, and again after each restart of the device, until the plan is finished."""
-    board = Board(partial(_temperature, plan))
+async def serve(plan: Simulation, board_of: Callable[[Callable[[], float]], Board] = Board) -> None:
+    """Register, and again after each restart of the device, until the plan is finished.
+
+    `board_of` makes the board from its temperature.
+    """
+    board = board_of(partial(_temperature, plan))
     while not plan.is_finished:
         try:
             async with DtlsClient(

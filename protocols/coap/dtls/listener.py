@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -40,7 +40,7 @@ from protocols.coap.dtls.records import (
 from protocols.coap.dtls.self_test import self_test
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.rooms import CoapRooms
-from protocols.coap.session import CoapSession, SessionLimits
+from protocols.coap.session import CoapSession, S, SessionLimits
 from protocols.coap.sockets import STRANGER_WEIGHT, DatagramSocket, PeerAddress, read_forever
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.coap.strangers import HELLOS_PER_SECOND, Strangers
@@ -56,8 +56,8 @@ _CHANGES_PER_HANDSHAKE = 16
 _SOONEST_RETRANSMISSION_SECONDS = 0.25
 
 
-class DtlsEndpoint(Protocol):
-    """What a listener needs of the endpoint behind it; `Endpoint` explains the methods."""
+class DtlsEndpoint(Protocol[S]):
+    """What a listener needs of the endpoint behind it; `SessionEndpoint` explains the methods."""
 
     contained: Callable[..., object]
     submitted: Callable[[], None]
@@ -72,13 +72,13 @@ class DtlsEndpoint(Protocol):
         idle_seconds: float,
         is_address_verified: bool,
         certificate: ClientCertificate | None,
-    ) -> CoapSession: ...
+    ) -> S: ...
 
-    def find(self, key: Hashable) -> CoapSession | None: ...
+    def find(self, key: Hashable) -> S | None: ...
 
-    def close(self, session: CoapSession) -> None: ...
+    def close(self, session: S) -> None: ...
 
-    def receive(self, session: CoapSession, datagram: bytes) -> None: ...
+    def receive(self, session: S, datagram: bytes) -> None: ...
 
     def tick(self, now: float) -> None: ...
 
@@ -96,7 +96,7 @@ class DtlsListener:
         self,
         rooms: CoapRooms,
         *,
-        endpoint: DtlsEndpoint | None = None,
+        endpoint: DtlsEndpoint[Any] | None = None,
         limits: SessionLimits | None = None,
         priorities: bytes = PRIORITIES,
     ) -> None:
@@ -104,7 +104,7 @@ class DtlsListener:
         self._priorities = priorities
         # For the default of 10,000 sessions GnuTLS holds 110 MiB, which `bytes_held` does not count.
         self._limits = limits or SessionLimits()
-        self.endpoint: DtlsEndpoint = endpoint or Endpoint(rooms, limits=self._limits)
+        self.endpoint: DtlsEndpoint[Any] = endpoint or Endpoint(rooms, limits=self._limits)
         self._peers: _Peers | None = None
 
     async def serve(
@@ -180,7 +180,7 @@ class _Peers:
     def __init__(
         self,
         rooms: CoapRooms,
-        endpoint: DtlsEndpoint,
+        endpoint: DtlsEndpoint[Any],
         limits: SessionLimits,
         sock: DatagramSocket,
         context: DtlsContext,

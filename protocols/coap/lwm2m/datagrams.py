@@ -4,20 +4,15 @@ Everything is synchronous but registrations, which a few tasks authenticate. A s
 COAP_IDLE_SECONDS without a datagram.
 """
 
-import random
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from math import inf
-from typing import Final
+from typing import Any
 
 import trio
 
 from broker.device_management.sessions import SessionLostError
 from broker.errors import DomainError, StorageUnavailable
-from broker.registration.certificates import ClientCertificate
 from broker.trace.origin import enter
-from config.limits import COAP_IDLE_SECONDS
 from protocols.coap.blockwise import BlockOption
 from protocols.coap.containment import Failure, contain, contain_async
 from protocols.coap.errors import BadOption
@@ -27,7 +22,7 @@ from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.exchanges import Exchange
 from protocols.coap.lwm2m.requests import DeviceRequest, read_request
 from protocols.coap.lwm2m.server import Answer, Lwm2mServer
-from protocols.coap.message_layer import MessageEvent, MessageLayer, RequestReceived, ResponseReceived
+from protocols.coap.message_layer import MessageEvent, RequestReceived, ResponseReceived
 from protocols.coap.messages import (
     ACK,
     CON,
@@ -35,29 +30,28 @@ from protocols.coap.messages import (
     RST,
     CoapMessage,
     Code,
-    MalformedMessage,
     Option,
-    decode_message,
     empty,
     encode_options,
 )
-from protocols.coap.session import CoapSession, CoapSessions, SessionLimits, SessionRank
+from protocols.coap.session import CoapSession, SessionLimits, SessionRank
+from protocols.coap.session_endpoint import SessionEndpoint, chance_of_time_outs
 from protocols.coap.statistics import EndpointStatistics
 
-_SWEEP_SECONDS: Final = 5.0
 #: Registrations that are authenticated at once, and that may wait for it.
 _WORKERS, _WAITING = 4, 1024
-
-_random = random.random
 
 
 class DeviceSession(CoapSession):
     """A DTLS session, as `server.Peer`."""
 
-    __slots__ = ("endpoint", "registered")
+    __slots__ = ("_endpoint", "registered")
 
-    endpoint: "Lwm2mEndpoint"
-    registered: RegisteredDevice | None
+    def __init__(self, endpoint: "Lwm2mEndpoint", *arguments: Any, **named: Any) -> None:
+        """A session of this endpoint; the other arguments are those of CoapSession."""
+        super().__init__(*arguments, **named)
+        self._endpoint = endpoint
+        self.registered: RegisteredDevice | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -65,104 +59,46 @@ class DeviceSession(CoapSession):
 
     async def ask(self, exchange: Exchange) -> CoapMessage:
         """Send a request and wait for its answer (RFC 7252, 4.2 and 5.2.2). Raises SessionLostError."""
-        return await self.endpoint.ask(self, exchange)
+        return await self._endpoint.ask(self, exchange)
 
     def close(self) -> None:
         """End the session with close_notify."""
-        self.endpoint.close(self)
+        self._endpoint.close(self)
 
     def unregistered(self) -> None:
         """The registration over this session has ended; the session may be used for another one."""
         self.registered = None
-        self.endpoint.unregistered(self)
+        self._endpoint.unregistered(self)
 
 
-class Lwm2mEndpoint:
+class Lwm2mEndpoint(SessionEndpoint[DeviceSession]):
     """The sessions of one DTLS listener."""
 
     def __init__(
-        self, server: Lwm2mServer, *, limits: SessionLimits | None = None, chance: Callable[[], float] = _random
+        self,
+        server: Lwm2mServer,
+        *,
+        limits: SessionLimits | None = None,
+        chance: Callable[[], float] = chance_of_time_outs,
     ) -> None:
         """An endpoint without sessions; `chance` gives numbers from 0 to 1."""
+        super().__init__(
+            partial(DeviceSession, self), failure="lwm2m_session_failed", limits=limits, now=server.now, chance=chance
+        )
         self._server = server
-        self._limits = limits or SessionLimits()
-        self._chance = chance
-        self.now = server.now
-        self.contained: Callable[..., object] = partial(contain, "lwm2m_session_failed", self._close_failed)
         self.submitted: Callable[[], None] = _nothing
-        self._sessions = CoapSessions(self._limits)
-        self._exchanges: dict[CoapSession, set[Exchange]] = {}
+        self._exchanges: dict[DeviceSession, set[Exchange]] = {}
         self._registrations, self._waiting = trio.open_memory_channel[tuple[DeviceSession, Incoming, DeviceRequest]](
             _WAITING
         )
-        self._sooner = trio.Event()
-        self._wakes_at = inf
-        self._next_sweep = inf
-        self._requests = self._dropped = self._malformed = self._evicted = self._notifications = 0
-        self._overhead_dropped = 0
-        self._duplicates = self._retransmissions = 0
+        self._notifications = 0
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
-    def open(
-        self,
-        key: Hashable,
-        send: Callable[[bytes], None],
-        end: Callable[[], None],
-        *,
-        idle_seconds: float = COAP_IDLE_SECONDS,
-        is_address_verified: bool = True,
-        certificate: ClientCertificate | None = None,
-    ) -> CoapSession:
-        """Open a session (arguments as of CoapSession). When a limit is exceeded, one ends; it may be the new one."""
-        session = DeviceSession(
-            key,
-            MessageLayer(self._chance),
-            send,
-            end,
-            idle_seconds=idle_seconds,
-            is_address_verified=is_address_verified,
-            now=self.now(),
-        )
-        session.endpoint, session.registered = self, None
-        session.certificate = certificate
-        self._sessions.add(session)
-        self._make_room(session)
-        if self._next_sweep == inf:
-            self._next_sweep = self.now() + _SWEEP_SECONDS
-            self._wake_up(self._next_sweep)
-        return session
-
-    def find(self, key: Hashable) -> CoapSession | None:
-        """The open session of a peer."""
-        return self._sessions.find(key)
-
-    def close(self, session: CoapSession) -> None:
-        """End a session. What is registered over it stays: the device can come back over another one."""
-        contain("lwm2m_session_failed", None, session.key, self._close, session)
-
-    def _close(self, session: CoapSession) -> None:
-        if session.is_closed:
-            return
-        self._sessions.remove(session)
-        self._duplicates += session.message_layer.duplicates
-        self._retransmissions += session.message_layer.retransmissions
-        try:
-            session.flush()
-        finally:
-            session.end()
-            for exchange in self._exchanges.pop(session, ()):
-                exchange.lost()
-
-    def _close_failed(self, key: Hashable) -> None:
-        session = self._sessions.find(key)
-        if session is not None:
-            self._close(session)
-
-    def _make_room(self, latest: CoapSession) -> None:
-        while (session := self._sessions.surplus(latest)) is not None:
-            self._evicted += 1
-            self.close(session)
+    def _ending(self, session: DeviceSession) -> None:
+        """What is registered over the session stays: the device can come back over another one."""
+        for exchange in self._exchanges.pop(session, ()):
+            exchange.lost()
 
     def unregistered(self, session: DeviceSession) -> None:
         """A session without a registration ends when it is idle."""
@@ -171,27 +107,9 @@ class Lwm2mEndpoint:
 
     # --- In ----------------------------------------------------------------------------------------------------------
 
-    def receive(self, session: CoapSession, datagram: bytes) -> None:
-        """Take a datagram of a session, unless the peer has sent too many that answer nothing.
-
-        The caller contains exceptions (`contained`).
-        """
-        now = self.now()
-        if session.overhead is not None and session.overhead.is_empty(now):
-            self._overhead_dropped += 1
-            return
-        try:
-            message = decode_message(datagram)
-        except MalformedMessage as malformed:
-            self._malformed += 1
-            session.spend(now)
-            if malformed.answer is not None:
-                session.send(malformed.answer)
-            return
-        if isinstance(session, DeviceSession) and not session.is_closed:
-            self._receive(session, message)
-
     def _receive(self, session: DeviceSession, message: CoapMessage) -> None:
+        if session.is_closed:
+            return
         now = self.now()
         layer = session.message_layer
         self._sessions.heard(session, now)
@@ -203,7 +121,7 @@ class Lwm2mEndpoint:
             self._dropped += 1
             return
         for event in layer.receive(message, now):
-            self._handle(session, event)
+            self._handle(session, event, now)
         self._settle(session)
         self._make_room(session)
 
@@ -218,7 +136,7 @@ class Lwm2mEndpoint:
             session.send(empty(ACK if goes_on else RST, message.message_id))
         return True
 
-    def _handle(self, session: DeviceSession, event: MessageEvent) -> None:
+    def _handle(self, session: DeviceSession, event: MessageEvent, _now: float) -> None:
         if isinstance(event, RequestReceived):
             self._requests += 1
             failure = contain("lwm2m_request_failed", None, session.key, self._request, session, event.incoming)
@@ -295,11 +213,11 @@ class Lwm2mEndpoint:
 
     # --- Out ---------------------------------------------------------------------------------------------------------
 
-    def _answer(self, session: CoapSession, incoming: Incoming, answer: Answer) -> None:
+    def _answer(self, session: DeviceSession, incoming: Incoming, answer: Answer) -> None:
         options = encode_options(tuple(sorted(answer.options, key=lambda option: option[0])))
         session.message_layer.respond(incoming, answer.code, options, answer.payload, self.now())
 
-    async def ask(self, session: CoapSession, exchange: Exchange) -> CoapMessage:
+    async def ask(self, session: DeviceSession, exchange: Exchange) -> CoapMessage:
         """Send a request and wait for its answer. Raises SessionLostError."""
         if session.is_closed:
             raise SessionLostError
@@ -320,48 +238,7 @@ class Lwm2mEndpoint:
                 if not session.is_closed:
                     self._settle(session)
 
-    def _settle(self, session: CoapSession) -> None:
-        session.flush()
-        self._sessions.account(session)
-        self._sessions.schedule(session)
-        self._wake_up(session.scheduled)
-
-    def _wake_up(self, at: float) -> None:
-        if at < self._wakes_at:
-            self._sooner.set()
-
-    # --- Time --------------------------------------------------------------------------------------------------------
-
-    def tick(self, now: float) -> None:
-        """Do what is due at `now`: retransmissions, time-outs, and the sweep every few seconds."""
-        for session in self._sessions.due(now):
-            self.contained(session.key, self._tick, session, now)
-        if self._next_sweep <= now:
-            for session in self._sessions.with_blocks():
-                self.contained(session.key, self._forget_blocks, session, now)
-            for session in self._sessions.silent(now, SessionRank.UNAUTHENTICATED, SessionRank.AUTHENTICATED):
-                self.close(session)
-            self._next_sweep = now + _SWEEP_SECONDS if len(self._sessions) else inf
-
-    def _forget_blocks(self, session: CoapSession, now: float) -> None:
-        session.blocks.forget(now)
-        self._sessions.account(session)
-
-    def _tick(self, session: CoapSession, now: float) -> None:
-        for event in session.message_layer.tick(now):
-            if isinstance(session, DeviceSession):
-                self._handle(session, event)
-        if not session.is_closed:
-            self._settle(session)
-
-    async def tick_forever(self) -> None:
-        """Call `tick` whenever something is due, until cancelled."""
-        while True:
-            self._sooner = trio.Event()
-            self._wakes_at = min(self._sessions.next_due, self._next_sweep)
-            with trio.move_on_after(max(0.0, self._wakes_at - self.now())):
-                await self._sooner.wait()
-            self.tick(self.now())
+    # --- Life --------------------------------------------------------------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks that an endpoint needs for as long as it serves."""
@@ -371,29 +248,16 @@ class Lwm2mEndpoint:
 
     async def stop(self) -> None:
         """Close every session."""
-        for session in self._sessions:
-            with suppress(Exception):  # `close` contains them
-                self.close(session)
+        self.close_all()
 
     def statistics(self) -> EndpointStatistics:
-        layers = [session.message_layer for session in self._sessions]
-        return EndpointStatistics(
-            sessions=len(self._sessions),
-            strangers=self._sessions.count(SessionRank.UNAUTHENTICATED),
+        return self._statistics(
             observers=self._sessions.count(SessionRank.OBSERVER),
-            bytes_held=self._sessions.bytes_held,
-            requests=self._requests,
-            requests_dropped=self._dropped,
-            malformed=self._malformed,
-            duplicates=self._duplicates + sum(one.duplicates for one in layers),
-            retransmissions=self._retransmissions + sum(one.retransmissions for one in layers),
+            strangers_dropped=0,
             notifications=self._notifications,
             notifications_lost=0,
             challenges=0,
-            evicted=self._evicted,
             datagrams_lost=0,
-            overhead_dropped=self._overhead_dropped,
-            strangers_dropped=0,
         )
 
 

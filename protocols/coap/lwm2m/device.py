@@ -20,6 +20,7 @@ from broker.device_management.sessions import (
     UnreadableAnswerError,
 )
 from broker.devices.registry import Device
+from config.limits import DEVICE_VALUE_BYTES
 from protocols.coap.lwm2m.blocks import Blocks, option_of
 from protocols.coap.lwm2m.exchanges import TOKEN_BYTES, DeviceLink, Exchange
 from protocols.coap.lwm2m.formats.content import decode, encode_text, is_links
@@ -30,8 +31,6 @@ from protocols.coap.messages import LINK_FORMAT, TEXT, CoapMessage, Code, Option
 
 #: How long a device in queue mode can be asked after it was heard: MAX_TRANSMIT_WAIT (LwM2M 1.1, 6.5).
 AWAKE_SECONDS: Final = 93.0
-#: The longest value that is written; the longest one of reference 18.4 is a URI of 255 bytes.
-WRITTEN_BYTES: Final = 1024
 _INSTANCE_DEPTH: Final = 2
 _FRESH_SECONDS: Final = 128.0  # RFC 7641, 3.4
 _OBSERVE_RANGE: Final = 1 << 23
@@ -177,14 +176,10 @@ class RegisteredDevice:
             raise _unreadable("Read", path, error) from error
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
-        """As ManagedSession.
-
-        Raises:
-            ValueError: a list or bytes, or a value of more than WRITTEN_BYTES.
-        """
+        """As ManagedSession."""
         payload = encode_text(path, value, self._kinds)
-        if len(payload) > WRITTEN_BYTES:
-            raise ValueError(f"a value of more than {WRITTEN_BYTES} bytes cannot be written")
+        if len(payload) > DEVICE_VALUE_BYTES:
+            raise ValueError(f"a value of more than {DEVICE_VALUE_BYTES} bytes cannot be written")
         await self._change(Code.PUT, path, "Write", (content_format(TEXT),), payload)
 
     async def execute(self, path: ResourcePath) -> None:

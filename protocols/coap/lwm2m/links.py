@@ -28,8 +28,8 @@ class Offer:
 def parse_links(text: str) -> list[tuple[str, str]]:
     """The targets of the links and their attributes, as they are written. Raises Unreadable."""
     found: list[tuple[str, str]] = []
-    at = 0
-    while at < len(text.rstrip()):
+    at, end = 0, len(text.rstrip())
+    while at < end:
         link = _LINK.match(text, at)
         if link is None or len(found) >= MAX_LINKS:
             raise Unreadable(f"is not a list of links of at most {MAX_LINKS}")

@@ -249,8 +249,10 @@ class Lwm2mServer:
                 close=partial(self._closed_by_broker, registered),
             )
         )
-        if former is not None:
-            self._end(former, keep=peer)
+        # A connection is one device: what was registered over it before would never be heard again.
+        for ended in (former, peer.registered):
+            if ended is not None:
+                self._end(ended, keep=peer)
         self._table.add(registered)
         peer.registered = registered
         self._extend(registered)

@@ -5,15 +5,11 @@ from typing import Annotated, Any, Final
 from msgspec import UNSET, Meta, UnsetType
 
 from broker.accounts.permissions import ADMINISTRATORS, Permission
-from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller, TokenKind
 from broker.device_management.configuration import ConfigurationChange
 from broker.device_management.properties import PropertySets, manifest
-from broker.device_management.room import DeviceManagementRoom
 from broker.device_types.catalog import DeviceType
-from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
-from broker.devices.room import DevicesRoom
 from config.limits import (
     PMAX_SECONDS,
     PMIN_SECONDS,
@@ -21,19 +17,13 @@ from config.limits import (
     SERVER_PROPERTIES_LEVELS,
     TASK_EXPIRES_SECONDS,
 )
-from protocols.http.calls import ANY_TOKEN, USER_OR_APPLICATION, Accepts, Chapter, InQuery, RestCall, RestCalls
+from protocols.http.calls import ANY_TOKEN, USER_OR_APPLICATION, Accepts, InQuery, RestCall
 from protocols.http.openapi import samples
-from protocols.http.reading import Query
-from protocols.http.rest.managed import CONFIGURED_TYPE, MANAGED_DEVICE, type_in_query
+from protocols.http.rest.managed import CONFIGURED_TYPE, MANAGED_DEVICE, ManagementCalls
 from protocols.http.rest.named import require_role
 from protocols.http.schema import Amount, Count, Data, Id, Offset, Shape, Timestamp, TypeId, about, one_of, time_ms
 from storage.device_management import ManagementRecord
 
-DEVICE_MANAGEMENT: Final = Chapter(
-    "Device management",
-    "Properties of devices, and tasks that read, write or execute one on many devices. Server properties are kept "
-    "here; device properties are what a device says of itself over LWM2M.",
-)
 _SYSTEM: Final = {
     "did": samples.DID,
     "createdOn": samples.TS,
@@ -167,27 +157,7 @@ class _ManagementChange(Shape):
     ) = None
 
 
-class DevicePropertyCalls(RestCalls):
-    chapter = DEVICE_MANAGEMENT
-
-    def __init__(
-        self,
-        accounts: AccountsRoom,
-        device_types: DeviceTypesRoom,
-        devices: DevicesRoom,
-        device_management: DeviceManagementRoom,
-    ) -> None:
-        self._permissions = accounts.permissions
-        self._types = device_types.catalog
-        self._lists = device_types.lists
-        self._devices = devices.registry
-        self._properties = device_management.properties
-        self._configurations = device_management.configurations
-        self._objects = device_management.objects
-
-    async def _chosen_type(self, caller: Caller, query: Query) -> DeviceType:
-        return await type_in_query(self._types, self._permissions, caller, query)
-
+class DevicePropertyCalls(ManagementCalls):
     async def _readable(self, caller: Caller, did: str) -> Device:
         """A device whose properties the caller may read: itself, that of a user who granted READ, or that of a type
         which it administrates. A share gives none of it."""
@@ -207,14 +177,14 @@ class DevicePropertyCalls(RestCalls):
         "GET",
         "/devicemgmt/devices/properties",
         tokens=USER_OR_APPLICATION,
-        on=InQuery(_chosen_type),
+        on=InQuery(ManagementCalls.chosen_type),
         summary="Properties of a type's devices",
         about="For administrators of the organization that owns the type, and its applications. In a filter, keys "
         "begin with `systemProperties.`, `serverProperties.` or `deviceProperties.`; texts of server and device "
         "properties match when they contain the value, all else when it is the same.",
     )
     async def show_many(self, type_: DeviceType, query: _Listed) -> _PropertyPage:
-        found, total = await self._properties.matching(
+        found, total = await self._management.properties.matching(
             type_, query.filter or "", offset=query.offset, count=query.count, with_times=query.include_timestamp
         )
         page = _Page(list(map(_sets, found)), total, query.offset, len(found))
@@ -228,7 +198,7 @@ class DevicePropertyCalls(RestCalls):
         summary="Properties of a device",
     )
     async def show(self, device: Device, query: _Shown) -> Data[PropertiesObject]:
-        return Data(_sets(await self._properties.of(device, with_times=query.include_timestamp)))
+        return Data(_sets(await self._management.properties.of(device, with_times=query.include_timestamp)))
 
     @RestCall(
         "POST",
@@ -243,7 +213,7 @@ class DevicePropertyCalls(RestCalls):
         ),
     )
     async def merge(self, device: Device, body: dict[str, Any]) -> Data[_Did]:
-        await self._properties.merge(device, body)
+        await self._management.properties.merge(device, body)
         return Data(_Did(device.id))
 
     @RestCall(
@@ -254,7 +224,7 @@ class DevicePropertyCalls(RestCalls):
         summary="Remove all server properties",
     )
     async def clear(self, device: Device) -> Data[_Did]:
-        await self._properties.clear(device)
+        await self._management.properties.clear(device)
         return Data(_Did(device.id))
 
     @RestCall(
@@ -265,7 +235,7 @@ class DevicePropertyCalls(RestCalls):
         summary="How the devices of a type are managed",
     )
     async def configuration(self, type_: DeviceType) -> Data[ManagementObject]:
-        return Data(_management(type_, await self._configurations.of(type_)))
+        return Data(_management(type_, await self._management.configurations.of(type_)))
 
     @RestCall(
         "PUT",
@@ -277,7 +247,7 @@ class DevicePropertyCalls(RestCalls):
     )
     async def configure(self, type_: DeviceType, body: _ManagementChange) -> Data[ManagementObject]:
         change = ConfigurationChange(body.device_properties_enabled, body.pmin, body.pmax, body.task_expires_after)
-        return Data(_management(type_, await self._configurations.change(type_, change)))
+        return Data(_management(type_, await self._management.configurations.change(type_, change)))
 
     @RestCall(
         "GET",
@@ -288,7 +258,7 @@ class DevicePropertyCalls(RestCalls):
         about="`operations` has the letters R, W and E.",
     )
     async def manifest(self, _caller: Caller) -> Data[_ManifestAnswer]:
-        return Data(_ManifestAnswer(_Manifest(manifest(self._objects))))
+        return Data(_ManifestAnswer(_Manifest(manifest(self._management.objects))))
 
 
 def _sets(found: PropertySets) -> PropertiesObject:

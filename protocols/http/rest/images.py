@@ -10,20 +10,16 @@ import trio
 from msgspec import Meta
 from quart import Response, request
 
-from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
 from broker.device_management.downloads import Download, Downloads
 from broker.device_management.images import TOO_MANY
-from broker.device_management.room import DeviceManagementRoom
 from broker.device_types.catalog import DeviceType
-from broker.device_types.room import DeviceTypesRoom
 from broker.errors import NotFound
 from config.limits import DOWNLOAD_KEPT_HOURS, NAME_MAX_CHARACTERS
 from protocols.http.bodies import chunks_within
-from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Counted, RestCall, RestCalls
+from protocols.http.calls import NO_TOKEN, NOTHING, USER_OR_APPLICATION, Accepts, Answers, Counted, RestCall
 from protocols.http.openapi import samples
-from protocols.http.rest.device_properties import DEVICE_MANAGEMENT
-from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS
+from protocols.http.rest.managed import CONFIGURED_TYPE, CONFIGURERS, ManagementCalls
 from protocols.http.rest.named import require_role
 from protocols.http.schema import (
     Count,
@@ -97,24 +93,15 @@ class FoundImage:
     type: DeviceType
 
 
-class ImageCalls(RestCalls):
-    chapter = DEVICE_MANAGEMENT
+class ImageCalls(ManagementCalls):
     path_names = {
         "updateId": (Annotated[Id, about("A firmware image")], samples.IMAGE),
         "downloadId": (Annotated[str, text("Of one update of one device", pattern="^[0-9a-f]{9}$")], samples.DOWNLOAD),
     }
 
-    def __init__(
-        self, accounts: AccountsRoom, device_types: DeviceTypesRoom, device_management: DeviceManagementRoom
-    ) -> None:
-        self._permissions = accounts.permissions
-        self._types = device_types.catalog
-        self._images = device_management.images
-        self._downloads = device_management.downloads
-
     async def _image(self, caller: Caller, dtid: str, update_id: str) -> FoundImage:
         type_ = await self._types.find(dtid)
-        image = await self._images.find(type_, update_id)
+        image = await self._management.images.find(type_, update_id)
         await require_role(self._permissions, caller, type_.record, CONFIGURERS)
         return FoundImage(image, type_)
 
@@ -129,8 +116,10 @@ class ImageCalls(RestCalls):
         refusals={409: TOO_MANY, 413: "The image is larger than `device_management.image_max_bytes`."},
     )
     async def upload(self, type_: DeviceType, query: _Uploaded) -> Data[ImageObject]:
-        async with aclosing(chunks_within(self._images.max_bytes)) as chunks:
-            image = await self._images.add(type_, chunks, version=query.version, kind=query.type, sha256=query.sha256)
+        async with aclosing(chunks_within(self._management.images.max_bytes)) as chunks:
+            image = await self._management.images.add(
+                type_, chunks, version=query.version, kind=query.type, sha256=query.sha256
+            )
         return Data(_object(image, type_))
 
     @RestCall(
@@ -142,7 +131,7 @@ class ImageCalls(RestCalls):
         about="Newest first.",
     )
     async def of_type(self, type_: DeviceType, query: _Listed) -> NumberedPage[_Images]:
-        found, total = await self._images.page(type_, offset=query.offset, count=query.count)
+        found, total = await self._management.images.page(type_, offset=query.offset, count=query.count)
         return NumberedPage(_Images([_object(one, type_) for one in found]), total, query.offset, len(found))
 
     @RestCall(
@@ -154,7 +143,7 @@ class ImageCalls(RestCalls):
         about="Updates that have not sent its address to a device yet fail.",
     )
     async def remove(self, found: FoundImage) -> Data[ImageObject]:
-        await self._images.remove(found.record)
+        await self._management.images.remove(found.record)
         return Data(_object(found.record, found.type))
 
     @RestCall(
@@ -179,7 +168,7 @@ class ImageCalls(RestCalls):
         refusals={404: "There is no such address, or it is gone.", 416: "The image is shorter."},
     )
     async def fetch(self, download_id: str) -> Response:
-        download = await self._downloads.find(download_id)
+        download = await self._management.downloads.find(download_id)
         size = download.image.size
         wanted = _wanted(size, f'"{download.image.sha256}"')
         headers = {"ETag": f'"{download.image.sha256}"', "Accept-Ranges": "bytes", "Content-Type": _OCTETS}
@@ -194,7 +183,9 @@ class ImageCalls(RestCalls):
             except FileNotFoundError as error:  # the image has just been deleted
                 raise NotFound from error
             await file.seek(wanted.start)
-            answer = Response(_sent(self._downloads, download, file, wanted), answer.status_code, headers=headers)
+            answer = Response(
+                _sent(self._management.downloads, download, file, wanted), answer.status_code, headers=headers
+            )
             answer.timeout = None  # the device may read slowly
         answer.headers["Content-Length"] = str(len(wanted))
         return answer

@@ -2,14 +2,23 @@
 
 from typing import Final
 
-from broker.accounts.permissions import ADMINISTRATORS, Permissions, Role
+from broker.accounts.permissions import ADMINISTRATORS, Role
+from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
-from broker.device_types.catalog import DeviceType, DeviceTypes
+from broker.device_management.room import DeviceManagementRoom
+from broker.device_types.catalog import DeviceType
+from broker.device_types.room import DeviceTypesRoom
 from broker.devices.registry import Device
-from protocols.http.calls import SharedFinder
+from broker.devices.room import DevicesRoom
+from protocols.http.calls import Chapter, RestCalls, SharedFinder
 from protocols.http.reading import Query
 from protocols.http.rest.named import Named, require_role
 
+DEVICE_MANAGEMENT: Final = Chapter(
+    "Device management",
+    "Properties of devices, and tasks that read, write or execute one on many devices. Server properties are kept "
+    "here; device properties are what a device says of itself over LWM2M.",
+)
 CONFIGURERS: Final = frozenset({Role.ADMINISTRATOR, Role.DEVELOPER})
 
 
@@ -27,10 +36,31 @@ MANAGED_DEVICE: Final = SharedFinder(_managed)
 CONFIGURED_TYPE: Final = SharedFinder(_configured)
 
 
-async def type_in_query(types: DeviceTypes, permissions: Permissions, caller: Caller, query: Query) -> DeviceType:
-    """The type that `dtid` names, for administrators. Raises ValidationFailed, DeviceTypeNotFound, PermissionDenied."""
-    dtid = query.text("dtid", required=True)
-    query.check()
-    type_ = await types.find(dtid or "")
-    await require_role(permissions, caller, type_.record, ADMINISTRATORS)
-    return type_
+class ManagementCalls(RestCalls):
+    """What the nouns of device management have in common."""
+
+    chapter = DEVICE_MANAGEMENT
+
+    def __init__(
+        self,
+        accounts: AccountsRoom,
+        device_types: DeviceTypesRoom,
+        devices: DevicesRoom,
+        device_management: DeviceManagementRoom,
+    ) -> None:
+        self._permissions = accounts.permissions
+        self._types = device_types.catalog
+        self._lists = device_types.lists
+        self._devices = devices.registry
+        self._management = device_management
+
+    async def chosen_type(self, caller: Caller, query: Query) -> DeviceType:
+        """The type that `dtid` names, for administrators.
+
+        Raises ValidationFailed, DeviceTypeNotFound, PermissionDenied.
+        """
+        dtid = query.text("dtid", required=True)
+        query.check()
+        type_ = await self._types.find(dtid or "")
+        await require_role(self._permissions, caller, type_.record, ADMINISTRATORS)
+        return type_

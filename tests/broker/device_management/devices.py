@@ -46,7 +46,10 @@ class FakeSession:
     values: dict[ResourcePath, ResourceValue] = field(default_factory=dict)
     offers: frozenset[ResourcePath] = frozenset({(3, 0), (5, 0)})
     is_over: bool = False
+    is_asleep: bool = False
     refuses: dict[ResourcePath, str] = field(default_factory=dict)
+    #: Its server finds that no value can be written.
+    cannot_send: bool = False
     #: Operations in their order, such as `W /3/0/14 +01:00`.
     done: list[str] = field(default_factory=list)
     #: Set while the device answers; a device that sleeps answers later.
@@ -68,6 +71,8 @@ class FakeSession:
         return found
 
     async def write(self, path: ResourcePath, value: ResourceValue) -> None:
+        if self.cannot_send:
+            raise ValueError("too long")
         await self._operation("W", path, " " + str(value))
         self.values[path] = value
         if path == PACKAGE_URI:

@@ -172,7 +172,7 @@ async def all_ended(fleet: Fleet, tasks: Sequence[Task]) -> None:
                 assert after in MAY_FOLLOW[before]
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(24))
 @given(ACTIONS)
 def test_each_device_task_ends_once_and_the_counts_agree(actions: list[Action]) -> None:
     with TemporaryDirectory() as folder:

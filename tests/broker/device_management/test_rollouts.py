@@ -10,6 +10,7 @@ from broker.device_management.rollouts import Phase, Rollout
 from broker.device_management.states import DeviceTaskStatus
 from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
+from storage.records import AuditFilter
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, settle
 from tests.builders import ServicesOpener
 from tests.factories import build_world
@@ -95,6 +96,8 @@ async def test_too_few_canary_devices_pause_the_rollout_until_the_operator_lets_
     assert await statuses(fleet, task.record.key) == {"SUCCEEDED": 1, "FAILED": 1, "QUEUED": 2}
     shown = await fleet.management.tasks.shown(task.record)
     await fleet.management.tasks.continue_rollout(shown.record)
+    (audited,) = await services.core.audit.find(AuditFilter(0, 2**62, 10, event="rollout_continued"))
+    assert audited.object == f"task {task.record.id}"
     await settle()
     assert await statuses(fleet, task.record.key) == {"SUCCEEDED": 1, "FAILED": 1, "PROCESSING": 2}
     with pytest.raises(Conflict):
@@ -121,14 +124,14 @@ async def test_a_restart_remembers_the_pause(opener: ServicesOpener, autojump_cl
 async def test_a_thousand_devices_of_which_one_in_twenty_fails_stop_within_one_batch(
     services: Services, autojump_clock: MockClock
 ) -> None:
-    """5 % fail. 3 % are allowed, 30 devices; so at most 30 + 50 fail."""
+    """5 % fail. 1 % are allowed, 10 devices; so at most 10 + 50 fail."""
     fleet = await Fleet.of(services, 1000)
     sessions = [await fleet.register(device) for device in fleet.devices]
-    plan = RolloutPlan(devices_per_minute=50, abort_percent=3)
+    plan = RolloutPlan(devices_per_minute=50, abort_percent=1)
     task = await fleet.update(rollout=plan, expires_after=604_800)
     await settle()
     begun_at_most = 0
-    for _ in range(40):
+    for _ in range(10):
         begun = working(sessions)
         begun_at_most = max(begun_at_most, len(begun))
         for session in begun:
@@ -137,9 +140,9 @@ async def test_a_thousand_devices_of_which_one_in_twenty_fails_stop_within_one_b
         await trio.sleep(61)
     counts = await statuses(fleet, task.record.key)
     assert begun_at_most == 50
-    assert 30 < counts["FAILED"] <= 30 + 50
+    assert 10 < counts["FAILED"] <= 10 + 50
     assert counts["FAILED"] + counts["SUCCEEDED"] + counts["CANCELLED"] == 1000
-    assert counts["CANCELLED"] > 300
+    assert counts["CANCELLED"] > 600
     assert await fleet.task_status(task) == "COMPLETE"
     cancelled, _ = await fleet.management.tasks.entries(
         task.record, status="CANCELLED", dids=None, offset=0, count=1000
@@ -156,19 +159,16 @@ async def test_devices_that_hang_stop_the_rollout_too(services: Services, autoju
     assert await statuses(fleet, task.record.key) == {"PROCESSING": 2, "QUEUED": 4}
 
 
-@pytest.mark.parametrize(
-    ("plan", "field"),
-    [
+async def test_numbers_out_of_range_are_refused(fleet: Fleet, autojump_clock: MockClock) -> None:
+    for plan, field in (
         (RolloutPlan(devices_per_minute=0), "devicesPerMinute"),
         (RolloutPlan(canary_devices=0), "canaryDevices"),
         (RolloutPlan(canary_success_percent=101), "canarySuccessPercent"),
         (RolloutPlan(abort_percent=-1), "abortPercent"),
-    ],
-)
-async def test_numbers_out_of_range_are_refused(fleet: Fleet, plan: RolloutPlan, field: str) -> None:
-    with pytest.raises(ValidationFailed) as refused:
-        await fleet.update(rollout=plan)
-    assert [one.field for one in refused.value.findings] == [f"taskParameters.update.rollout.{field}"]
+    ):
+        with pytest.raises(ValidationFailed) as refused:
+            await fleet.update(rollout=plan)
+        assert [one.field for one in refused.value.findings] == [f"taskParameters.update.rollout.{field}"]
 
 
 def test_what_did_not_begin_takes_no_place() -> None:

@@ -1,5 +1,7 @@
 """Every transition of tasks and device tasks (reference 15.2)."""
 
+from typing import Final
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -27,59 +29,56 @@ async def test_a_read_stores_what_the_device_answers(fleet: Fleet, autojump_cloc
     assert await fleet.task_status(task) == "COMPLETE"
 
 
-@pytest.mark.parametrize(
-    ("target", "kind", "value", "done"),
-    [
+async def test_operations_reach_the_resource(fleet: Fleet, autojump_clock: MockClock) -> None:
+    session = await fleet.register(fleet.devices[0])
+    for target, kind, value, done in (
         ("deviceProperties.device", "R", None, "R /3/0"),
         (OFFSET, "W", "+01:00", "W /3/0/14 +01:00"),
         ("deviceProperties.device.reboot", "E", None, "E /3/0/4"),
         ("deviceProperties.connectivityStatistics.collectionPeriod", "W", "60", "W /7/0/8 60"),
         ("deviceProperties.firmwareUpdate.updateSupportedObjects", "W", "true", "W /5/0/4 True"),
         ("deviceProperties.object3303.0.5601", "E", None, "E /3303/0/5601"),
-    ],
-)
-async def test_operations_reach_the_resource(
-    fleet: Fleet, target: str, kind: str, value: str, done: str, autojump_clock: MockClock
-) -> None:
-    session = await fleet.register(fleet.devices[0])
-    task = await fleet.task(target, kind, value=value)
-    await settle()
-    assert (await fleet.status(task), session.done) == ("SUCCEEDED", [done])
+    ):
+        session.done.clear()
+        task = await fleet.task(target, kind, value=value)
+        await settle()
+        assert (await fleet.status(task), session.done) == ("SUCCEEDED", [done])
 
 
-@pytest.mark.parametrize(
-    ("target", "kind", "members", "field"),
-    [
-        (MANUFACTURER, "W", {"value": "x"}, "property"),
-        ("deviceProperties.device.nothing", "R", {}, "property"),
-        ("deviceProperties.object3.0.0", "R", {}, "property"),
-        ("deviceProperties.object0.0.5", "R", {}, "property"),
-        (OFFSET, "E", {}, "property"),
-        (OFFSET, "W", {}, "taskParameters.value"),
-        ("deviceProperties.connectivityStatistics.collectionPeriod", "W", {"value": "x"}, "taskParameters.value"),
-        ("deviceProperties.firmwareUpdate.packageURI", "W", {"value": "x" * 256}, "taskParameters.value"),
-        ("nothing", "R", {}, "property"),
-        ("serverProperties.a b", "R", {}, "property"),
-        ("serverProperties.a", "E", {}, "taskType"),
-        ("serverProperties.a", "W", {}, "taskParameters.value"),
-        (MANUFACTURER, "X", {}, "taskType"),
-        (MANUFACTURER, "R", {"expires_after": 59}, "taskParameters.expiresAfter"),
-        (MANUFACTURER, "R", {"expires_after": 604_801}, "taskParameters.expiresAfter"),
-        (MANUFACTURER, "R", {"filter": "systemProperties.did=x"}, "filter"),
-        (MANUFACTURER, "R", {"dids": None, "filter": "did=x"}, "filter"),
-        (MANUFACTURER, "R", {"at": NOW_MS}, "scheduledOn"),
-        (MANUFACTURER, "R", {"at": NOW_MS + 366 * 86_400_000}, "scheduledOn"),
-        (MANUFACTURER, "R", {"needs_acceptance": True}, "needsAcceptance"),
-        (MANUFACTURER, "R", {"update_id": "f" * 32}, "taskParameters.update"),
-        ("akc.update", "W", {}, "taskParameters.update.updateId"),
-    ],
-)
-async def test_what_is_wrong_with_a_task_is_said_at_its_creation(
-    fleet: Fleet, target: str, kind: str, members: dict[str, object], field: str, autojump_clock: MockClock
-) -> None:
-    with pytest.raises(ValidationFailed) as refused:
-        await fleet.task(target, kind, **members)  # type: ignore[arg-type]
-    assert [finding.field for finding in refused.value.findings] == [field]
+WRONG: Final[list[tuple[str, str, dict[str, object], str]]] = [
+    (MANUFACTURER, "W", {"value": "x"}, "property"),
+    ("deviceProperties.device.nothing", "R", {}, "property"),
+    ("deviceProperties.object3.0.0", "R", {}, "property"),
+    ("deviceProperties.object0.0.5", "R", {}, "property"),
+    (OFFSET, "E", {}, "property"),
+    (OFFSET, "W", {}, "taskParameters.value"),
+    ("deviceProperties.connectivityStatistics.collectionPeriod", "W", {"value": "x"}, "taskParameters.value"),
+    ("deviceProperties.firmwareUpdate.packageURI", "W", {"value": "x" * 256}, "taskParameters.value"),
+    ("deviceProperties.device.timezone", "W", {"value": "é" * 513}, "taskParameters.value"),
+    ("nothing", "R", {}, "property"),
+    ("serverProperties.a b", "R", {}, "property"),
+    ("serverProperties.a", "E", {}, "taskType"),
+    ("serverProperties.a", "W", {}, "taskParameters.value"),
+    (MANUFACTURER, "X", {}, "taskType"),
+    (MANUFACTURER, "R", {"expires_after": 59}, "taskParameters.expiresAfter"),
+    (MANUFACTURER, "R", {"expires_after": 604_801}, "taskParameters.expiresAfter"),
+    (MANUFACTURER, "R", {"filter": "systemProperties.did=x"}, "filter"),
+    (MANUFACTURER, "R", {"dids": None, "filter": "did=x"}, "filter"),
+    (MANUFACTURER, "R", {"dids": None, "filter": "serverProperties.a=b," * 21}, "filter"),
+    (MANUFACTURER, "R", {"dids": None, "filter": f"serverProperties.{'a.' * 2500}a=b"}, "filter"),
+    (MANUFACTURER, "R", {"at": NOW_MS}, "scheduledOn"),
+    (MANUFACTURER, "R", {"at": NOW_MS + 366 * 86_400_000}, "scheduledOn"),
+    (MANUFACTURER, "R", {"needs_acceptance": True}, "needsAcceptance"),
+    (MANUFACTURER, "R", {"update_id": "f" * 32}, "taskParameters.update"),
+    ("akc.update", "W", {}, "taskParameters.update.updateId"),
+]
+
+
+async def test_what_is_wrong_with_a_task_is_said_at_its_creation(fleet: Fleet, autojump_clock: MockClock) -> None:
+    for target, kind, members, field in WRONG:
+        with pytest.raises(ValidationFailed) as refused:
+            await fleet.task(target, kind, **members)  # type: ignore[arg-type]
+        assert [finding.field for finding in refused.value.findings] == [field], (target, kind, members)
 
 
 async def test_device_properties_need_to_be_enabled(services: Services, autojump_clock: MockClock) -> None:
@@ -148,6 +147,33 @@ async def test_after_a_communication_failure_the_next_registration_tries_again(
     await fleet.register(fleet.devices[0])
     await settle()
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "QUEUED DEVICE_TIMEOUT", "PROCESSING", "SUCCEEDED"]
+
+
+async def test_a_device_that_is_lost_ends_failed_with_its_attempts_counted(
+    fleet: Fleet, autojump_clock: MockClock
+) -> None:
+    task = None
+    for _ in range(2):
+        session = await fleet.register(fleet.devices[0])
+        session.sleep()
+        task = task or await fleet.task(MANUFACTURER, expires_after=60)
+        await settle()
+        fleet.leave(session)
+        await settle()
+    assert task is not None
+    await trio.sleep(61)
+    entry = await fleet.entry(task)
+    assert (entry.status, entry.error_code, entry.attempts) == ("FAILED", "TASK_EXPIRED", 2)
+    assert await fleet.task_status(task) == "COMPLETE"
+
+
+async def test_a_value_that_cannot_be_sent_fails_at_once(fleet: Fleet, autojump_clock: MockClock) -> None:
+    """What the session refuses to send is not tried again at each registration."""
+    session = await fleet.register(fleet.devices[0])
+    session.cannot_send = True
+    task = await fleet.task(OFFSET, "W", value="x")
+    await settle()
+    assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "FAILED DEVICE_ERROR"]
 
 
 async def test_an_update_of_the_registration_tries_again_too(fleet: Fleet, autojump_clock: MockClock) -> None:

@@ -91,14 +91,15 @@ async def test_an_image_that_is_there_already_is_replaced(fleet: Fleet, autojump
     assert (await fleet.entry(task)).step == "DOWNLOAD"
 
 
-@pytest.mark.parametrize("result", range(2, 10))
-async def test_a_result_of_the_device_fails_with_its_number(
-    fleet: Fleet, result: int, autojump_clock: MockClock
-) -> None:
-    task, session = await offered(fleet)
-    await fleet.say(session, state=0, result=result)
+async def test_a_result_of_the_device_fails_with_its_number(services: Services, autojump_clock: MockClock) -> None:
+    fleet = await Fleet.of(services, 8)
+    sessions = [await fleet.register(device) for device in fleet.devices]
+    task = await fleet.update()
     await settle()
-    assert (await fleet.steps(task))[-1] == f"FAILED UPDATE_RESULT_{result}"
+    for result, session in enumerate(sessions, start=2):
+        await fleet.say(session, state=0, result=result)
+        await settle()
+        assert (await fleet.steps(task, session.device))[-1] == f"FAILED UPDATE_RESULT_{result}"
 
 
 async def test_a_result_after_the_installation_fails_too(fleet: Fleet, autojump_clock: MockClock) -> None:
@@ -111,7 +112,12 @@ async def test_a_result_after_the_installation_fails_too(fleet: Fleet, autojump_
 
 @pytest.mark.parametrize(
     ("path", "code", "error"),
-    [(STATE, "4.04", "PROPERTY_NOT_FOUND"), (STATE, "4.01", "DEVICE_ERROR"), (PACKAGE_URI, "4.06", "DEVICE_ERROR")],
+    [
+        (STATE, "4.04", "PROPERTY_NOT_FOUND"),
+        (STATE, "4.01", "DEVICE_ERROR"),
+        (PACKAGE_URI, "4.06", "DEVICE_ERROR"),
+        (PACKAGE_URI, "4.04", "DEVICE_ERROR"),
+    ],
 )
 async def test_a_refusal_before_the_download_fails(
     fleet: Fleet, path: tuple[int, ...], code: str, error: str, autojump_clock: MockClock
@@ -175,6 +181,16 @@ async def test_the_execute_may_get_no_answer(fleet: Fleet, autojump_clock: MockC
     assert await fleet.status(task) == "PROCESSING"
     await back(fleet, session)
     assert await fleet.status(task) == "SUCCEEDED"
+
+
+async def test_nothing_stays_in_memory_of_an_update_whose_device_left(fleet: Fleet, autojump_clock: MockClock) -> None:
+    task, session = await offered(fleet, expires_after=60)
+    work = fleet.management.registrations.work
+    assert work.firmware_of(fleet.devices[0].key) is not None
+    fleet.leave(session)
+    await trio.sleep(61)
+    assert await fleet.status(task) == "FAILED"
+    assert work.firmware_of(fleet.devices[0].key) is None
 
 
 @pytest.mark.parametrize(
@@ -264,6 +280,15 @@ async def test_the_running_version_again_does_not_loop(fleet: Fleet, autojump_cl
     await fleet.say(session, state=0, result=1)  # it does not install what it runs
     await settle()
     assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "SUCCEEDED"]
+
+
+async def test_a_device_that_ignores_the_address_is_given_it_once(fleet: Fleet, autojump_clock: MockClock) -> None:
+    """Some devices do nothing about an image of the version that they run."""
+    task, session = await offered(fleet, expires_after=600)
+    session.values |= {STATE: 0, RESULT: 0, FIRMWARE_VERSION: VERSION}
+    await trio.sleep(601)
+    assert sum(done.startswith("W /5/0/1") for done in session.done) == 1
+    assert await fleet.steps(task) == ["QUEUED", "PROCESSING", "FAILED TASK_EXPIRED"]
 
 
 async def test_a_cancelled_update_that_has_not_begun_ends(fleet: Fleet, autojump_clock: MockClock) -> None:

@@ -39,6 +39,13 @@ async def busy_with_another_update(fleet: Fleet) -> Task:
     return await fleet.update()
 
 
+async def sleeps(fleet: Fleet) -> Task:
+    session = await fleet.register(fleet.devices[0])
+    session.sleep()
+    session.is_asleep = True
+    return await fleet.task("deviceProperties.device.manufacturer")
+
+
 async def did_not_answer(fleet: Fleet) -> Task:
     session = await fleet.register(fleet.devices[0])
     session.sleep()
@@ -129,6 +136,7 @@ async def _rolled_out(fleet: Fleet, plan: RolloutPlan) -> Task:
         (busy_with_an_older_task, "The device is busy with the older task "),
         (busy_with_another_update, "The device is busy with another update: its update state is 3."),
         (did_not_answer, "The device is not connected; it was last seen at an unknown time, and one attempt failed."),
+        (sleeps, "The device sleeps, and is asked when it is heard again."),
         (does_not_fetch, "The device has the address of the image, and has not begun to download it."),
         (fetches_slowly, "The device downloads the image: 40 % so far."),
         (lost_while_it_fetched, "The device's connection was lost after 40 % of the download; it was last seen "),

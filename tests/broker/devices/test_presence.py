@@ -18,14 +18,14 @@ from tests.fakes import FakeClock, HeldRunner
 
 
 @contextmanager
-def connected(services: Services, key: int, protocol: str = "MQTT") -> Iterator[None]:
+def connected(services: Services, key: int, protocol: str = "MQTT", *, exclusive: bool = True) -> Iterator[None]:
     device = services.devices.registry.get_nowait(DeviceKey(key))
     assert device is not None
     with services.routing.connections.connect(
         device,
         protocol=protocol,
         token=b"t" * 32,
-        exclusive=True,
+        exclusive=exclusive,
         deliver=lambda _action: True,
         close=lambda _reason: None,
     ):
@@ -211,6 +211,18 @@ async def test_a_change_between_memory_and_store_is_seen_in_one_of_them(opener: 
 async def test_a_take_over_shows_the_protocol_of_the_newcomer(services: Services, light: DeviceKey) -> None:
     with connected(services, light, "WEBSOCKET"), connected(services, light, "MQTT"):
         assert (await services.devices.presence.of(light)).protocol == "MQTT"
+
+
+async def test_of_two_connections_the_one_that_is_left_counts(
+    services: Services, light: DeviceKey, fake_clock: FakeClock
+) -> None:
+    lasting, ending = connected(services, light, "LWM2M", exclusive=False), connected(services, light, "MQTT")
+    with lasting:
+        with ending:
+            assert (await services.devices.presence.of(light)).protocol == "MQTT"
+        fake_clock.advance(10)
+        found = await services.devices.presence.of(light)
+    assert (found.protocol, found.availability, found.is_connected) == ("LWM2M", "online", True)
 
 
 # A status that a device is given

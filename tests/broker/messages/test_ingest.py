@@ -24,7 +24,7 @@ from broker.facts import ActionStored, MessagesStored
 from broker.messages.history import Search
 from broker.messages.ingest import IngestStatistics
 from broker.services import Services
-from config.limits import JSON_NESTING_MAX, MAX_DATA_BYTES
+from config.limits import CLOCK_STEP_MS, JSON_NESTING_MAX, MAX_DATA_BYTES
 from storage.engines.sqlite import SqliteEngine
 from storage.keys import Milliseconds, Position
 from storage.records import ActionRow, MessageRow
@@ -254,24 +254,47 @@ async def test_a_device_type_without_manifest_takes_messages_that_all_fail(servi
 # Time
 
 
-async def test_cts_never_runs_backwards(services: Services, kitchen: Device, fake_clock: FakeClock) -> None:
-    first = services.messages.ingest.submit(kitchen, STATE)
-    fake_clock.advance(-1_000_000)
-    second = services.messages.ingest.submit(kitchen, STATE)
-    third = services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
-    fake_clock.advance(1_000_005)
-    fourth = services.messages.ingest.submit(kitchen, STATE)
+async def stored_times(services: Services, *positions: Position) -> list[tuple[int, int]]:
+    """`ts` and `cts` of messages, as differences to NOW_MS."""
     await services.messages.ingest.wait_committed()
-    rows = [await stored_message(services, position) for position in (first, second, fourth)]
-    action = await stored_action(services, third)
-    assert action is not None
-    assert [row.cts for row in rows if row] == [NOW_MS, NOW_MS, NOW_MS + 5]
-    assert action.cts == NOW_MS
+    rows = [await stored_message(services, position) for position in positions]
+    return [(row.ts - NOW_MS, row.cts - NOW_MS) for row in rows if row is not None]
+
+
+async def test_cts_stands_still_while_the_clock_is_a_little_behind(
+    services: Services, kitchen: Device, fake_clock: FakeClock
+) -> None:
+    sent = [services.messages.ingest.submit(kitchen, STATE)]
+    for milliseconds in (-CLOCK_STEP_MS, CLOCK_STEP_MS - 1, 2):
+        fake_clock.advance(milliseconds)
+        sent.append(services.messages.ingest.submit(kitchen, STATE))
+    assert await stored_times(services, *sent) == [(0, 0), (-CLOCK_STEP_MS, 0), (-1, 0), (1, 1)]
+
+
+async def test_a_clock_that_was_ahead_poisons_nothing(
+    services: Services, kitchen: Device, fake_clock: FakeClock
+) -> None:
+    """What comes after has the time that the clock shows then; `ts` is bounded by this time, too."""
+    ingest, hour_ms = services.messages.ingest, 3_600_000
+    fake_clock.advance(hour_ms)
+    sent = [ingest.submit(kitchen, STATE)]
+    fake_clock.advance(-hour_ms)
+    sent.append(ingest.submit(kitchen, STATE))
+    action = ingest.submit_action(kitchen, kitchen, SET_ON)
+    with pytest.raises(TimestampInFuture):
+        ingest.submit(kitchen, STATE, NOW_MS + hour_ms - 60_000)
+    fake_clock.advance(7)
+    sent.append(ingest.submit(kitchen, STATE))
+    assert await stored_times(services, *sent) == [(hour_ms, hour_ms), (0, 0), (7, 7)]
+    stored = await stored_action(services, action)
+    assert stored is not None
+    assert (stored.ts, stored.cts) == (NOW_MS, NOW_MS)
 
 
 @pytest.mark.parametrize("last", ["message", "action"])
-async def test_cts_does_not_run_backwards_across_a_restart(
-    opener: ServicesOpener, fake_clock: FakeClock, last: str
+@pytest.mark.parametrize(("back_ms", "cts"), [(CLOCK_STEP_MS, 0), (1_000_000, -1_000_000)])
+async def test_a_clock_that_was_set_back_while_no_daemon_ran(
+    opener: ServicesOpener, fake_clock: FakeClock, last: str, back_ms: int, cts: int
 ) -> None:
     async with opener() as services:
         world = await build_world(services.core.database, services.core.vault)
@@ -281,14 +304,11 @@ async def test_cts_does_not_run_backwards_across_a_restart(
         else:
             services.messages.ingest.submit_action(kitchen, kitchen, SET_ON)
         await services.messages.ingest.wait_committed()
-    fake_clock.advance(-1_000_000)
+    fake_clock.advance(-back_ms)
     async with opener() as services:
         kitchen = await services.devices.registry.get(world.kitchen)
         position = services.messages.ingest.submit(kitchen, STATE)
-        await services.messages.ingest.wait_committed()
-        row = await stored_message(services, position)
-        assert row is not None
-        assert row.cts == NOW_MS
+        assert await stored_times(services, position) == [(-back_ms, cts)]
         assert position == 2
 
 

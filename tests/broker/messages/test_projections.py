@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.devices.registry import Device
 from broker.messages import projections
@@ -146,3 +146,31 @@ async def test_a_step_takes_more_rows_when_they_are_of_few_devices(
     await send(services, kitchen, *range(8))
     await projector.flush()
     assert taken == steps
+
+
+async def test_a_stop_does_not_wait_for_rows_that_can_be_projected_later(
+    opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    """Each step takes half a second here; a hundred of them are left when the daemon stops."""
+
+    class Slow:
+        def project(self, tx: Transaction, rows: projections.Decoded) -> projections.SaveProjection:  # noqa: ARG002
+            mock_clock.jump(0.5)
+            return lambda _tx: None
+
+        def forget(self) -> None: ...
+
+    monkeypatch.setattr(projections, "_STEP_ROWS", 10)
+    monkeypatch.setattr(projections, "_STEP_ROWS_OF_FEW", 10)
+    async with opener() as services:
+        await build_world(services.core.database, services.core.vault)
+        kitchen = await kitchen_of(services)
+        await send(services, kitchen, *range(1_000))
+        projector = services.messages.projector
+        monkeypatch.setattr(projector, "_projections", (*projector._projections, Slow()))
+        stopping_at = trio.current_time()
+    assert trio.current_time() - stopping_at <= 3
+    assert 0 < projector.position < 100
+    async with opener() as services:
+        kitchen = await kitchen_of(services)
+        assert await count_and_sum(services, kitchen) == (1_000, 499_500)

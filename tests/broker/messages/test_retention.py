@@ -1,13 +1,10 @@
 """Retention: rows that are too old are deleted in small steps, and no others."""
 
 import json
-import sqlite3
 from dataclasses import dataclass
 
 import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from broker.clock import Clock
@@ -16,10 +13,9 @@ from broker.messages.intervals import DAY_MS, HOUR_MS
 from broker.messages.retention import RETENTION_SWEEP_SECONDS, Retention
 from broker.services import Services
 from storage.database import Transaction
-from storage.engines.sqlite import SqliteConnection
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
-from storage.retention import LogTable, RetentionStore
+from storage.retention import LogTable
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_device_type
 from tests.fakes import FakeClock
 
@@ -261,24 +257,18 @@ async def test_many_steps_delete_exactly_what_is_older(many: Fleet) -> None:
     assert await many.left() == list(range(5_001, 7_000, 2))
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=30), st.integers(0, 60))
-def test_the_boundary_is_the_last_position_of_before(gaps: list[tuple[int, int]], before_ms: int) -> None:
-    trio.run(_compare_boundary, gaps, before_ms)
+async def test_nothing_is_deleted_from_the_first_row_on_that_is_young_enough(fleet: Fleet) -> None:
+    """Also when a later row has an older `cts`, because the clock was set back between them."""
+    for fleet.clock.now in (DAY_MS, 5 * DAY_MS, 2 * DAY_MS, 6 * DAY_MS):
+        await fleet.send(fleet.light)
+    fleet.clock.now = 8 * DAY_MS
+    await fleet.retention(4).sweep()
+    assert await fleet.left() == [2, 3, 4]
 
 
-async def _compare_boundary(gaps: list[tuple[int, int]], before_ms: int) -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.row_factory = sqlite3.Row
-    connection.execute("CREATE TABLE message (position INTEGER PRIMARY KEY, cts INTEGER)")
-    position = cts = 0
-    older = [0]
-    for gap, later in gaps:
-        position, cts = position + gap, cts + later
-        connection.execute("INSERT INTO message VALUES (?, ?)", (position, cts))
-        if cts < before_ms:
-            older.append(position)
-    found = RetentionStore(SqliteConnection(connection)).boundary("message", before_ms)
-    rows = connection.execute("SELECT max(position) FROM message WHERE position <= ?", (found,)).fetchone()
-    connection.close()
-    assert (rows[0] or 0) == older[-1]
+async def test_a_row_from_when_the_clock_was_ahead_goes_with_those_around_it(fleet: Fleet) -> None:
+    for fleet.clock.now in (DAY_MS, 400 * DAY_MS, 2 * DAY_MS, 6 * DAY_MS):
+        await fleet.send(fleet.light)
+    fleet.clock.now = 8 * DAY_MS
+    await fleet.retention(4).sweep()
+    assert await fleet.left() == [4]

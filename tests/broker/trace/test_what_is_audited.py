@@ -1,15 +1,22 @@
 """Each change that is audited has its entry (reference 28.2); what people do on pages is in test_trace.py."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
+import trio
+
+from broker.device_management.configuration import ConfigurationChange
+from broker.device_management.requests import TaskRequest
 from broker.devices.inventory import NewDevice
 from broker.devices.shares import ShareStatus
 from broker.services import Services
+from storage.keys import Milliseconds
 from storage.records import AuditFilter
+from storage.tasks import TaskRecord
 from tests.broker.accounts.oauth_world import WEB, OAuthWorld, make_oauth_world
 from tests.broker.accounts.test_second_factors import enrolled
 from tests.certificates import Authority
-from tests.factories import ADA, ADA_TOKEN, BOB, DASHBOARD, HALL, KITCHEN, World
+from tests.factories import ADA, ADA_TOKEN, BOB, DASHBOARD, HALL, KITCHEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
@@ -163,3 +170,63 @@ async def test_a_revoked_application(services: Services, world: World) -> None:
     events = await seen(services)
     assert ("consent_revoked", f"application {DASHBOARD}") in events
     assert ("token_revoked", f"user {ADA}") in events
+
+
+async def test_device_management(services: Services, world: World) -> None:
+    management, kitchen = services.device_management, await services.devices.registry.find(KITCHEN)
+    await management.configurations.change(kitchen.type, ConfigurationChange(pmin=60))
+    await management.properties.merge(kitchen, {"password": "swordfish"})
+    await management.properties.clear(kitchen)
+    await management.properties.note_registration(kitchen.key)
+    image = await management.images.add(
+        kitchen.type, _chunks(b"firmware"), version="2.0", kind="Application", sha256=None
+    )
+    request = TaskRequest(
+        task_type="w",
+        target="akc.update",
+        expires_after=600,
+        dids=(KITCHEN,),
+        update_id=image.id,
+        needs_acceptance=True,
+    )
+    for is_accepted in (False, True):
+        task = (await management.tasks.create(kitchen.type, request, scheduled_on=None)).record
+        await _queued(services, task)
+        entry = await management.tasks.entry_of(task, kitchen)
+        await management.tasks.answer(entry, is_accepted=is_accepted)
+    await management.tasks.cancel_on(entry)
+    scheduled = await management.tasks.create(kitchen.type, request, scheduled_on=Milliseconds(NOW_MS + 60_000))
+    await management.tasks.cancel(scheduled.record)
+    await management.images.remove(image)
+    of_task = f"task {task.id}"
+    found = await seen(services)
+    assert found[:4] == [
+        ("management_configured", f"device_type {kitchen.type.record.id}"),
+        ("properties_changed", f"device {KITCHEN}"),
+        ("properties_removed", f"device {KITCHEN}"),
+        ("image_uploaded", f"image {image.id}"),
+    ]
+    assert [event for event, _ in found[4:6]] == ["task_created", "update_rejected"]
+    assert found[6:] == [
+        ("task_created", of_task),
+        ("update_accepted", of_task),
+        ("task_cancelled", of_task),
+        ("task_created", f"task {scheduled.record.id}"),
+        ("task_cancelled", f"task {scheduled.record.id}"),
+        ("image_deleted", f"image {image.id}"),
+    ]
+    entries = await services.core.audit.find(AuditFilter(0, 2**62, 1000))
+    assert "swordfish" not in str(entries)
+    assert [one.details["device"] for one in entries if one.event == "update_accepted"] == [KITCHEN]
+    (created,) = [one for one in entries if one.object == of_task and one.event == "task_created"]
+    assert (created.details["property"], created.details["image"]) == ("akc.update", image.id)
+
+
+async def _queued(services: Services, task: TaskRecord) -> None:
+    """Wait until the task has its devices."""
+    while (await services.device_management.tasks.shown(task)).record.status != "PROCESSING":
+        await trio.lowlevel.checkpoint()
+
+
+async def _chunks(content: bytes) -> AsyncIterator[bytes]:
+    yield content

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from cryptography.fernet import InvalidToken
 
 from broker.secrets import Vault
+from broker.trace.origin import Origin, current_origin
 from config.settings import Settings
 from protocols.cli import main
 from protocols.cli.key import rotate_key
@@ -134,6 +135,7 @@ def test_a_key_outside_the_state_directory_is_rotated_where_it_is(settings: Sett
     (new,) = KeyFile(elsewhere).keys()
     assert new != old
     assert not (settings.state_dir / "key").exists()
+    assert current_origin() == Origin()  # what the command did for the operator ended with it
 
 
 def test_secrets_of_an_unknown_key_are_told(settings: Settings, tmp_path: Path) -> None:

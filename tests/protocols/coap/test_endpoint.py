@@ -11,10 +11,11 @@ from broker.services import Services
 from config.limits import COAP_EXCHANGE_SECONDS
 from protocols.coap.blockwise import OPERATION_SECONDS, BlockOption
 from protocols.coap.echo import FRESH_SECONDS, AmplificationGuard
-from protocols.coap.endpoint import SESSION_SWEEP_SECONDS, Endpoint
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.message_layer import PIGGYBACK_SECONDS
 from protocols.coap.messages import CON, CoapMessage, Code, Option
 from protocols.coap.session import SessionLimits
+from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import BOBS_TOKEN, HALL_TOKEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer, encode_message, error, option
@@ -110,7 +111,7 @@ class TestSessions:
         assert [number for number in range(100) if small.find(number)] == [1, 2, 99]
 
     async def test_that_are_unauthenticated_take_only_their_reserve_from_observers(
-        self, small: Endpoint, services: Services
+        self, small: Endpoint, services: Services, time: Time
     ) -> None:
         peers = [Peer(small, number) for number in range(3)]
         for peer, token in zip(peers, (KITCHEN_TOKEN, HALL_TOKEN, BOBS_TOKEN), strict=True):
@@ -119,18 +120,22 @@ class TestSessions:
             Peer(small, number).request(Code.GET, ".well-known/core")
         assert services.routing.connections.statistics().devices_online == 2
         assert [error(peer.inbox[-1])[0] for peer in peers if len(peer.inbox) > 1] == ["5.03"]
+        time.now += 0.1
         newcomer = Peer(small, "newcomer")
         newcomer.observe(KITCHEN_TOKEN)
         assert newcomer.take().code == Code.CONTENT
         assert services.routing.connections.statistics().devices_online == 3
 
-    async def test_that_are_unauthenticated_hold_only_their_reserve_of_bytes(self, limited: Limited) -> None:
+    async def test_that_are_unauthenticated_hold_only_their_reserve_of_bytes(
+        self, limited: Limited, time: Time
+    ) -> None:
         endpoint = limited(bytes_held=100_000)
         for number in range(3):
             Peer(endpoint, number).post(KITCHEN_TOKEN, STATE)
         for number in range(3, 50):
             peer = Peer(endpoint, number)
             for _ in range(20):
+                time.now += 0.001
                 peer.request(Code.GET, ".well-known/core")
         assert endpoint.statistics().evicted > 30
         assert all(endpoint.find(number) for number in range(3))

@@ -7,9 +7,10 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from broker.services import Services
-from protocols.coap.endpoint import SESSION_SWEEP_SECONDS, Endpoint
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import CBOR, CoapMessage, Code, Option, uint
 from protocols.coap.observers import FETCH_SECONDS
+from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import HALL_TOKEN, KITCHEN_TOKEN, World
 from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import (

@@ -11,9 +11,10 @@ from trio.testing import wait_all_tasks_blocked
 from broker.routing.connections import CloseReason
 from broker.services import Services
 from config.limits import COAP_SILENCE_SECONDS
-from protocols.coap.endpoint import SESSION_SWEEP_SECONDS, Endpoint
+from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import ACK, CBOR, CON, JSON, Code, Option, uint
 from protocols.coap.observe import MAX_WAITING, Observation
+from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import HALL_TOKEN, KITCHEN_TOKEN, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.coap.conftest import Time

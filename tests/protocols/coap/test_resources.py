@@ -289,8 +289,9 @@ async def test_revoked_token(peer: Peer, services: Services, world: World) -> No
 
 
 class TestTokenLookUps:
-    async def test_are_bounded(self, peer: Peer, endpoint: Endpoint) -> None:
+    async def test_are_bounded(self, peer: Peer, endpoint: Endpoint, time: Time) -> None:
         for number in range(MAX_UNKNOWN_TOKENS + 10):
+            time.now += 0.001  # as many strangers as are served in a second
             stranger = Peer(endpoint, ("192.0.2.9", number))
             stranger.post(f"unknown {number}", STATE)
             if number < MAX_UNKNOWN_TOKENS:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -504,6 +505,32 @@ async def test_a_download_resumes_where_it_broke_off_unless_the_image_is_another
     assert (resumed.status_code, resumed.content) == (206, IMAGE[1000:])
     other = await api.get(address, headers={"Range": "bytes=1000-", "If-Range": '"other"'})
     assert (other.status_code, other.content) == (200, IMAGE)
+
+
+async def test_an_interrupted_download_fetches_at_most_one_block_again(
+    api: httpx.AsyncClient, services: Services, update: tuple[dict[str, Any], FakeSession]
+) -> None:
+    """A device that keeps whole blocks: one breaks off, and the device registers again and goes on."""
+    _, session = update
+    address, block = address_of(session), 4096
+    etag = (await api.head(address)).headers["ETag"]
+    kept, fetched, breaks_off_at = b"", 0, 10 * block
+    while len(kept) < len(IMAGE):
+        wanted = f"bytes={len(kept)}-{len(kept) + block - 1}"
+        part = (await api.get(address, headers={"Range": wanted, "If-Range": etag})).content
+        fetched += len(part)
+        if len(kept) == breaks_off_at:
+            breaks_off_at = -1
+            session.is_over = True
+            services.device_management.registrations.ended(session)
+            session = FakeSession(session.device, {STATE: 1})
+            await services.device_management.registrations.registered(session)
+            await until(partial(session.done.__contains__, "R /5/0/5"))
+        else:
+            kept += part
+    assert kept == IMAGE
+    assert fetched == len(IMAGE) + block
+    assert not any(done.startswith("W") for done in session.done), "the address is not given again"
 
 
 async def test_the_address_is_gone_a_day_after_the_end(

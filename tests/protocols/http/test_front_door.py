@@ -160,6 +160,48 @@ async def test_http_2_that_is_sent_ahead_is_refused(raw: Raw) -> None:
     assert answers.count(b"HTTP/1.1 505") == 1
 
 
+@pytest.mark.parametrize("before", [b"", GET_DEVICE])
+async def test_two_lengths_of_one_body_are_refused_and_end_the_connection(raw: Raw, before: bytes) -> None:
+    """RFC 9112, 6.1: what one server takes for the end of a request, another takes for a part of it."""
+    both = POST.replace(b"\r\n", b"\r\nTransfer-Encoding: chunked\r\n", 1) + b"0\r\n\r\n"
+    answers = await raw(before + both + GET_DEVICE)
+    assert answers.count(b"HTTP/1.1 200") == bool(before)
+    assert answers.count(b"HTTP/1.1 400") == 1
+    assert answers.count(b"HTTP/1.1") == 1 + bool(before)
+
+
+@pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n\n"])
+async def test_empty_lines_before_a_request_are_ignored(raw: Raw, stream: trio.SocketStream, lines: bytes) -> None:
+    """RFC 9112, 2.2: before the first one, between two in one segment, and before a later one."""
+    answers = await raw(lines + GET_DEVICE + lines + GET_DEVICE_AND_CLOSE)
+    assert answers.count(b"HTTP/1.1 200") == 2
+    for _ in range(2):
+        await stream.send_all(lines[:1])
+        await wait_all_tasks_blocked()
+        await stream.send_all(lines[1:] + GET_DEVICE)
+        assert (await receive_answer(stream)).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_upgrade_behind_another_request_is_handed_over_after_its_answer(raw: Raw) -> None:
+    answers = await raw(GET_DEVICE + UPGRADE + b"early")
+    first, _, handed_over = answers.partition(b"websocket: ")
+    assert first.count(b"HTTP/1.1 200") == 1
+    assert first.endswith(b"}}")
+    assert handed_over == UPGRADE + b"early"
+
+
+async def test_a_request_that_came_while_the_daemon_was_paused_is_answered(
+    stream: trio.SocketStream, mock_clock: MockClock
+) -> None:
+    """When the daemon looks again, the keep-alive time is over, and bytes lie in the socket."""
+    await stream.send_all(GET_DEVICE)
+    await receive_answer(stream)
+    await wait_all_tasks_blocked()
+    await stream.send_all(GET_DEVICE)
+    mock_clock.jump(KEEP_ALIVE_SECONDS + 1)
+    assert (await receive_answer(stream)).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.SocketStream) -> None:
     await stream.send_all(POST.replace(b"Host:", b"Expect: 100-continue\r\nHost:"))
     assert (await stream.receive_some()).startswith(b"HTTP/1.1 100")
@@ -170,7 +212,7 @@ async def test_a_client_that_waits_for_permission_to_send_gets_it(stream: trio.S
 # Refused heads
 
 
-@pytest.mark.parametrize("request_head", [b"\x16\x03\x01\x02\x00\x01", b"\r\n\r\n", b"nonsense\r\n\r\n"])
+@pytest.mark.parametrize("request_head", [b"\x16\x03\x01\x02\x00\x01", b"nonsense\r\n\r\n"])
 async def test_bytes_that_are_not_http_are_refused_at_once(raw: Raw, request_head: bytes) -> None:
     assert (await raw(request_head)).startswith(b"HTTP/1.1 400")
 

@@ -22,6 +22,7 @@ from protocols.http.calls import RestCall
 from protocols.http.rest.nouns import NOUNS
 from tests.certificates import Authority
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, HALL, KITCHEN, NOW_MS, PANEL, World
+from tests.properties import every_nth_daily
 from tests.protocols.http.conftest import bearer
 from tests.reach_world import (
     CASES,
@@ -190,7 +191,7 @@ class TestWhatThePathNames:
         limits = Limits(rest_user="1/1000", rest_application="1/1000", quotas="off")
         return Settings(state_dir=settings.state_dir, limits=limits)
 
-    @pytest.mark.parametrize(("grants", "token"), CASES)
+    @pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
     async def test_a_device_in_the_path_must_be_granted(
         self, api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
     ) -> None:
@@ -210,7 +211,7 @@ class TestWhatThePathNames:
         assert wrong == []
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_a_device_in_a_query_or_a_body_must_be_granted(
     api: httpx.AsyncClient, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -229,7 +230,7 @@ async def test_a_device_in_a_query_or_a_body_must_be_granted(
     assert wrong == []
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_lists_leave_out_what_is_not_granted(
     api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:

@@ -10,6 +10,7 @@ from trio_websocket import WebSocketConnection
 from broker.devices.inventory import DeviceChanges
 from broker.services import Services
 from tests.factories import ADA_TOKEN, KITCHEN, World
+from tests.properties import every_nth_daily
 from tests.protocols.websocket.peers import Peers, ask, closing, register, said
 from tests.protocols.websocket.test_events import events
 from tests.protocols.websocket.test_feeds import live, store
@@ -34,7 +35,7 @@ async def devices_until_kitchen(
     return seen
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_the_live_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -46,7 +47,7 @@ async def test_the_live_feed_leaves_out_what_is_not_granted(
     assert await devices_until_kitchen(socket, lambda frame: frame["sdid"]) == reach.readable(grants, "own", "shared")
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_the_event_feed_leaves_out_what_is_not_granted(
     peers: Peers, services: Services, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -69,7 +70,7 @@ async def rename(services: Services, id_: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_a_feed_that_names_a_device_needs_read_on_its_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str
 ) -> None:
@@ -83,7 +84,7 @@ async def test_a_feed_that_names_a_device_needs_read_on_its_type(
                 assert (await peers.refusal(path))[0] == 403
 
 
-@pytest.mark.parametrize(("grants", "token"), CASES)
+@pytest.mark.parametrize(("grants", "token"), every_nth_daily(5, CASES))
 async def test_the_device_channel_needs_read_and_write_on_the_type(
     peers: Peers, reach: ReachWorld, grants: str, token: str
 ) -> None:

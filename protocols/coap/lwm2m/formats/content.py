@@ -1,5 +1,6 @@
 """Answers of devices by their content-format, under the numbers of LwM2M 1.0, 1.1 and the drafts before."""
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -120,14 +121,16 @@ def is_links(format_: int | None) -> bool:
 
 
 def encode_text(path: ResourcePath, value: ResourceValue, kinds: KindOf = kind_of) -> bytes:
-    """A value as text for a Write. Times are given in milliseconds and written in seconds.
+    """A value as text for a Write. Times are given in milliseconds and written in seconds, bytes are in BASE64.
 
     Raises:
-        ValueError: the value is a list or bytes, which are not written.
+        ValueError: the value is a list, which is not written.
     """
     match value:
-        case list() | bytes():
-            raise ValueError("a list and bytes cannot be written as text")
+        case list():
+            raise ValueError("a list cannot be written as text")
+        case bytes():
+            return base64.b64encode(value)
         case bool():
             return b"1" if value else b"0"
         case int() if kinds(path) is Kind.TIME:

@@ -40,6 +40,7 @@ def decode(payload: bytes, asked: ResourcePath, found: Collected) -> None:
     """Collect the values of an answer to a Read of `asked`. Raises Unreadable."""
     for entry in _entries(payload):
         if entry.kind == _OBJECT_INSTANCE:
+            found.take_room()  # also for one without a value
             instance = (asked[0], entry.identifier)
             if len(asked) > 1 and instance != asked[:2]:
                 raise Unreadable(f"has {shown(instance)}, and {shown(asked)} was asked for")

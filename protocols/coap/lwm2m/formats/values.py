@@ -110,7 +110,7 @@ class Collected:
             raise Unreadable(f"has a value at {shown(path)}, which is not a resource")
         if not is_within(path, self._asked):
             raise Unreadable(f"has {shown(path)}, and {shown(self._asked)} was asked for")
-        self._room()
+        self.take_room()
         resource, instance = path[:_RESOURCE_DEPTH], path[_RESOURCE_DEPTH:]
         value = fit(path, value, self.kind_of(path))
         if instance:
@@ -122,10 +122,11 @@ class Collected:
 
     def add_empty(self, path: ResourcePath) -> None:
         """A resource that has several instances, and none now."""
-        self._room()
+        self.take_room()
         self._multiple.setdefault(path, {})
 
-    def _room(self) -> None:
+    def take_room(self) -> None:
+        """Count an entry. Raises Unreadable when there are too many."""
         self._count += 1
         if self._count > MAX_VALUES:
             raise Unreadable(f"has more than {MAX_VALUES} values")

@@ -15,10 +15,10 @@ from config.limits import COAP_IDLE_SECONDS
 from config.settings import Address
 from protocols.coap.dtls.connection import DtlsConnection
 from protocols.coap.dtls.listener import DtlsListener, serve_coap_dtls
-from protocols.coap.endpoint import SESSION_SWEEP_SECONDS
 from protocols.coap.messages import Code
 from protocols.coap.observers import Observers
 from protocols.coap.session import SessionLimits
+from protocols.coap.session_endpoint import SESSION_SWEEP_SECONDS
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.programs import require_dtls
 from tests.protocols.coap.conftest import Time

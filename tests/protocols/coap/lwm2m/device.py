@@ -14,6 +14,7 @@ import trio
 from aiocoap.numbers.contentformat import ContentFormat
 from aiocoap.transports import tcp
 
+from config.limits import COAP_IDLE_SECONDS
 from protocols.coap.lwm2m.datagrams import DeviceSession, Lwm2mEndpoint
 from tests.protocols.coap.dtls.client import DtlsClient
 
@@ -38,10 +39,10 @@ class MemoryTransport:
 
     def __init__(self, endpoint: Lwm2mEndpoint, identity: str, token: str, *, address: object = ("192.0.2.1", 1)):
         self._sent, self._inbox = trio.open_memory_channel[aiocoap.Message](1000)
-        session = endpoint.open(address, self._take, self._sent.close)
-        session.pre_shared_key = identity.encode(), bytes.fromhex(token)
-        assert isinstance(session, DeviceSession)
-        self.session = session
+        self.session: DeviceSession = endpoint.open(
+            address, self._take, self._sent.close, idle_seconds=COAP_IDLE_SECONDS, is_address_verified=True
+        )
+        self.session.pre_shared_key = identity.encode(), bytes.fromhex(token)
         self._endpoint = endpoint
         self.is_deaf = False
 

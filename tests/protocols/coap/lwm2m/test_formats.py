@@ -245,6 +245,7 @@ class TestMalformed:
             (DEVICE, SENML_CBOR, b"\x81" * 1000, "its bytes are no CBOR"),
             (DEVICE, SENML_CBOR, cbor2.dumps([{-2: "/3/0/", 2: 1}]) + b"\0", "or more than one value"),
             (DEVICE, TLV, bytes(ANSWER_BYTES + 1), "has more than 65536 bytes"),
+            (DEVICE, TLV, bytes(2 * MAX_VALUES + 2), "has more than 2048 values"),
             (
                 DEVICE,
                 SENML_JSON,
@@ -330,6 +331,7 @@ class TestWriting:
             ((5, 0, 4), True, b"1"),
             ((5, 0, 4), False, b"0"),
             ((6, 0, 0), 50.5, b"50.5"),
+            ((6, 0, 4), b"\x00\xff", b"AP8="),
         ],
     )
     def test_text(self, path: ResourcePath, value: Any, text: bytes) -> None:

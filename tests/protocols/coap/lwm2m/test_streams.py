@@ -135,6 +135,17 @@ class TestRegistration:
             await management.wait(lambda: management.sessions and not management.sessions[-1].is_over)
             nursery.cancel_scope.cancel()
 
+    async def test_of_another_device_ends_the_one_before(
+        self, device: ScriptedDevice, management: Management, server: Lwm2mServer
+    ) -> None:
+        """A connection is one device: the first one must not stay online for its lifetime."""
+        await device.register(*WITH_TOKEN)
+        first = await management.session()
+        assert (await device.register(f"ep={HALL}", f"token={HALL_TOKEN}")).code == aiocoap.CREATED
+        second = await management.session(2)
+        assert first.is_over
+        assert (second.device.id, server.statistics().registered) == (HALL, 1)
+
     async def test_must_come_in_time(self, server: Lwm2mServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(streams, "REGISTRATION_SECONDS", 0.05)
         ours, theirs = memory_stream_pair()

@@ -1,0 +1,2 @@
+CREATE TABLE store_key (key INTEGER PRIMARY KEY, sealed BLOB NOT NULL);
+CREATE TABLE store_version (id INTEGER PRIMARY KEY, version TEXT NOT NULL);
