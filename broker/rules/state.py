@@ -20,9 +20,8 @@ from storage.records import MessageRow
 _PAGE = 20
 
 
-#: The last value of a field (9.4: that of the highest ts, of equal ones the last received) and its message, as ts, position,
-#: value, cts.
-#: A plain tuple, because each message makes one for each of its fields.
+#: The last value of a field (reference 9.4): ts and position of its message, the value, cts of its message. Of the
+#: highest ts, of equal ones the last received. A plain tuple, because each message makes one for each of its fields.
 Known = tuple[Milliseconds, Position, Value, Milliseconds]
 Fields = dict[str, Known]
 Devices = MutableMapping[DeviceKey, Fields]
