@@ -2,17 +2,19 @@
 
     python -m tests.e2e.rule_kills [--kills 200]
 
-Each source has two rules: one sends an Action for each message with `state` true, the other one when a second has passed
-without a message. Whatever was killed when: from the stored messages and their cts follows how many Actions there must
+Each source has two rules: one sends an Action for each message with `state` true, the other one when a second has
+passed without a message. Whatever was killed when: from the stored messages and their cts follows how many Actions there must
 be, no fewer and no more.
 """
 
 import argparse
 import random
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def _expected(client: httpx.Client) -> dict[str, int]:
         messages = sorted(_pages(client, "/messages", sdid=device_id(source)), key=lambda message: message["mid"])
         times = [message["cts"] for message in messages]
         counts[_sink(source, 0)] = sum(message["data"]["state"] for message in messages)
-        quiet = sum(after - before >= _QUIET_MS for before, after in zip(times, times[1:], strict=False))
+        quiet = sum(after - before >= _QUIET_MS for before, after in pairwise(times))
         counts[_sink(source, 1)] = quiet + bool(times)
     return counts
 
@@ -134,7 +136,7 @@ def main() -> None:
         expected, sent, _ = run(Path(folder), options.kills)
     missed = sum(max(0, expected[sink] - sent[sink]) for sink in expected)
     double = sum(max(0, sent[sink] - expected[sink]) for sink in expected)
-    print(f"{options.kills} kills, {sum(expected.values())} Actions: {missed} missed, {double} too many")
+    sys.stdout.write(f"{options.kills} kills, {sum(expected.values())} Actions: {missed} missed, {double} too many\n")
 
 
 if __name__ == "__main__":
