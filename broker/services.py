@@ -24,6 +24,8 @@ from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
 from broker.mail.room import open_mail
 from broker.messages.room import MessagesRoom, open_messages
+from broker.models.learner import Learner
+from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
 from broker.provisioning import Provisioning
@@ -32,6 +34,7 @@ from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
 from broker.rules.requests import RuleRequests
 from broker.rules.room import RulesRoom, open_rules
+from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
@@ -59,6 +62,8 @@ class Services:
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    scenes: ScenesRoom
+    models: ModelsRoom
     rules: RulesRoom
     provisioning: Provisioning
 
@@ -74,6 +79,7 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    learner: Learner | None = None,
     rule_requests: RuleRequests | None = None,
     is_clock_synchronized: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Services]:
@@ -82,7 +88,7 @@ async def open_services(
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    five ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    six ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -107,7 +113,9 @@ async def open_services(
         await nursery.start(_write, database, writer)
         try:
             await mark_store_key(database, vault)
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor, rule_requests)
+            services = await _open_rooms(
+                core, mail_transport, providers, third_party, processor, learner, rule_requests
+            )
             async with core.life.running():
                 yield services
         finally:
@@ -127,6 +135,7 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    learner: Learner | None,
     rule_requests: RuleRequests | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
@@ -141,7 +150,9 @@ async def _open_rooms(
     export = await open_export(core, mail, accounts, device_types, devices, messages)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
-    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests)
+    scenes = await open_scenes(core, accounts, device_types, devices, messages)
+    models = await open_models(core, accounts, devices, learner)
+    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management, rules
     )
@@ -159,6 +170,8 @@ async def _open_rooms(
         export=export,
         connectors=connectors,
         device_management=device_management,
+        scenes=scenes,
+        models=models,
         rules=rules,
         provisioning=provisioning,
     )

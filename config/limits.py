@@ -160,3 +160,23 @@ RULE_LOOP_SECONDS: Final = 10
 RULE_LOG_ROWS: Final = 20_000  # stored messages that wait in memory for the rules; more are read from the log
 RULE_HISTORY_ROWS: Final = 10_000  # messages that one replay or explanation reads
 RULE_HISTORY_DAYS: Final = 31
+
+SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
+SCENE_ACTIONS_MAX: Final = 100
+SCENE_BODY_BYTES: Final = 16 * 1024
+SCENES_OF_USER: Final = 200
+SCENE_MESSAGES_MAX: Final = 1_000  # Action messages of one activation
+
+MODELS_OF_USER: Final = 20  # reference 12.6
+MODELS_OF_RULES: Final = 200  # of one user's rules
+MODEL_SOURCES_MAX: Final = 20
+MODEL_BODY_BYTES: Final = 16 * 1024
+MODEL_HISTORY_DAYS: Final = 30
+MODEL_VALUES_MIN: Final = 50
+MODEL_VALUES_MAX: Final = 100_000  # of all sources of one training
+MODEL_AHEAD_SECONDS: Final = 7 * 86_400  # the furthest prediction
+MODEL_SENSITIVITY: Final = 50
+MODEL_TRAINING_SECONDS: Final = 60  # of processor time of one training
+MODEL_TRAINING_WAIT_SECONDS: Final = 300  # its priority is low: on a busy machine it waits for others
+MODEL_TRAINING_BYTES: Final = 768 * 1024 * 1024  # of address space
+MODEL_RETRY_SECONDS: Final = 600  # while there are too few values

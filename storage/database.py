@@ -30,6 +30,7 @@ from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
+from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
@@ -37,6 +38,7 @@ from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
 from storage.rules import RuleStore
+from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
@@ -90,8 +92,10 @@ class Transaction:
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
+        self.scenes = SceneStore(connection)
         self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
+        self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)

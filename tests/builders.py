@@ -10,6 +10,7 @@ from broker.accounts.provider_port import Providers
 from broker.clock import Clock
 from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
+from broker.models.learner import Learner
 from broker.monetization.port import Processor
 from broker.rules.requests import RuleRequests
 from broker.secrets import Vault
@@ -29,6 +30,7 @@ class Ports(TypedDict, total=False):
     third_party: ThirdParty
     processor: Processor
     rule_requests: RuleRequests
+    learner: Learner
 
 
 class ServicesOpener:

@@ -156,6 +156,17 @@ class RuleEntry(_Entry, frozen=True, kw_only=True):
     rule: dict[str, Any]
 
 
+class SceneEntry(_Entry, frozen=True, kw_only=True):
+    """A scene, with its Actions as in a call."""
+
+    id: str | None = None
+    owner: str
+    application: str
+    name: str
+    description: str | None = None
+    actions: tuple[dict[str, Any], ...]
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[OrganizationEntry, ...] = ()
     users: tuple[UserEntry, ...] = ()
@@ -170,6 +181,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: tuple[PlanEntry, ...] = ()
     firmware: tuple[FirmwareEntry, ...] = ()
     rules: tuple[RuleEntry, ...] = ()
+    scenes: tuple[SceneEntry, ...] = ()
 
 
 #: What may stand at keys with few values; the error about another value names them.
@@ -319,4 +331,5 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
             f"at most {RULE_DESCRIPTION_MAX_CHARACTERS} characters",
         ),
     },
+    "scenes": {"id": _ID},
 }

@@ -24,6 +24,7 @@ from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.scene_tables import SceneTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
@@ -171,6 +172,7 @@ def _put_all(
         ("plans", document.plans, PlanTables(run).put_plan),
         ("firmware", document.firmware, firmware.put_image),
         ("rules", document.rules, rules.put_rule),
+        ("scenes", document.scenes, SceneTables(run).put_scene),
     )
     for table, entries, put in tables:
         if entries:

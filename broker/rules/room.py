@@ -9,6 +9,7 @@ from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
+from broker.models.room import ModelsRoom
 from broker.rules.access import Access
 from broker.rules.budgets import LoopGuard
 from broker.rules.engine import Engine
@@ -16,12 +17,12 @@ from broker.rules.evaluator import Evaluator
 from broker.rules.index import RuleIndex
 from broker.rules.invalidation import Invalidation
 from broker.rules.looking_up import LookingUp
+from broker.rules.models_of_rules import ModelsOfRules
 from broker.rules.replay import Replays
 from broker.rules.requests import RequestQueue, RuleRequests
 from broker.rules.rulebook import Rulebook
 from broker.rules.sending import Sending
 from broker.rules.showing import Showing
-from broker.rules.transformers import NoTransformers, Transformers
 from broker.rules.trial_run import TrialRuns
 from broker.rules.why import Reasons
 
@@ -44,11 +45,11 @@ async def open_rules(
     devices: DevicesRoom,
     messages: MessagesRoom,
     requests: RuleRequests | None,
-    models: Transformers | None = None,
+    of_models: ModelsRoom,
 ) -> RulesRoom:
-    """Without `requests`, HTTP requests of rules stay in the queue; without `models`, no model is ever ready."""
+    """Without `requests`, HTTP requests of rules stay in the queue."""
     database, clock, life, router = core.database, core.clock, core.life, core.router
-    models = models or NoTransformers()
+    models = ModelsOfRules(of_models.models)
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
     sending = Sending(database, devices.registry, messages.ingest, mails, queue, loops)

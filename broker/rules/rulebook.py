@@ -204,13 +204,14 @@ class Rulebook:
         def work(tx: Transaction) -> None:
             if tx.rules.rule(record.id) is None:
                 raise NotFound
-            self.models.put(tx, record, ())
+            self.models.remove(tx, record.key)
             tx.rules.remove(record.key)
             note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
 
         def tell(_: None) -> None:
             self._engine.remove(record.key)
-            self.models.changed(record.key, ())
+            self.models.begin(record.key, ())
+            self.models.changed()
 
         await self._database.write(work, announce=tell)
 
@@ -229,8 +230,12 @@ class Rulebook:
         rule = checked.rule
         if rule.key != record.key:  # a new rule has its number only now
             rule = compile_rule(checked.body, checked.world, key=record.key)
-        self.models.changed(record.key, rule.transformers)
-        self._engine.begin(record, rule, checked.reach, state)
+        self.models.changed()
+        self._run(record, rule, checked.reach, state)
+
+    def _run(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
+        self.models.begin(record.key, rule.transformers)
+        self._engine.begin(record, rule, reach, state)
 
     # Running
 
@@ -263,7 +268,7 @@ class Rulebook:
             return True
         current = await self._database.read(lambda tx: tx.rules.rule(record.id))
         if current == record:
-            self._engine.begin(record, rule, reach, state)
+            self._run(record, rule, reach, state)
         return False
 
     async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
@@ -346,6 +351,8 @@ def put_rule(
         tx.rules.forget_problems(known.key)
     tx.rules.put(changed)
     tx.rules.put_uses(known.key, uses_of(tx, rule))
+    if known.body != changed.body:
+        models.remove(tx, known.key)
     models.put(tx, changed, rule.transformers)
     note(tx, AuditEvent.RULE_CHANGED, f"rule {known.id}", now_ms=now_ms, owner=known.owner_id)
     return changed, state

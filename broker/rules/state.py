@@ -83,7 +83,7 @@ class StateView:
         return found
 
     def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:
-        return self._models.output(RuleKey(rule), condition, device)
+        return self._models.output(RuleKey(rule), condition, device, self.value)
 
 
 def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:

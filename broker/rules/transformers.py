@@ -1,6 +1,6 @@
 """The port to the models of conditions with a `transformer` (reference 12.6)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +9,9 @@ from broker.rules.view import Value
 from storage.database import Transaction
 from storage.keys import DeviceKey, RuleKey
 from storage.rules import RuleRecord
+
+#: The last value of a device's field.
+ValueOf = Callable[[DeviceKey, str], Value | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,29 +23,50 @@ class ModelWarning:
 
 
 class Transformers(Protocol):
-    def output(self, rule: RuleKey, condition: int, device: DeviceKey) -> Value | None:
-        """What the model of a condition says now, without waiting; None while it is not ready."""
+    def output(self, rule: RuleKey, condition: int, device: DeviceKey, value_of: ValueOf) -> Value | None:
+        """What the model of a condition says to the last value of its field, without waiting; None: it is not ready."""
 
     def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
         """The models of a rule that are not ready."""
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
-        """Make and remove models in the transaction that makes, changes or removes the rule."""
+        """Make the models that the rule does not have yet, in the transaction that makes or changes it.
+
+        Raises DomainError.
+        """
+
+    def remove(self, tx: Transaction, rule: RuleKey) -> None:
+        """Remove the rule's models, in the transaction that removes the rule or changes its body."""
+
+    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        """A rule begins to run with these conditions, or with none."""
 
     def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        """That transaction is durable."""
+        """A transaction with `put` or `remove` is durable; the rule has these conditions now. Call `begin` next."""
 
 
 class NoTransformers:
     """No models: conditions with a `transformer` never hold, and each rule with one says so."""
 
-    def output(self, rule: RuleKey, condition: int, device: DeviceKey) -> Value | None:  # noqa: ARG002
+    def output(
+        self,
+        rule: RuleKey,
+        condition: int,
+        device: DeviceKey,
+        value_of: ValueOf,  # noqa: ARG002
+    ) -> Value | None:
         return None
 
     def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:  # noqa: ARG002
         return [ModelWarning("", ("models are not available",))] if transformers else []
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
+        pass
+
+    def remove(self, tx: Transaction, rule: RuleKey) -> None:
+        pass
+
+    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
         pass
 
     def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:

@@ -3,8 +3,8 @@
     python -m tests.e2e.rule_kills [--kills 200]
 
 Each source has two rules: one sends an Action for each message with `state` true, the other one when a second has
-passed without a message. Whatever was killed when: from the stored messages and their cts follows how many Actions there must
-be, no fewer and no more.
+passed without a message. Whatever was killed when: from the stored messages and their cts follows how many Actions
+there must be, no fewer and no more.
 """
 
 import argparse

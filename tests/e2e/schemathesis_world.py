@@ -34,10 +34,16 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    scene = {"name": "Evening", "actions": [{"ddid": kitchen, "action": "setOn"}]}
+    source = {"did": kitchen, "field": "intensity"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
     rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOff"}}}
     return {
         samples.RULE: made("POST", "/rules", json=rule)["id"],
+        samples.MODEL: made("POST", "/ml/models", json=model)["id"],
+        samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -105,6 +111,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "users": [ADA, "self"],
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
+        "models": [world[samples.MODEL]],
+        "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
         "rules": [world[samples.RULE]],
         "mids": [world[samples.MID]],
@@ -120,8 +128,10 @@ _BOUND: Final = {
     "path.uid": "users",
     "path.shareId": "shares",
     "path.uploadId": "uploads",
+    "path.sceneId": "scenes",
+    "path.modelId": "models",
     "path.exportId": "exports",
-    "path.id": "rules",
+    "path.ruleId": "rules",
     "query.mid": "mids",
     "query.sdid": "devices",
     "query.ddid": "devices",

@@ -59,6 +59,7 @@ OUT_OF_REACH: Final = {
     "POST /accounts/token": "an implicit token",
     "PUT /devicemgmt/tasks/{tid}/devices/{did}": "a device that registered over LWM2M",
     "POST /devicemgmt/tasks/{tid}/devices/{did}/acceptance": "a device that registered over LWM2M",
+    "POST /ml/models/{modelId}/predict": "a model that was trained",
     "GET /updates/urls/{downloadId}": "a device that registered over LWM2M",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",

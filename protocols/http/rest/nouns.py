@@ -19,9 +19,11 @@ from protocols.http.rest.export import ExportCalls
 from protocols.http.rest.images import ImageCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
+from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.rules import RuleCalls
+from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
@@ -49,6 +51,8 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     TaskCalls,
     ImageCalls,
     RuleCalls,
+    SceneCalls,
+    ModelCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -81,18 +85,6 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET /subscriptions/{id_}/deliveries",
         "GET /notifications/{id_}/messages",
         without_token=("POST /subscriptions/{id_}/validate",),
-    ),
-    *_to_come(
-        "Scenes",
-        "GET POST /scenes",
-        "GET POST PUT DELETE /scenes/{id_}",
-        "GET /users/{user_id}/scenes",
-    ),
-    *_to_come(
-        "Models",
-        "GET POST /ml/models",
-        "GET DELETE /ml/models/{id_}",
-        "POST /ml/models/{id_}/predict",
     ),
     *_to_come(
         "Trials",

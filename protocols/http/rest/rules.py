@@ -43,7 +43,7 @@ from storage.keys import Milliseconds
 from storage.records import UserRecord
 from storage.rules import RuleRecord
 
-_RULE: Final = "/rules/{id}"
+_RULE: Final = "/rules/{ruleId}"
 _PROVISION_EXAMPLE: Final = f"""[[rules]]
 id = "{samples.RULE}"
 owner = "{samples.UID}"
@@ -64,7 +64,7 @@ class RuleCalls(RestCalls):
         "waits for them, and a crash neither repeats nor loses an Action. "
         "`explain` says why a rule triggered or did not, `replay` tries a rule on what has happened already.",
     )
-    path_names = {"id": (Annotated[Id, about("A rule")], samples.RULE)}
+    path_names = {"ruleId": (Annotated[Id, about("A rule")], samples.RULE)}
 
     def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom, rules: RulesRoom) -> None:
         self._users = accounts.users

@@ -134,6 +134,15 @@ POST /rules/{rule}/actions -
 GET /rules/{rule}/executions -
 GET /rules/{rule}/explain 4001
 POST /rules/{rule}/replay 400
+GET /users/{user}/scenes 4001
+GET /scenes/{scene} -
+PUT /scenes/{scene} 400
+DELETE /scenes/{scene} -
+POST /scenes/{scene} 400
+GET /scenes/{scene}/provision -
+GET /ml/models/{model} -
+DELETE /ml/models/{model} -
+POST /ml/models/{model}/predict 400
 """
 #: Something is wrong with this, whatever a call reads. It has the type of a form, but no form is there.
 BROKEN_BODY: Final = b"{"
@@ -195,6 +204,8 @@ async def named(services: Services, world: World) -> dict[str, Named]:
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
         "rule": Named(ID, *[await a_rule(services, *whose) for whose in ((bob, BOB, BOBS), (ada, ADA, KITCHEN))]),
+        "model": Named(ID, await a_model(services, bob, BOBS), await a_model(services, ada, KITCHEN)),
+        "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -252,6 +263,31 @@ async def a_rule(services: Services, caller: Caller, user: str, device: str) -> 
     owner = await services.accounts.users.find(user)
     rule = await services.rules.rulebook.create(caller, owner, NewRule("Rule", json.dumps(body).encode()))
     return rule.id
+
+
+async def a_model(services: Services, caller: Caller, device: str) -> str:
+    """One that has too few values to be trained."""
+    source = {"did": device, "field": "temperature"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    members = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    model = (await services.models.models.create(caller, members)).record
+    with trio.fail_after(10):
+        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)) is not None:
+            await trio.lowlevel.checkpoint()
+
+    def not_today(tx: Transaction) -> None:
+        status, reason = model.status, model.reason
+        tx.models.set_training(
+            model.key, status=status, reason=reason, next_training_on=NOW_MS + 86_400_000, trained_on=None, state=None
+        )
+
+    await services.core.database.write(not_today)
+    return model.id
+
+
+async def a_scene(services: Services, caller: Caller, device: str) -> str:
+    members = {"name": "Evening", "actions": [{"ddid": device, "action": "setOn"}]}
+    return (await services.scenes.scenes.create(caller, members)).record.id
 
 
 async def sessions(services: Services, *users: str) -> list[str]:

@@ -139,6 +139,7 @@ GET /scenes
 GET /scenes/{}
 PUT /scenes/{}
 DELETE /scenes/{}
+GET /scenes/{}/provision
 POST /scenes/{}
 POST /ml/models
 GET /ml/models
