@@ -142,7 +142,7 @@ class Evaluator:
         if not interest.rules or fields is None:
             return
         message = CurrentMessage(row.device, interest.device_type, interest.owner, data)
-        view = StateView(row.cts, message, self._values, self._members, self._models)
+        view = StateView(row.cts, message, self._values, self._members, self._models.output)
         causes = self._loops.causes_of(row.device, row.cts)
         self.evaluated += len(interest.rules)
         for running in (*_through_guards(interest, fields), *interest.unguarded):
@@ -162,7 +162,7 @@ class Evaluator:
             running = self._index.get(key)
             if running is None:
                 continue
-            view = StateView(due_ms, None, self._values, self._members, self._models)
+            view = StateView(due_ms, None, self._values, self._members, self._models.output)
             self.evaluated += 1
             if slot != MINUTE:
                 outcome = await self._judged(running, view, slot)

@@ -37,10 +37,10 @@ class ModelsOfRules:
     def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
         found = {}
         for one in transformers:
-            if (
-                one.device is not None
-                and (waiting := self._models.waiting(rule, one.condition, one.device)) is not None
-            ):
+            if one.device is None:  # one for each device of the type: there may be many
+                continue
+            waiting = self._models.waiting(rule, one.condition, one.device)
+            if waiting is not None:
                 found[waiting] = ModelWarning(waiting[0], (waiting[1],))
         return list(found.values())
 
@@ -59,8 +59,9 @@ class ModelsOfRules:
             self._conditions[rule] = tuple(transformers)
             self._fields |= {(rule, one.condition): one.field for one in transformers}
 
-    def changed(self) -> None:
-        self._models.rules_changed()
+    def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        if transformers or rule in self._conditions:
+            self._models.rules_changed()
 
 
 def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterator[RuleModel]:

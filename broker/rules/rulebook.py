@@ -210,8 +210,8 @@ class Rulebook:
 
         def tell(_: None) -> None:
             self._engine.remove(record.key)
+            self.models.changed(record.key, ())
             self.models.begin(record.key, ())
-            self.models.changed()
 
         await self._database.write(work, announce=tell)
 
@@ -230,10 +230,10 @@ class Rulebook:
         rule = checked.rule
         if rule.key != record.key:  # a new rule has its number only now
             rule = compile_rule(checked.body, checked.world, key=record.key)
-        self.models.changed()
         self._run(record, rule, checked.reach, state)
 
     def _run(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
+        self.models.changed(record.key, rule.transformers)
         self.models.begin(record.key, rule.transformers)
         self._engine.begin(record, rule, reach, state)
 

@@ -14,7 +14,7 @@ from broker.rules.evaluator import MINUTE
 from broker.rules.rule import Explanation, Match, Outcome, Outgoing, Rule, Timer, TimerKey
 from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
 from broker.rules.timers import Timers
-from broker.rules.transformers import NoTransformers
+from broker.rules.transformers import no_output
 from broker.rules.view import CurrentMessage
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
 from storage.database import Transaction
@@ -128,7 +128,7 @@ class Simulation:
         return self._loaded(lambda: self._rule.outgoing(view, match))
 
     def _view(self, now_ms: Milliseconds, message: CurrentMessage | None) -> StateView:
-        return StateView(now_ms, message, self._values, self._members, NoTransformers())
+        return StateView(now_ms, message, self._values, self._members, no_output)
 
     def _loaded(self, evaluate: Callable[[], T]) -> T:
         while True:

@@ -10,7 +10,7 @@ from typing import Any
 from broker.messages.intervals import FIRST_MS, LAST_MS
 from broker.messages.projections import decoded, unprojected
 from broker.messages.snapshots import kept_fields
-from broker.rules.transformers import Transformers
+from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage, Value
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
@@ -42,7 +42,7 @@ class NotLoadedError(Exception):
 class StateView:
     """What rules see at one moment (`broker/rules/view.py`). Raises NotLoadedError for what is not in memory."""
 
-    __slots__ = ("_asked", "_devices", "_members", "_models", "message", "now_ms")
+    __slots__ = ("_asked", "_devices", "_members", "_output", "message", "now_ms")
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class StateView:
         message: CurrentMessage | None,
         devices: Devices,
         members: Members,
-        models: Transformers,
+        output: Output,
     ) -> None:
         self.now_ms = now_ms
         self.message = message
         self._devices = devices
         self._members = members
-        self._models = models
+        self._output = output
         self._asked: tuple[DeviceKey, ...] = ()
 
     def value(self, device: DeviceKey, field: str) -> Value | None:
@@ -83,7 +83,7 @@ class StateView:
         return found
 
     def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:
-        return self._models.output(RuleKey(rule), condition, device, self.value)
+        return self._output(RuleKey(rule), condition, device, self.value)
 
 
 def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:

@@ -14,6 +14,10 @@ from storage.rules import RuleRecord
 ValueOf = Callable[[DeviceKey, str], Value | None]
 
 
+#: What `Transformers.output` is.
+Output = Callable[[RuleKey, int, DeviceKey, ValueOf], Value | None]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelWarning:
     """A model of a rule that is not ready, and why."""
@@ -45,29 +49,6 @@ class Transformers(Protocol):
         """A transaction with `put` or `remove` is durable; the rule has these conditions now. Call `begin` next."""
 
 
-class NoTransformers:
-    """No models: conditions with a `transformer` never hold, and each rule with one says so."""
-
-    def output(
-        self,
-        rule: RuleKey,
-        condition: int,
-        device: DeviceKey,
-        value_of: ValueOf,  # noqa: ARG002
-    ) -> Value | None:
-        return None
-
-    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:  # noqa: ARG002
-        return [ModelWarning("", ("models are not available",))] if transformers else []
-
-    def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
-        pass
-
-    def remove(self, tx: Transaction, rule: RuleKey) -> None:
-        pass
-
-    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        pass
-
-    def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        pass
+def no_output(_rule: RuleKey, _condition: int, _device: DeviceKey, _value_of: ValueOf) -> Value | None:
+    """Instead of `Transformers.output`, where models are not asked."""
+    return None
