@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -197,8 +198,12 @@ def _sentence(condition: dict[str, Any], report: ConditionReport, seen: Sequence
     )
     text = f"{wanted} {holds}"
     if report.timer is not None and not report.timer.elapsed:
-        text += ", and its duration has not elapsed yet"
+        text = f"{wanted} has held since {_time(report.timer.since_ms)}, and must until {_time(report.timer.due_ms)}"
     return f"{text}: {values}" if values else text
+
+
+def _time(at_ms: Milliseconds) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _text(value: object) -> str:
