@@ -32,5 +32,5 @@ def test_trunkline_rule_explains_and_replays(daemon: Daemon, new_device: Callabl
 
 
 def _said(daemon: Daemon, *arguments: str) -> str:
-    command = [TRUNKLINE, "rule", *arguments, "--config", daemon.config]
+    command: list[str | Path] = [TRUNKLINE, "rule", *arguments, "--config", daemon.config]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
