@@ -40,6 +40,7 @@ from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trials.room import TrialsRoom, open_trials
 from broker.trusted_time import TrustedTime
 from config.settings import Settings
 from storage.database import Database
@@ -59,6 +60,7 @@ class Services:
     monetization: MonetizationRoom
     messages: MessagesRoom
     routing: RoutingRoom
+    trials: TrialsRoom
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
@@ -147,7 +149,8 @@ async def _open_rooms(
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
-    export = await open_export(core, mail, accounts, device_types, devices, messages)
+    trials = await open_trials(core, mail, accounts, device_types, devices)
+    export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
@@ -167,6 +170,7 @@ async def _open_rooms(
         monetization=monetization,
         messages=messages,
         routing=routing,
+        trials=trials,
         export=export,
         connectors=connectors,
         device_management=device_management,

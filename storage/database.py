@@ -44,6 +44,9 @@ from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError, StoreFullError
 from storage.tasks import TaskStore
+from storage.trial_invitations import TrialInvitationStore
+from storage.trial_sessions import TrialSessionStore
+from storage.trials import TrialStore
 
 T = TypeVar("T")
 _READERS = 4
@@ -103,6 +106,9 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.trials = TrialStore(connection)
+        self.trial_invitations = TrialInvitationStore(connection)
+        self.trial_sessions = TrialSessionStore(connection)
         self.rules = RuleStore(connection)
 
 

@@ -244,6 +244,10 @@ def _introduction(
     definition = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     model = msgspec.json.encode(definition).decode()
     door = msgspec.json.encode({"sdid": _DEVICES[5].id, "data": {"open": False}}).decode()
+    invitation = {"email": _ADMINISTRATOR, "invitationType": "participant"}
+    trial = msgspec.json.encode(
+        {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
+    ).decode()
     json = ["-H", "Content-Type: application/json"]
     return [
         "",
@@ -292,6 +296,9 @@ def _introduction(
         "",
         "Let a model learn the garden's temperature of the next minute; it is ready when it has 50 values",
         _line("curl", "-s", "-X", "POST", f"{api}/ml/models", "-H", authorization, *json, "-d", model),
+        "",
+        "Begin a trial of lights; the invitation is a file in the outbox of the state directory",
+        _line("curl", "-s", "-X", "POST", f"{api}/trials", "-H", authorization, *json, "-d", trial),
         "",
         "Publish over MQTT as your light",
         _line(

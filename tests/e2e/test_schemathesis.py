@@ -31,8 +31,10 @@ from tests.e2e.schemathesis_world import (
     close_answers,
     dictionaries_of,
     furnish,
+    furnish_trials,
     operations,
     settings_of,
+    with_own_trials,
 )
 
 SCHEMATHESIS: Final = TRUNKLINE.with_name("schemathesis")
@@ -65,6 +67,7 @@ OUT_OF_REACH: Final = {
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",
+    "DELETE /trials/{tid}/administrators/{uid}": "another administrator",
 }
 
 Statuses = Mapping[str, Counter[int]]
@@ -85,8 +88,11 @@ class ServedDocument:
         """
         with httpx.Client(base_url=self.daemon.base_url, headers=bearer(USER_TOKEN), timeout=30) as client:
             world = furnish(client, device_id(kitchen))
-        document = json.loads(about_this_world(self.served, world))
+            of_trials, own_trials = furnish_trials(client, device_id(kitchen)) if kitchen == 1 else ({}, [])
+        document = json.loads(about_this_world(self.served, world | of_trials))
         close_answers(document)
+        if own_trials:
+            with_own_trials(document, own_trials)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
         (revoked,) = [
             one
@@ -102,7 +108,10 @@ class ServedDocument:
         command: list[str | Path] = [SCHEMATHESIS, "--config-file", settings, "run", described, "--phases", phases]
         command += ["--url", self.daemon.base_url, "--header", f"Authorization: bearer {token}", "--no-color"]
         # Those are for the secure listener (test_secure_devices.py).
-        command += ["--exclude-path-regex", "^/cert/", "--report", "ndjson", "--report-ndjson-path", report]
+        left_out = (
+            "^/cert/|^/trials/.*(metadata|rules)" if phases == "coverage" else "^/cert/"
+        )  # any object is valid there
+        command += ["--exclude-path-regex", left_out, "--report", "ndjson", "--report-ndjson-path", report]
         ran = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True, timeout=SECONDS)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return Found(kind, document, _statuses(report))
@@ -138,13 +147,14 @@ class Found:
 @pytest.fixture(scope="module")
 def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDocument]:
     folder = tmp_path_factory.mktemp("schemathesis")
-    with running_daemon(folder, devices=DEVICES) as daemon:
+    settings = '[trials]\nsessions = "on"\n'
+    with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
         yield ServedDocument(daemon, folder, served)
 
 
 def test_a_user_gets_what_the_document_says(served_document: ServedDocument) -> None:
-    found = served_document.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=6, devices=OWNED)
+    found = served_document.run("user", USER_TOKEN, kitchen=1, phases="examples,fuzzing", examples=5, devices=OWNED)
     found.check_kinds()
     found.check_successes()
 

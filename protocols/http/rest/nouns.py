@@ -27,6 +27,12 @@ from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
+from protocols.http.rest.trial_device_types import TrialTypeCalls
+from protocols.http.rest.trial_documents import TrialDocumentCalls
+from protocols.http.rest.trial_invitations import TrialInvitationCalls
+from protocols.http.rest.trial_members import TrialMemberCalls
+from protocols.http.rest.trial_sessions import TrialSessionCalls
+from protocols.http.rest.trials import TrialCalls
 from protocols.http.rest.users import UserCalls
 
 _METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
@@ -53,6 +59,12 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     RuleCalls,
     SceneCalls,
     ModelCalls,
+    TrialCalls,
+    TrialTypeCalls,
+    TrialInvitationCalls,
+    TrialMemberCalls,
+    TrialSessionCalls,
+    TrialDocumentCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -85,23 +97,5 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET /subscriptions/{id_}/deliveries",
         "GET /notifications/{id_}/messages",
         without_token=("POST /subscriptions/{id_}/validate",),
-    ),
-    *_to_come(
-        "Trials",
-        "POST /trials",
-        "GET PUT DELETE /trials/{id_}",
-        "PUT /trials/{id_}/application",
-        "GET POST /trials/{id_}/invitations",
-        "GET PUT DELETE /trials/{id_}/invitations/{invitation_id}",
-        "GET /trials/{id_}/administrators",
-        "GET /trials/{id_}/participants",
-        "DELETE /trials/{id_}/administrators/{user_id}",
-        "DELETE /trials/{id_}/participants/{user_id}",
-        "GET /trials/{id_}/devices",
-        "GET POST /trials/{id_}/participants/{user_id}/devices",
-        "DELETE /trials/{id_}/participants/{user_id}/devices/{device_id}",
-        "GET POST /trials/{id_}/devicetypes",
-        "DELETE /trials/{id_}/devicetypes/{type_id}",
-        "GET /users/{user_id}/trials",
     ),
 )

@@ -1,6 +1,5 @@
 """The table `[[rules]]` of the provision file (reference 26.2)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from broker.services import Services
 from tests.broker.rules.home import Home, body, when
 from tests.factories import BOBS, DASHBOARD, World
 
-ENTRY: Mapping[str, Any] = {
+ENTRY: dict[str, Any] = {
     "owner": "ada@example.org",
     "application": DASHBOARD,
     "name": "Warm",

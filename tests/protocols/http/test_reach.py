@@ -155,12 +155,20 @@ NO_DEVICE: Final = (
     "/users/{uid}/properties",
     "/users/{uid}/applications",
     "/users/{uid}/sessions",
+    "/users/{uid}/trials",
     "/accounts/",
     "/cert/",
     "/cloudconnectors/",
 )
-#: Calls for administrators, of the owner on a task, and without a token (test_device_management.py).
-MANAGEMENT: Final = ("/devicemgmt/devicetypes/", "/devicemgmt/tasks", "/devicemgmt/devices/properties", "/updates/")
+#: Calls for administrators, of the owner on a task, and without a token (test_device_management.py); for members of a
+#: trial (test_trials.py).
+MANAGEMENT: Final = (
+    "/trials",
+    "/devicemgmt/devicetypes/",
+    "/devicemgmt/tasks",
+    "/devicemgmt/devices/properties",
+    "/updates/",
+)
 #: How parameters and members are called that name devices.
 DEVICES: Final = {"did", "dids", "sdid", "sdids", "ddid", "ddids", "device_id", "device_ids"}
 
