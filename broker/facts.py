@@ -124,6 +124,23 @@ class DeviceDeleted(DeviceFact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceActionFact(DeviceFact):
+    """An Action for a third party has ended. `mid` is the Action's."""
+
+    mid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionDelivered(DeviceActionFact):
+    """device.action.delivered: the third party took an Action that it had not taken at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceActionFailed(DeviceActionFact):
+    """device.action.failed: the third party did not take an Action, which is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
 class AvailabilityChanged(Fact):
     """device.status.online and device.status.offline, whatever the cause: connections or a status that was set.
 

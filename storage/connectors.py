@@ -107,23 +107,27 @@ class ConnectorStore:
         ).one()
         return row is not None
 
-    def is_fetch_due(self, device_type: DeviceTypeKey, *, now_ms: int) -> bool:
+    def is_fetch_due(self, device_type: DeviceTypeKey, *, now_ms: int, latest_ms: int) -> bool:
+        """Whether a pull is due; one after `latest_ms` was planned by a wrong clock, and is due, too."""
         row = self._db.execute(
-            "SELECT 1 FROM connector_link WHERE device_type = :type AND next_fetch_on <= :now LIMIT 1",
-            {"type": device_type, "now": now_ms},
+            "SELECT 1 FROM connector_link WHERE device_type = :type"
+            " AND (next_fetch_on <= :now OR next_fetch_on > :latest) LIMIT 1",
+            {"type": device_type, "now": now_ms, "latest": latest_ms},
         ).one()
         return row is not None
 
-    def claim_fetches(self, device_type: DeviceTypeKey, *, now_ms: int, next_ms: int, limit: int) -> list[DeviceKey]:
+    def claim_fetches(
+        self, device_type: DeviceTypeKey, *, now_ms: int, latest_ms: int, next_ms: int, limit: int
+    ) -> list[DeviceKey]:
         """The devices of this type whose pull is due, the longest waiting first. Their next pull is due at `next_ms`.
 
-        The caller checks whether a device can be pulled now.
+        The caller checks whether a device can be pulled now. `latest_ms` as for `is_fetch_due`.
         """
         rows = self._db.execute(
             "UPDATE connector_link SET next_fetch_on = :next WHERE device IN (SELECT device FROM connector_link"
-            " WHERE device_type = :type AND next_fetch_on <= :now ORDER BY next_fetch_on LIMIT :limit)"
-            " RETURNING device",
-            {"type": device_type, "now": now_ms, "next": next_ms, "limit": limit},
+            " WHERE device_type = :type AND (next_fetch_on <= :now OR next_fetch_on > :latest)"
+            " ORDER BY next_fetch_on LIMIT :limit) RETURNING device",
+            {"type": device_type, "now": now_ms, "latest": latest_ms, "next": next_ms, "limit": limit},
         )
         return [row["device"] for row in rows]
 
@@ -137,6 +141,31 @@ class ConnectorStore:
             {"after": after, "since": since_ms, "limit": limit},
         )
         return [(row["position"], row["device"], row["data"]) for row in rows]
+
+    # What was stored of a third party's readings
+
+    def progress(self, device: DeviceKey) -> list[tuple[str, str]]:
+        """Account and progress of each account that the device was linked with, the latest first."""
+        rows = self._db.execute(
+            "SELECT account, progress FROM connector_progress WHERE device = :device ORDER BY changed_on DESC, account",
+            {"device": device},
+        )
+        return [(row["account"], row["progress"]) for row in rows]
+
+    def put_progress(self, device: DeviceKey, account: str, progress: str, *, now_ms: int, at_most: int) -> None:
+        """Store the progress with an account. Delete those of the device's oldest accounts beyond `at_most`."""
+        self._db.execute(
+            "INSERT INTO connector_progress (device, account, progress, changed_on)"
+            " VALUES (:device, :account, :progress, :now) ON CONFLICT (device, account)"
+            " DO UPDATE SET progress = excluded.progress, changed_on = excluded.changed_on",
+            {"device": device, "account": account, "progress": progress, "now": now_ms},
+        )
+        self._db.execute(
+            "DELETE FROM connector_progress WHERE device = :device AND account <> :account AND account NOT IN"
+            " (SELECT account FROM connector_progress WHERE device = :device AND account <> :account"
+            " ORDER BY changed_on DESC, account LIMIT :others)",
+            {"device": device, "account": account, "others": at_most - 1},
+        )
 
     # Holders of links and their sub-devices
 
@@ -195,8 +224,8 @@ class ConnectorStore:
         """Add a state. Delete the device's oldest states beyond `at_most`, and every state that has expired."""
         self._db.execute("DELETE FROM connector_state WHERE expires_on <= :now", {"now": now_ms})
         self._db.execute(
-            "INSERT INTO connector_state (hash, device, user, referer, sealed, expires_on)"
-            " VALUES (:hash, :device, :user, :referer, :sealed, :expires_on)",
+            "INSERT INTO connector_state (hash, device, user, referer, application, sealed, expires_on)"
+            " VALUES (:hash, :device, :user, :referer, :application, :sealed, :expires_on)",
             {name: getattr(state, name) for name in ConnectorStateRecord.__slots__},
         )
         self._db.execute(

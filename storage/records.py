@@ -433,6 +433,7 @@ class ConnectorStateRecord:
     device: DeviceKey
     user: UserKey
     referer: str
+    application: str | None  # the id of the application whose token began it
     sealed: bytes  # sealed JSON that the third party's answer is checked with
     expires_on: int
 

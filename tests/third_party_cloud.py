@@ -79,6 +79,10 @@ class ThirdPartyCloud:
         self._called.set()
         self._called = trio.Event()
 
+    async def account_of(self, token: str) -> str | None:
+        """The account that an access token is for; None when it is not valid."""
+        return self.access.get(token)
+
     def revoke_everything(self) -> None:
         self.access.clear()
         self.refresh.clear()
@@ -156,33 +160,34 @@ def _serve_authorizations(app: QuartTrio, cloud: ThirdPartyCloud) -> None:
 
 
 def _serve_resources(app: QuartTrio, cloud: ThirdPartyCloud) -> None:
-    def account() -> str | None:
-        return cloud.access.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+    async def account() -> str | None:
+        return await cloud.account_of(request.headers.get("Authorization", "").removeprefix("Bearer "))
 
     @app.get("/readings")
     async def readings() -> Response:
-        if account() is None:
+        if await account() is None:
             return _json({"error": "expired"}, 401)
         since = int(request.args["since"])
-        return _json({"data": {"readings": [one for one in cloud.readings if one["at"] > since]}})
+        newer = [one for one in cloud.readings if not isinstance(one["at"], int) or one["at"] > since]
+        return _json({"data": {"readings": newer}})
 
     @app.put("/subscriptions/<device>")
     async def subscribe(device: str) -> Response:
-        if account() is None:
+        if await account() is None:
             return _json({"error": "expired"}, 401)
         cloud.subscriptions[device] = (await request.get_json())["callback"]
         return _json({"id": device}, 201)
 
     @app.delete("/subscriptions/<device>")
     async def unsubscribe(device: str) -> Response:
-        known = account() is not None and device in cloud.subscriptions
+        known = await account() is not None and device in cloud.subscriptions
         if known:
             del cloud.subscriptions[device]
         return _json({}, 200 if known else 404)
 
     @app.post("/lamps/<lamp>")
     async def lamp(lamp: str) -> Response:
-        return _json({}, 401 if account() is None else 200)
+        return _json({}, 401 if await account() is None else 200)
 
 
 def _json(payload: object, status: int = 200) -> Response:

@@ -5,10 +5,12 @@ is sent after the restart, unless it is older than `_WANTED_MS`; so an Action ma
 Action for a device without a link is dropped (reference 9.1).
 """
 
-from collections import OrderedDict
-from typing import Any, Final
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
 
-import msgspec
 import structlog
 import trio
 
@@ -18,10 +20,11 @@ from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.intake import Intake
 from broker.connectors.lanes import Lanes
 from broker.connectors.links import ConnectorLink, ConnectorLinks
-from broker.connectors.plugin import ActionDefinition, Phase
+from broker.connectors.sending import Sending, WaitedTooLongError
+from broker.devices.inventory import device_fact
 from broker.devices.registry import Devices
 from broker.errors import DeviceNotFound
-from broker.facts import ActionStored, FactPhase, Router
+from broker.facts import ActionStored, DeviceActionDelivered, DeviceActionFact, DeviceActionFailed, FactPhase, Router
 from broker.limits.quotas import Quotas
 from broker.loops import repeat
 from config.limits import CONNECTOR_WAITING
@@ -32,19 +35,8 @@ from storage.sql import StoreError
 _CONSUMER: Final = "connector actions"
 _SAVE_SECONDS: Final = 5.0
 _WANTED_MS: Final = 600_000  # an Action that was left unsent for longer is dropped at a restart
+_WAITING: Final = 100  # Actions of one device
 _log = structlog.get_logger(__name__)
-
-
-class _Call(msgspec.Struct):
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class _Data(msgspec.Struct):
-    actions: list[_Call]
-
-
-_decode = msgspec.json.Decoder(_Data).decode
 
 
 class Actions:
@@ -60,8 +52,9 @@ class Actions:
         intake: Intake,
         lanes: Lanes,
         quotas: Quotas | None,
+        mid: Callable[[Position], str],
     ) -> None:
-        """`quotas` charges the deliveries; None: nothing is charged."""
+        """`mid` gives the public id of a position. `quotas` charges the deliveries; None: nothing is charged."""
         self._database = database
         self._clock = clock
         self._devices = devices
@@ -71,7 +64,10 @@ class Actions:
         self._intake = intake
         self._lanes = lanes
         self._quotas = quotas
+        self._mid = mid
+        self._router = router
         self._unsent: OrderedDict[Position, None] = OrderedDict()
+        self._waiting: Counter[DeviceKey] = Counter()  # of `_unsent`, by device
         self._last = self._saved = Position(0)
         self._has_resumed = False
         self.sent = self.failed = 0
@@ -86,46 +82,59 @@ class Actions:
             self._offer(connector, fact.action.position, fact.destination, fact.action.data)
 
     def _may_go(self, fact: ActionStored) -> bool:
+        """Whether the Action may wait in its lane, where the link is asked (`_link_for`). Its delivery is charged."""
         device = self._devices.get_nowait(fact.destination)
-        if device is None or self._quotas is None:
+        if device is None:
             return True
-        if device.record.cloud_authorization != "AUTHORIZED" or not self._quotas.admits(device, fact.action):
+        if device.record.cloud_authorization != "AUTHORIZED":
             return False
-        self._quotas.delivered(device, fact.action)
+        if self._quotas is not None:
+            if not self._quotas.admits(device, fact.action):
+                return False
+            self._quotas.delivered(device, fact.action)
         return True
 
     def _offer(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
-        self._unsent[position] = None
-        if not self._lanes.offer(connector.type.key, device, lambda: self._send(connector, position, device, data)):
-            del self._unsent[position]
+        sending = Sending(connector, device, data, self._calls, self._link_for)
+        has_room = self._waiting[device] < _WAITING
+        if has_room and self._lanes.offer(connector.type.key, device, lambda: self._send(sending, position)):
+            self._unsent[position] = None
+            self._waiting[device] += 1
+        else:
             self.failed += 1
             _log.warning("connector_action_dropped", device=device, position=position)
 
-    async def _send(self, connector: Connector, position: Position, device: DeviceKey, data: str) -> None:
+    async def _send(self, sending: Sending, position: Position) -> float | None:
+        """Seconds until the Action is to be tried again; None: it has ended."""
+        problem = ""
         try:
-            await self._tell(connector, device, data)
-        except (*CALL_FAILURES, StoreError) as error:
-            self.failed += 1
-            _log.warning("connector_action_failed", device=device, position=position, reason=str(error))
-        except Exception:  # noqa: BLE001 - an unexpected error must not keep the saved position from moving on
-            self.failed += 1
-            _log.exception("connector_action_failed", device=device, position=position)
+            if (wait := await sending.go_on()) is not None:
+                return wait
+        except (*CALL_FAILURES, WaitedTooLongError, StoreError) as error:
+            problem = str(error) or type(error).__name__
+            _log.warning("connector_action_failed", device=sending.device, position=position, reason=problem)
+        except Exception as error:  # noqa: BLE001 - an unexpected error must not keep the saved position from moving on
+            problem = type(error).__name__
+            _log.exception("connector_action_failed", device=sending.device, position=position)
         # A cancelled task does not get here: its Action stays unsent and is sent after the restart.
         del self._unsent[position]
+        self._waiting[sending.device] -= 1
+        if not self._waiting[sending.device]:
+            del self._waiting[sending.device]
+        self.sent += sending.sent
+        self.failed += sending.failed + bool(problem)
+        await self._tell_end(sending, position, has_failed=bool(problem or sending.failed))
+        return None
 
-    async def _tell(self, connector: Connector, device: DeviceKey, data: str) -> None:
-        link, sub_device = await self._link_for(device)
-        if link is None:
+    async def _tell_end(self, sending: Sending, position: Position, *, has_failed: bool) -> None:
+        """Tell the end of an Action that the third party did not take at once (reference 20)."""
+        if not has_failed and not (sending.was_delayed and sending.sent):
             return
-        for call in _decode(data).actions:
-            definition = ActionDefinition(call.name, call.parameters)
-            for request in await connector.hooks.action(link.device(sub_device), definition):
-                response = await self._calls.send(connector, link, request, Phase.ACTION, sub_device)
-                if response.ok:
-                    self.sent += 1
-                else:
-                    self.failed += 1
-                    _log.info("connector_action_refused", device=device, status=response.status)
+        with suppress(DeviceNotFound, StoreError):
+            device = await self._devices.get(sending.device)
+            kind: type[DeviceActionFact] = DeviceActionFailed if has_failed else DeviceActionDelivered
+            fact = device_fact(kind, device.record, device.type.record, None, self._clock.now_ms())
+            self._router.publish(replace(fact, mid=self._mid(position)))
 
     async def _link_for(self, device: DeviceKey) -> tuple[ConnectorLink | None, str | None]:
         """The link that authorizes requests for a device, and the device's external id when it is a sub-device."""

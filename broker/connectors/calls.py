@@ -8,7 +8,7 @@ from broker.connectors.budget import CallBudget
 from broker.connectors.catalog import Connector
 from broker.connectors.hooks import PluginFailedError
 from broker.connectors.links import ConnectorLink, ConnectorLinks
-from broker.connectors.oauth import AuthorizationRefusedError, TokenRevokedError
+from broker.connectors.oauth import AuthorizationRefusedError, OperatorFaultError, TokenRevokedError
 from broker.connectors.plugin import AccessToken, Phase, Request, Response
 from broker.connectors.port import ThirdParty, ThirdPartyUnreachableError
 from broker.devices.registry import Devices
@@ -20,6 +20,14 @@ _EARLY_MS = 30_000  # a token may expire while the request is under way
 _CHARGED = frozenset({Phase.FETCH, Phase.ACTION})  # reference 21.2: data pulls and Action sends
 _log = structlog.get_logger(__name__)
 
+
+class LinkEndedError(Exception):
+    """The link was ended or replaced meanwhile."""
+
+    def __str__(self) -> str:
+        return "the link was ended or replaced meanwhile"
+
+
 #: The expected failures of a call. The caller logs them and continues.
 CALL_FAILURES = (
     ThirdPartyUnreachableError,
@@ -27,6 +35,7 @@ CALL_FAILURES = (
     DeviceNotFound,
     AuthorizationRefusedError,
     TokenRevokedError,
+    LinkEndedError,
     PluginFailedError,
 )
 
@@ -48,7 +57,7 @@ class Calls:
         self._quotas = quotas
         self._clock = clock
         self._third_party = third_party
-        self.sent = self.failed = 0
+        self.sent = self.failed = self.operator_faults = 0
 
     async def plain(self, connector: Connector, user: UserKey, request: Request) -> Response:
         """Send a request that needs no link, and count it for the user.
@@ -84,15 +93,32 @@ class Calls:
             response = await self._once(connector, link, request, phase, sub_device)
             if response.status != 401:
                 return response
+            if connector.oauth.blames_client(response):
+                raise OperatorFaultError("server_error", "the third party refuses the client in a request for data")
             await self._renew(connector, link, link.contents.token)
             response = await self._once(connector, link, request, phase, sub_device)
             if response.status == 401:
                 raise TokenRevokedError
         except TokenRevokedError:
-            if await self._links.end(link.record):
-                _log.info("connector_link_revoked", device=link.record.device_id)
+            await self._end(link)
+            raise
+        except OperatorFaultError as error:
+            self.note_operator_fault(connector, error)
             raise
         return response
+
+    def note_operator_fault(self, connector: Connector, error: OperatorFaultError) -> None:
+        """Tell the operator that the third party refuses the client of this connector."""
+        self.operator_faults += 1
+        _log.error("connector_client_refused", device_type=connector.type.id, reason=str(error))
+
+    async def _end(self, link: ConnectorLink) -> None:
+        if link.is_new:
+            return
+        async with self._links.standing(link.record.device):
+            ended = await self._links.end(link.record)
+        if ended:
+            _log.info("connector_link_revoked", device=link.record.device_id)
 
     async def _once(
         self, connector: Connector, link: ConnectorLink, request: Request, phase: Phase, sub_device: str | None
@@ -102,19 +128,28 @@ class Calls:
         prepared = await connector.hooks.prepared(request, link.device(sub_device), phase)
         if prepared is None:
             prepared = connector.oauth.sign(request, link.contents.token)
+        if phase in _CHARGED and await self._links.current(link) is None:
+            raise LinkEndedError
         return await self.plain(connector, link.record.owner, prepared)
 
     async def _renew(self, connector: Connector, link: ConnectorLink, used: AccessToken) -> None:
+        if link.is_new:
+            token = await self._renewed(connector, link, used)
+            link.contents = msgspec.structs.replace(link.contents, token=token)
+            return
         async with self._links.lock(link.record.device):
-            current = await self._links.of_device(link.record.device)
-            if current is None or current.record.linked_on != link.record.linked_on:
-                raise TokenRevokedError
+            current = await self._links.current(link)
+            if current is None:
+                raise LinkEndedError
             link.contents = current.contents
             if current.contents.token != used:  # another call has renewed it meanwhile
                 return
-            request = connector.oauth.refresh(used)
-            if request is None:
-                raise TokenRevokedError
-            response = await self.plain(connector, link.record.owner, request)
-            token = connector.oauth.refreshed(response, used, now_ms=self._clock.now_ms())
+            token = await self._renewed(connector, link, used)
             await self._links.replace(link, msgspec.structs.replace(current.contents, token=token))
+
+    async def _renewed(self, connector: Connector, link: ConnectorLink, used: AccessToken) -> AccessToken:
+        request = connector.oauth.refresh(used)
+        if request is None:
+            raise TokenRevokedError
+        response = await self.plain(connector, link.record.owner, request)
+        return connector.oauth.refreshed(response, used, now_ms=self._clock.now_ms())

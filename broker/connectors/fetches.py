@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from broker.clock import Clock
-from broker.connectors.calls import CALL_FAILURES, Calls
+from broker.connectors.calls import CALL_FAILURES, Calls, LinkEndedError
 from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.hooks import HookOutcome
 from broker.connectors.intake import Intake
@@ -78,11 +78,16 @@ class Fetches:
 
     async def _claimed(self, connector: Connector, limit: int) -> list[DeviceKey]:
         type_key, now_ms = connector.type.key, self._clock.now_ms()
-        if not await self._database.read(lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms)):
+        interval_ms = (connector.terms.pull_minutes or self._pull_minutes) * 60_000
+        next_ms, latest_ms = now_ms + interval_ms, now_ms + 2 * interval_ms
+        if not await self._database.read(
+            lambda tx: tx.connectors.is_fetch_due(type_key, now_ms=now_ms, latest_ms=latest_ms)
+        ):
             return []
-        next_ms = now_ms + (connector.terms.pull_minutes or self._pull_minutes) * 60_000
         return await self._database.write(
-            lambda tx: tx.connectors.claim_fetches(type_key, now_ms=now_ms, next_ms=next_ms, limit=limit)
+            lambda tx: tx.connectors.claim_fetches(
+                type_key, now_ms=now_ms, latest_ms=latest_ms, next_ms=next_ms, limit=limit
+            )
         )
 
     def offer(self, connector: Connector, device: DeviceKey, requests: Sequence[Request] | None = None) -> bool:
@@ -107,7 +112,8 @@ class Fetches:
             if link is None:
                 return
             if requests is None:
-                requests = await connector.hooks.fetch(link.device())
+                since = (await self._intake.progress(link)).since(self._clock.now_ms())
+                requests = await connector.hooks.fetch(link.device(since=since))
             for request in requests:
                 await self._ask(connector, link, request)
         except (*CALL_FAILURES, StorageUnavailable, StoreError) as error:
@@ -122,18 +128,27 @@ class Fetches:
             record = (await self._devices.get(device)).record
         except DeviceNotFound:
             return None
-        if not record.enabled or record.cloud_authorization != "AUTHORIZED":
+        if not record.enabled:
             return None
         return await self._links.of_device(device)
 
     async def _ask(self, connector: Connector, link: ConnectorLink, request: Request) -> None:
+        asked_on = self._clock.now_ms()
         response = await self._calls.send(connector, link, request, Phase.FETCH)
-        await self.keep(link, await connector.hooks.fetched(link.device(), request, response))
+        await self.keep(link, await connector.hooks.fetched(link.device(), request, response), asked_on=asked_on)
 
-    async def keep(self, link: ConnectorLink, outcome: HookOutcome) -> None:
-        """Store a hook's records, then the texts to remember. A crash in between repeats records and loses none.
+    async def keep(self, link: ConnectorLink, outcome: HookOutcome, *, asked_on: int) -> None:
+        """Store a hook's records, then the texts to remember. `asked_on`, in ms: the answer has what was there then.
 
-        Raises StorageUnavailable, StoreError.
+        A crash in between repeats records without a series, and loses none.
+
+        Raises StorageUnavailable, StoreError, LinkEndedError.
         """
-        await self._intake.store(link, outcome.records)
+        if outcome == HookOutcome():
+            return
+        async with self._links.standing(link.record.device):
+            current = await self._links.current(link)
+            if current is None:
+                raise LinkEndedError
+            await self._intake.store(current, outcome.records, asked_on=asked_on)
         await self._links.note(link, outcome)

@@ -23,13 +23,12 @@ from broker.connectors.plugin import (
     LinkedDevice,
     Notification,
     Notified,
-    Remember,
     Request,
     Response,
     Result,
     Setting,
 )
-from broker.connectors.reading import ItemReader, Reading, Since, Unit, text_of
+from broker.connectors.reading import ItemReader, Reading, Unit, text_of
 from broker.connectors.templates import check_template, fill_template, fill_url
 from broker.nesting import check_nesting
 
@@ -199,17 +198,17 @@ class GenericConnector(ConnectorPlugin):
 
     def fetch(self, device: LinkedDevice) -> Sequence[Request]:
         return [
-            call.request(self._values(device) | {"since": Since.of(device, index).newest}, str(index))
+            call.request(self._values(device) | {"since": device.since.get(str(index), 0)}, str(index))
             for index, call in enumerate(self._parameters.fetch)
         ]
 
     def fetch_response(self, device: LinkedDevice, request: Request, response: Response) -> Sequence[Result]:
+        del device
         if not response.ok:
             raise ValueError(f"the third party answered {response.status}")
         index = int(request.tag)
-        since = Since.of(device, index)
-        readings = self._readers[index].readings(response.json())
-        return [*since.newer(readings, self._parameters.fetch[index].kind), Remember(*since.remembered())]
+        reader = self._readers[index]
+        return list(reader.results(reader.items(response.json()), self._parameters.fetch[index].kind, request.tag))
 
     def notification(self, request: IncomingRequest) -> Notification:
         notifier = self._notifier
@@ -231,8 +230,7 @@ class GenericConnector(ConnectorPlugin):
         device, account = (text_of(notifier.named.one(item, name)) for name in ("device", "account"))
         if notifier.reader is None:
             return Notified(device, account, fetch=True)
-        readings = [notifier.reader.reading(item)]
-        return Notified(device, account, [reading.event(notifier.terms.kind) for reading in readings])
+        return Notified(device, account, list(notifier.reader.results([item], notifier.terms.kind)))
 
     def action(self, device: LinkedDevice, action: ActionDefinition) -> Sequence[Request]:
         actions = self._parameters.actions

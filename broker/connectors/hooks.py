@@ -20,6 +20,7 @@ from broker.connectors.plugin import (
     Remember,
     Request,
     Response,
+    Unreadable,
 )
 from broker.threads import RunInThread, run_in_thread
 from config.limits import (
@@ -38,6 +39,7 @@ _URL_CHARACTERS: Final = 8_000
 _TEXT_CHARACTERS: Final = 1_000
 _REMEMBERED_CHARACTERS: Final = 16_384
 _ID_CHARACTERS: Final = 128
+_PROBLEM: Final = 200  # characters of the reason why an item cannot be read
 _RECORD_BYTES: Final = 64 * MAX_DATA_BYTES  # Ingest refuses what is too large; this bounds what Ingest has to read
 _NOTIFICATION_ANSWER_BYTES: Final = 65_536
 
@@ -48,12 +50,17 @@ class PluginFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An event or an Action as Ingest takes it: `data` is JSON, `sub_device` an external id."""
+    """An event or an Action as Ingest takes it: `data` is JSON, `sub_device` an external id.
+
+    `problem` is not empty for an item that could not be read: `data` is then what came.
+    """
 
     data: bytes
     ts: int | float | None
     sub_device: str | None
     is_action: bool
+    series: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,11 @@ def _outcome(returned: Iterable[Any]) -> HookOutcome:
         match result:
             case Event():
                 _checked(result.kind in {"data", "action"}, f"the kind {result.kind!r}")
-                records.append(_record(result.payload, result, is_action=result.kind == "action"))
+                _checked(_is_series(result.series), "a series that is no text of at most 128 characters")
+                records.append(_record(result.payload, result, is_action=result.kind == "action", series=result.series))
+            case Unreadable():
+                _checked(_is_series(result.series), "a series that is no text of at most 128 characters")
+                records.append(_unreadable(result.item, str(result.reason), result.series))
             case ActionDefinition():
                 records.append(_record({"actions": [_action(result)]}, result, is_action=True))
             case Remember(name, value):
@@ -208,12 +219,22 @@ def _action(definition: ActionDefinition) -> dict[str, object]:
     return {"name": definition.name, **parameters}
 
 
-def _record(payload: object, about: Event | ActionDefinition, *, is_action: bool) -> Record:
-    if about.sub_device is not None:
-        _checked(_is_text(about.sub_device, _ID_CHARACTERS), "a sub-device id that is no text of 1 to 128 characters")
+def _record(payload: object, about: Event | ActionDefinition, *, is_action: bool, series: str = "") -> Record:
+    """The record. What comes from the third party and cannot be stored becomes a record with its problem."""
+    if about.sub_device is not None and not _is_text(about.sub_device, _ID_CHARACTERS):
+        return _unreadable(payload, "a sub-device id that is no text of 1 to 128 characters", series)
     data = msgspec.json.encode(payload)
-    _checked(len(data) <= _RECORD_BYTES, "a payload that is far too large")
-    return Record(data, about.ts, about.sub_device, is_action)
+    if len(data) > _RECORD_BYTES:
+        return _unreadable(payload, "a payload that is far too large", series)
+    return Record(data, about.ts, about.sub_device, is_action, series)
+
+
+def _unreadable(item: object, problem: str, series: str) -> Record:
+    return Record(msgspec.json.encode(item), None, None, is_action=False, series=series, problem=problem[:_PROBLEM])
+
+
+def _is_series(series: object) -> bool:
+    return series == "" or _is_text(series, _ID_CHARACTERS)
 
 
 def _heard(returned: Any) -> Heard:

@@ -14,7 +14,8 @@ import trio
 from config.limits import CONNECTOR_WAITING
 from storage.keys import DeviceKey, DeviceTypeKey
 
-Job = Callable[[], Awaitable[None]]
+#: Answers the seconds after which the job is to be called again; None: it is done.
+Job = Callable[[], Awaitable[float | None]]
 _AT_ONCE: Final = 8  # jobs of one device type: a slow third party delays only its own type
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +63,10 @@ class Lanes:
         try:
             while queue:
                 async with lane.limiter:
-                    await _isolated(queue[0])
+                    wait = await _isolated(queue[0])
+                if wait is not None:  # the next jobs of this device wait for this one; other devices do not
+                    await trio.sleep(wait)
+                    continue
                 queue.popleft()
                 lane.waiting -= 1
         finally:
@@ -78,8 +82,9 @@ class Lanes:
                 self._nursery = None
 
 
-async def _isolated(job: Job) -> None:
+async def _isolated(job: Job) -> float | None:
     try:
-        await job()
+        return await job()
     except Exception:  # noqa: BLE001 - an unexpected error in one job must not end the others
         _log.exception("connector_job_failed")
+        return None

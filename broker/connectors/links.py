@@ -1,6 +1,6 @@
 """Links: a device and its user's authorization at the third party, encrypted in the store."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -8,10 +8,15 @@ import msgspec
 import trio
 from cryptography.fernet import InvalidToken
 
+from broker.clock import Clock
 from broker.connectors.hooks import HookOutcome
 from broker.connectors.plugin import AccessToken, LinkedDevice
-from broker.devices.registry import Devices
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.inventory import device_fact
+from broker.devices.registry import Device, Devices
+from broker.facts import DeviceUpdated, Router
 from broker.secrets import Vault, token_hash
+from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey
 from storage.records import ConnectorLinkRecord, DeviceRecord
@@ -30,35 +35,52 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectorLink:
-    """One device's link as it was last read or written."""
+    """One device's link as it was last read or written.
 
-    __slots__ = ("contents", "record")
+    A link in the making (`is_new`) is in no store yet: until it is whole, the former link of the device stands.
+    """
 
-    def __init__(self, record: ConnectorLinkRecord, contents: Contents) -> None:
+    __slots__ = ("contents", "is_new", "record")
+
+    def __init__(self, record: ConnectorLinkRecord, contents: Contents, *, is_new: bool = False) -> None:
         self.record = record
         self.contents = contents
+        self.is_new = is_new
 
-    def device(self, sub_device: str | None = None) -> LinkedDevice:
+    def device(self, sub_device: str | None = None, since: Mapping[str, int] | None = None) -> LinkedDevice:
         """The link in the form that plug-ins get."""
         contents = self.contents
         return LinkedDevice(
-            self.record.device_id, contents.token, contents.account, dict(contents.remembered), sub_device
+            self.record.device_id, contents.token, contents.account, dict(contents.remembered), sub_device, since or {}
         )
 
 
 class ConnectorLinks:
-    def __init__(self, database: Database, vault: Vault, devices: Devices) -> None:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        clock: Clock,
+        router: Router,
+        device_types: DeviceTypes,
+        devices: Devices,
+    ) -> None:
         self._database = database
         self._vault = vault
+        self._clock = clock
+        self._router = router
+        self._types = device_types
         self._devices = devices
-        self._locks: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
+        self._contents: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
+        self._standing: WeakValueDictionary[DeviceKey, trio.Lock] = WeakValueDictionary()
 
     def lock(self, device: DeviceKey) -> trio.Lock:
-        """The lock of a device's link, to be held while the link is read and changed."""
-        if (known := self._locks.get(device)) is not None:
-            return known
-        lock = self._locks[device] = trio.Lock()
-        return lock
+        """To be held while the contents of a device's link are read and changed, also over a renewal of its token."""
+        return _lock_in(self._contents, device)
+
+    def standing(self, device: DeviceKey) -> trio.Lock:
+        """To be held while readings are stored for a device, and while its link begins or ends."""
+        return _lock_in(self._standing, device)
 
     async def of_device(self, device: DeviceKey) -> ConnectorLink | None:
         record = await self._database.read(lambda tx: tx.connectors.link(device))
@@ -77,44 +99,66 @@ class ConnectorLinks:
         except (InvalidToken, msgspec.DecodeError):
             return None
 
-    async def make(
-        self, device: DeviceKey, device_type: DeviceTypeKey, contents: Contents, *, now_ms: int, next_fetch_on: int
-    ) -> ConnectorLink | None:
-        """Link the device; a former link is replaced. The device is not authorized yet. None: it was deleted."""
+    async def current(self, link: ConnectorLink) -> ConnectorLink | None:
+        """The link as it is stored; None when it was ended or replaced meanwhile."""
+        stored = await self.of_device(link.record.device)
+        return stored if stored is not None and stored.record.linked_on == link.record.linked_on else None
 
-        def work(tx: Transaction) -> ConnectorLinkRecord | None:
-            former = tx.connectors.link(device)
+    async def new(self, device: Device, contents: Contents) -> ConnectorLink:
+        """A link in the making for the device: its credentials are there, and the subscription is to come."""
+        former = await self.of_device(device.key)
+        if former is not None and former.contents.account == contents.account:
+            contents = msgspec.structs.replace(contents, remembered=former.contents.remembered)
+        now_ms = self._clock.now_ms()
+        record = ConnectorLinkRecord(
+            device=device.key,
+            device_id=device.id,
+            owner=device.owner,
+            owner_id=device.owner_id,
+            device_type=device.type_key,
+            account=None,
+            sealed=b"",
+            linked_on=now_ms,
+            next_fetch_on=now_ms,
+        )
+        return ConnectorLink(record, contents, is_new=True)
+
+    async def begin(self, link: ConnectorLink, *, application_id: str | None) -> bool:
+        """Store a link that is whole: it replaces the former one, and device and sub-devices are authorized.
+
+        False: the device was deleted meanwhile, or has another owner. The caller holds `standing`.
+        """
+        about, contents = link.record, link.contents
+
+        def work(tx: Transaction) -> list[DeviceRecord] | None:
+            device = tx.devices.device(about.device)
+            if device is None or device.owner != about.owner:
+                return None
+            former = tx.connectors.link(about.device)
             tx.connectors.put_link(
-                device,
-                device_type=device_type,
+                about.device,
+                device_type=about.device_type,
                 account=self._hash_of(contents),
                 sealed=self._sealed(contents),
                 # `linked_on` identifies the link, so it must grow even when the clock was set back.
-                linked_on=now_ms if former is None else max(now_ms, former.linked_on + 1),
-                next_fetch_on=next_fetch_on,
+                linked_on=about.linked_on if former is None else max(about.linked_on, former.linked_on + 1),
+                next_fetch_on=about.next_fetch_on,
             )
-            return tx.connectors.link(device)
+            note(tx, AuditEvent.LINK_BEGUN, f"device {about.device_id}", now_ms=self._clock.now_ms())
+            return _set_authorization(tx, about.device, _AUTHORIZED)
 
-        async with self.lock(device):
-            record = await self._database.write(work)
-        return None if record is None else ConnectorLink(record, contents)
+        return await self._change(about, work, application_id) is not None
 
     async def note(self, link: ConnectorLink, outcome: HookOutcome) -> None:
         """Store what a hook asked to remember, unless the link was ended or replaced meanwhile."""
         if not outcome.remembered and outcome.account is None:
             return
+        if link.is_new:
+            link.contents = _noted(link.contents, outcome)
+            return
         async with self.lock(link.record.device):
-            current = await self.of_device(link.record.device)
-            if current is None or current.record.linked_on != link.record.linked_on:
-                return
-            remembered = dict(current.contents.remembered)
-            for one in outcome.remembered:
-                remembered.pop(one.name, None)
-                if one.value:
-                    remembered[one.name] = one.value
-            newest = dict(list(remembered.items())[-_REMEMBERED:])
-            account = current.contents.account if outcome.account is None else outcome.account
-            await self.replace(link, msgspec.structs.replace(current.contents, remembered=newest, account=account))
+            if (current := await self.current(link)) is not None:
+                await self.replace(link, _noted(current.contents, outcome))
 
     async def replace(self, link: ConnectorLink, contents: Contents) -> None:
         """Change the contents of the link, unless it was ended or replaced. The caller holds its lock."""
@@ -127,32 +171,36 @@ class ConnectorLinks:
         )
         link.contents = contents
 
-    async def confirm(self, link: ConnectorLink) -> bool:
-        """Mark the device and its sub-devices as authorized. False when the link was ended or replaced."""
-        device, linked_on = link.record.device, link.record.linked_on
+    async def end(self, record: ConnectorLinkRecord, *, application_id: str | None = None) -> bool:
+        """End the link: device and sub-devices need a new authorization. False when it had ended already.
 
-        def work(tx: Transaction) -> list[DeviceRecord] | None:
-            current = tx.connectors.link(device)
-            if current is None or current.linked_on != linked_on:
-                return None
-            return _set_authorization(tx, device, _AUTHORIZED)
-
-        return await self._database.write(work, announce=self._announce) is not None
-
-    async def end(self, record: ConnectorLinkRecord) -> bool:
-        """End the link: device and sub-devices need a new authorization. False when it had ended already."""
+        The caller holds `standing`, so no reading is being stored: none is after the link has ended.
+        """
         device, linked_on = record.device, record.linked_on
 
         def work(tx: Transaction) -> list[DeviceRecord] | None:
             if not tx.connectors.remove_link(device, linked_on=linked_on):
                 return None
+            note(tx, AuditEvent.LINK_ENDED, f"device {record.device_id}", now_ms=self._clock.now_ms())
             return _set_authorization(tx, device, _UNAUTHORIZED)
 
-        return await self._database.write(work, announce=self._announce) is not None
+        return await self._change(record, work, application_id) is not None
 
-    def _announce(self, changed: list[DeviceRecord] | None) -> None:
-        for record in changed or ():
-            self._devices.note_changed(record)
+    async def _change(
+        self,
+        link: ConnectorLinkRecord,
+        work: Callable[[Transaction], list[DeviceRecord] | None],
+        application_id: str | None,
+    ) -> list[DeviceRecord] | None:
+        """Write, and tell what changed: a link begins and ends with `device.updated` (reference 20)."""
+        type_, now_ms = (await self._types.get(link.device_type)).record, self._clock.now_ms()
+
+        def tell(changed: list[DeviceRecord] | None) -> None:
+            for record in changed or ():
+                self._devices.note_changed(record)
+                self._router.publish(device_fact(DeviceUpdated, record, type_, application_id, now_ms))
+
+        return await self._database.write(work, announce=tell)
 
     def _sealed(self, contents: Contents) -> bytes:
         return self._vault.seal(msgspec.json.encode(contents).decode())
@@ -160,6 +208,25 @@ class ConnectorLinks:
     @staticmethod
     def _hash_of(contents: Contents) -> bytes | None:
         return None if contents.account is None else token_hash(contents.account)
+
+
+def _lock_in(locks: WeakValueDictionary[DeviceKey, trio.Lock], device: DeviceKey) -> trio.Lock:
+    if (known := locks.get(device)) is not None:
+        return known
+    lock = locks[device] = trio.Lock()
+    return lock
+
+
+def _noted(contents: Contents, outcome: HookOutcome) -> Contents:
+    """The contents with what a hook asked to remember."""
+    remembered = dict(contents.remembered)
+    for one in outcome.remembered:
+        remembered.pop(one.name, None)
+        if one.value:
+            remembered[one.name] = one.value
+    newest = dict(list(remembered.items())[-_REMEMBERED:])
+    account = contents.account if outcome.account is None else outcome.account
+    return msgspec.structs.replace(contents, remembered=newest, account=account)
 
 
 def _set_authorization(tx: Transaction, holder: DeviceKey, state: str) -> list[DeviceRecord]:

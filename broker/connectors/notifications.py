@@ -5,6 +5,8 @@ from typing import Final
 
 import structlog
 
+from broker.clock import Clock
+from broker.connectors.calls import LinkEndedError
 from broker.connectors.catalog import Catalog, Connector, ConnectorUnavailable
 from broker.connectors.fetches import Fetches
 from broker.connectors.hooks import Heard, NotifiedDevices, PluginFailedError
@@ -22,8 +24,15 @@ _log = structlog.get_logger(__name__)
 
 class Notifications:
     def __init__(
-        self, device_types: DeviceTypes, devices: Devices, catalog: Catalog, links: ConnectorLinks, fetches: Fetches
+        self,
+        clock: Clock,
+        device_types: DeviceTypes,
+        devices: Devices,
+        catalog: Catalog,
+        links: ConnectorLinks,
+        fetches: Fetches,
     ) -> None:
+        self._clock = clock
         self._types = device_types
         self._devices = devices
         self._catalog = catalog
@@ -77,7 +86,10 @@ class Notifications:
         return [] if link is None else [link]
 
     async def _take(self, connector: Connector, link: ConnectorLink, notified: NotifiedDevices) -> None:
-        await self._fetches.keep(link, notified.outcome)
+        try:
+            await self._fetches.keep(link, notified.outcome, asked_on=self._clock.now_ms())
+        except LinkEndedError as error:  # the third party tries again, and finds the new link or none
+            raise ConnectorUnavailable from error
         device = link.record.device
         taken = not notified.requests or self._fetches.offer(connector, device, notified.requests)
         taken = (not notified.fetch or self._fetches.offer(connector, device)) and taken

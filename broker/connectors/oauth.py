@@ -18,8 +18,13 @@ from broker.connectors.terms import ConnectorTerms, OAuth1Terms, OAuth2Terms
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _TOKEN_CHARACTERS: Final = 16_384
-# RFC 6749, 5.2: the errors after which only the user can authorize again. Some servers answer 401 instead.
-_REVOKED: Final = frozenset({"invalid_grant", "unauthorized_client", "invalid_token"})
+# The errors after which only the user can authorize again: RFC 6749, 5.2, and what some servers say in its place.
+_REVOKED: Final = frozenset({"invalid_grant", "invalid_token"})
+# RFC 6749, 5.2: what is wrong with the operator's client, not with the user's token.
+_OPERATOR: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
+
+# What servers of OAuth 1 say of the client (the extension "Problem Reporting"); RFC 5849 has no such codes.
+_CLIENT_PROBLEMS: Final = ("consumer_key", "signature", "timestamp", "nonce", "version_rejected")
 
 
 class AuthorizationRefusedError(Exception):
@@ -28,6 +33,10 @@ class AuthorizationRefusedError(Exception):
     def __init__(self, error: str, reason: str) -> None:
         super().__init__(reason)
         self.error = error
+
+
+class OperatorFaultError(AuthorizationRefusedError):
+    """The third party refuses the client that the operator registered. The user's authorization is not affected."""
 
 
 class TokenRevokedError(Exception):
@@ -74,6 +83,9 @@ class OAuthClient(Protocol):
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         """The request with its `Authorization` header."""
+
+    def blames_client(self, response: Response) -> bool:
+        """Whether a 401 for a signed request refuses the operator's client, and not the user's token."""
 
 
 def oauth_client(terms: ConnectorTerms) -> OAuthClient:
@@ -137,22 +149,24 @@ class OAuth2Client:
     def granted(self, response: Response, *, now_ms: int) -> Granted:
         answer = _object(response)
         if not response.ok:
-            error = str(answer.get("error"))[:100]
-            raise AuthorizationRefusedError("server_error", f"the token endpoint answered {response.status} {error!r}")
+            raise _refusal(response, answer)
         return Granted(_token(answer, now_ms), _account(answer, self._terms.account_member))
 
     def refreshed(self, response: Response, old: AccessToken, *, now_ms: int) -> AccessToken:
         answer = _object(response)
-        if response.status == 401 or (400 <= response.status < 500 and answer.get("error") in _REVOKED):
+        if 400 <= response.status < 500 and answer.get("error") in _REVOKED:
             raise TokenRevokedError
         if not response.ok:
-            raise AuthorizationRefusedError("server_error", f"the token endpoint answered {response.status}")
+            raise _refusal(response, answer)
         token = _token(answer, now_ms)
         # RFC 6749, 6: without a new refresh token the old one stays.
         return token if token.refresh else msgspec.structs.replace(token, refresh=old.refresh)
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         return replace(request, headers={**request.headers, "Authorization": f"Bearer {token.value}"})
+
+    def blames_client(self, response: Response) -> bool:
+        return "invalid_client" in response.headers.get("www-authenticate", "")
 
 
 class OAuth1Client:
@@ -208,6 +222,16 @@ class OAuth1Client:
 
     def sign(self, request: Request, token: AccessToken) -> Request:
         return self._signed(request, token=token.value, token_secret=token.secret)
+
+    def blames_client(self, response: Response) -> bool:
+        told = response.headers.get("www-authenticate", "") + response.body[:1_000].decode("latin-1")
+        return any(f"oauth_problem={problem}" in told.replace('"', "") for problem in _CLIENT_PROBLEMS)
+
+
+def _refusal(response: Response, answer: Mapping[str, Any]) -> AuthorizationRefusedError:
+    error = str(answer.get("error"))[:100]
+    kind = OperatorFaultError if response.status == 401 or error in _OPERATOR else AuthorizationRefusedError
+    return kind("server_error", f"the token endpoint answered {response.status} {error!r}")
 
 
 def _object(response: Response) -> Mapping[str, Any]:

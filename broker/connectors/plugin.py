@@ -76,7 +76,8 @@ class LinkedDevice:
     """A device that its user has linked with the third party.
 
     `account` is the id of the user's account there, if the plug-in reported it (`Account`); `remembered` has the texts
-    that the plug-in asked to keep (`Remember`).
+    that the plug-in asked to keep (`Remember`). In the fetch hook, `since` has the `ts` of the newest stored reading of
+    each series, in ms: readings after it are to be fetched.
     `sub_device` is the external id of the device that an Action is for, when that is one of its sub-devices.
     """
 
@@ -85,6 +86,7 @@ class LinkedDevice:
     account: str | None = None
     remembered: Mapping[str, str] = field(default_factory=dict)
     sub_device: str | None = None
+    since: Mapping[str, int] = field(default_factory=dict)
 
 
 class Phase(Enum):
@@ -103,12 +105,29 @@ class Event:
     Kind `action` records an Action that the device got at the third party: its payload is `{"actions": […]}`. `ts` is
     in ms; None is now. `sub_device` is the external id of the event's device when that is not the linked device itself;
     a sub-device is created when it is first named.
+
+    `series` names what the event is a reading of, such as one request of the fetch hook. An event with a series and a
+    `ts` may be returned again and again: it is stored once, also after a crash and when the device is linked anew. The
+    readings of one device in one series are taken to come in the order of their `ts`.
     """
 
     payload: Mapping[str, Any]
     ts: int | None = None
     kind: Literal["data", "action"] = "data"
     sub_device: str | None = None
+    series: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An item of the third party that cannot be read as an event: it is kept among the failed messages of the device.
+
+    With a `series`, an item that is returned again is kept once.
+    """
+
+    item: Any
+    reason: str
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +155,7 @@ class Account:
     id: str
 
 
-Result = Event | ActionDefinition | Remember | Account
+Result = Event | Unreadable | ActionDefinition | Remember | Account
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from broker.clock import Clock
 from broker.connectors.calls import CALL_FAILURES, Calls
 from broker.connectors.catalog import Catalog, Connector
 from broker.connectors.links import ConnectorLink, ConnectorLinks, Contents
-from broker.connectors.oauth import AuthorizationRefusedError, Granted
+from broker.connectors.oauth import AuthorizationRefusedError, Granted, OperatorFaultError
 from broker.connectors.plugin import Phase
 from broker.connectors.port import ThirdPartyUnreachableError
 from broker.devices.registry import Device, Devices
@@ -23,6 +23,7 @@ from broker.facts import ProviderAuthRemoved, Router
 from broker.secrets import Vault, token_hash
 from config.limits import CONNECTOR_SECONDS, CONNECTOR_STATE_SECONDS, CONNECTOR_STATES
 from storage.database import Database, Transaction
+from storage.keys import DeviceKey
 from storage.records import ConnectorLinkRecord, ConnectorStateRecord
 
 _REFERER_CHARACTERS: Final = 2_000
@@ -49,6 +50,13 @@ class ThirdPartyFailed(DomainError):
     template = "Bad Gateway"
 
 
+class _Attempt:
+    """An authorization that is being finished, and the devices whose authorization was revoked meanwhile."""
+
+    def __init__(self) -> None:
+        self.revoked: set[DeviceKey] = set()
+
+
 class ProviderAuth:
     def __init__(
         self,
@@ -69,6 +77,7 @@ class ProviderAuth:
         self._catalog = catalog
         self._links = links
         self._calls = calls
+        self._attempts: set[_Attempt] = set()
 
     async def holder(self, device: Device) -> Device:
         """The device whose link authorizes requests for this one: itself, or the one whose sub-device it is."""
@@ -111,6 +120,7 @@ class ProviderAuth:
             device=device.key,
             user=device.owner,
             referer=referer,
+            application=caller.application_id,
             sealed=self._vault.seal(started.secret),
             expires_on=now_ms + CONNECTOR_STATE_SECONDS * 1000,
         )
@@ -130,6 +140,14 @@ class ProviderAuth:
 
         Raises ValidationFailed: the state is unknown, used, expired, or another type's.
         """
+        attempt = _Attempt()
+        self._attempts.add(attempt)
+        try:
+            return await self._finish(attempt, device_type, parameters)
+        finally:
+            self._attempts.discard(attempt)
+
+    async def _finish(self, attempt: _Attempt, device_type: str, parameters: Mapping[str, str]) -> str:
         state = await self._taken_state(parameters.get("state", ""))
         device = await self._device_of(state, device_type)
         connector = self._catalog.of_type(device.type)
@@ -139,8 +157,10 @@ class ProviderAuth:
             return with_parameters(state.referer, [("error", error)])
         try:
             granted = await self._granted(connector, device, state, parameters)
-            await self._link(connector, device, granted)
+            await self._link(attempt, connector, device, granted, state.application)
         except CALL_FAILURES as failure:
+            if isinstance(failure, OperatorFaultError):
+                self._calls.note_operator_fault(connector, failure)
             _log.warning("connector_authorization_failed", device=device.id, reason=str(failure))
             return with_parameters(state.referer, [("error", _error_of(failure))])
         _log.info("connector_linked", device=device.id)
@@ -172,25 +192,28 @@ class ProviderAuth:
         response = await self._calls.plain(connector, device.owner, request)
         return connector.oauth.granted(response, now_ms=self._clock.now_ms())
 
-    async def _link(self, connector: Connector, device: Device, granted: Granted) -> None:
-        """Store the credentials, subscribe, and only then mark the device as authorized."""
-        now_ms = self._clock.now_ms()
-        link = await self._links.make(
-            device.key,
-            connector.type.key,
-            Contents(token=granted.token, account=granted.account),
-            now_ms=now_ms,
-            next_fetch_on=now_ms,
-        )
-        if link is None:
-            raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
-        try:
-            await self._subscribe(connector, link)
-        except CALL_FAILURES:
-            await self._links.end(link.record)
-            raise
-        if not await self._links.confirm(link):
+    async def _link(
+        self,
+        attempt: _Attempt,
+        connector: Connector,
+        device: Device,
+        granted: Granted,
+        application_id: str | None,
+    ) -> None:
+        """Subscribe, and only then store the credentials and mark the device as authorized, in one transaction.
+
+        Until then the former link stands, also when the subscription fails or the daemon is killed.
+        """
+        link = await self._links.new(device, Contents(token=granted.token, account=granted.account))
+        await self._subscribe(connector, link)
+        async with self._links.standing(device.key):
+            is_revoked = device.key in attempt.revoked
+            if not is_revoked and await self._links.begin(link, application_id=application_id):
+                return
+        await self._unsubscribe(connector, link)
+        if is_revoked:
             raise AuthorizationRefusedError("access_denied", "the authorization was taken back meanwhile")
+        raise AuthorizationRefusedError("server_error", "the device was deleted meanwhile")
 
     async def _subscribe(self, connector: Connector, link: ConnectorLink) -> None:
         for request in await connector.hooks.subscribe(link.device()):
@@ -199,16 +222,21 @@ class ProviderAuth:
 
     # Ending
 
-    async def revoke(self, device: Device) -> None:
+    async def revoke(self, device: Device, *, application_id: str | None) -> None:
         """Unsubscribe and delete the credentials, whatever the third party answers, within `CONNECTOR_SECONDS`.
+
+        Nothing of the third party is stored for the device after the return.
 
         Raises Conflict: the type has no connector.
         """
         self._catalog.check(device.type)
         await self._database.write(lambda tx: tx.connectors.forget_states(device.key))
-        record = await self._database.read(lambda tx: tx.connectors.link(device.key))
+        async with self._links.standing(device.key):  # a link that is being stored is whole first, and ends then
+            for attempt in self._attempts:
+                attempt.revoked.add(device.key)
+            record = await self._database.read(lambda tx: tx.connectors.link(device.key))
         if record is not None:
-            await self._end(record)
+            await self._end(record, application_id)
         self._router.publish(ProviderAuthRemoved(device.key))
 
     async def clean_up(self) -> None:
@@ -217,11 +245,12 @@ class ProviderAuth:
         for record in orphans:
             await self._end(record)
 
-    async def _end(self, record: ConnectorLinkRecord) -> None:
+    async def _end(self, record: ConnectorLinkRecord, application_id: str | None = None) -> None:
         connector, link = self._catalog.find(record.device_type), self._links.opened(record)
         if connector is not None and link is not None:
             await self._unsubscribe(connector, link)
-        await self._links.end(record)
+        async with self._links.standing(record.device):
+            await self._links.end(record, application_id=application_id)
 
     async def _unsubscribe(self, connector: Connector, link: ConnectorLink) -> None:
         with trio.move_on_after(CONNECTOR_SECONDS):
@@ -234,14 +263,20 @@ class ProviderAuth:
 
 
 def _is_of_application(tx: Transaction, caller: Caller, referer: str) -> bool:
-    """Whether the Referer has the scheme and host of a redirect URI of the application of the caller's token."""
+    """Whether the Referer has the scheme and host of a redirect URI of the application of the caller's token.
+
+    The token of a device that the operator provisioned belongs to no application: there, any application will do. Its
+    holder gets nothing from the browser's return but the wish to see that page.
+    """
+    if not referer or len(referer) > _REFERER_CHARACTERS or not referer.isprintable():
+        return False
     key = caller.application
     if key is None and (token := tx.devices.token_by_hash(caller.token)) is not None:
         key = token.application
+        if key is None:
+            return _site(referer) in {_site(uri) for uri in tx.accounts.redirect_uris()} - {None}
     application = tx.accounts.application(key) if key is not None else None
-    if application is None or not referer or len(referer) > _REFERER_CHARACTERS or not referer.isprintable():
-        return False
-    return _site(referer) in {_site(uri) for uri in application.redirect_uris} - {None}
+    return application is not None and _site(referer) in {_site(uri) for uri in application.redirect_uris} - {None}
 
 
 def _site(uri: str) -> tuple[str, str] | None:

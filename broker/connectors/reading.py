@@ -1,4 +1,4 @@
-"""Extracts readings from a third party's JSON, and skips those that an earlier fetch brought."""
+"""Extracts readings from a third party's JSON. Each item stands alone: one that cannot be read harms no other."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-import msgspec
-
-from broker.connectors.plugin import Event, LinkedDevice
+from broker.connectors.plugin import Event, Result, Unreadable
 from broker.device_types.expressions import Expression, ExpressionFailedError, InvalidExpressionError
 
 #: Expressions by name, evaluated on each item. None is not evaluated.
@@ -17,7 +15,6 @@ Reading = Mapping[str, str | None]
 Unit = Literal["ms", "s"]
 
 _ITEMS: Final = 1_000
-_SUB_DEVICES: Final = 100  # whose newest reading is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +25,8 @@ class Read:
     ts: int | None
     sub_device: str | None
 
-    def event(self, kind: Literal["data", "action"]) -> Event:
-        return Event(self.payload, self.ts, kind, self.sub_device)
+    def event(self, kind: Literal["data", "action"], series: str) -> Event:
+        return Event(self.payload, self.ts, kind, self.sub_device, series)
 
 
 class ItemReader:
@@ -75,44 +72,13 @@ class ItemReader:
             raise ValueError("the payload is no object")
         return Read(payload, time_in_ms(self.one(item, "ts"), self._unit), text_of(self.one(item, "sub_device")))
 
-    def readings(self, document: Any) -> Iterator[Read]:
-        """Raises ValueError."""
-        return map(self.reading, self.items(document))
-
-
-class Since:
-    """The time of each sub-device's newest reading that a fetch has brought; later fetches skip readings up to it."""
-
-    def __init__(self, name: str, newest: dict[str, int]) -> None:
-        self._name = name
-        self._newest = newest
-
-    @classmethod
-    def of(cls, device: LinkedDevice, fetch: int) -> "Since":
-        name = f"since.{fetch}"
-        return cls(name, msgspec.json.decode(device.remembered.get(name) or "{}", type=dict[str, int]))
-
-    @property
-    def newest(self) -> int:
-        return max(self._newest.values(), default=0)
-
-    def newer(self, readings: Iterable[Read], kind: Literal["data", "action"]) -> list[Event]:
-        """Events of the readings that are new. They count as known from then on."""
-        before = dict(self._newest)
-        events = []
-        for reading in readings:
-            name = reading.sub_device or ""
-            if reading.ts is not None and reading.ts <= before.get(name, -1):
-                continue
-            if reading.ts is not None:
-                self._newest[name] = max(reading.ts, self._newest.get(name, 0))
-            events.append(reading.event(kind))
-        return events
-
-    def remembered(self) -> tuple[str, str]:
-        """Name and value for a `Remember`. Beyond `_SUB_DEVICES`, the ones with the oldest readings are left out."""
-        latest = sorted(self._newest.items(), key=lambda one: one[1])[-_SUB_DEVICES:]
-        return self._name, msgspec.json.encode(dict(latest)).decode()
+    def results(self, items: Iterable[Any], kind: Literal["data", "action"], series: str = "") -> Iterator[Result]:
+        """An event of each item, or what is wrong with the item."""
+        for item in items:
+            try:
+                yield self.reading(item).event(kind, series)
+            except (ValueError, OverflowError) as error:
+                yield Unreadable(item, str(error), series)
 
 
 def time_in_ms(value: Any, unit: Unit) -> int | None:

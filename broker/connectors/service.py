@@ -44,6 +44,7 @@ class ConnectorStatistics:
 
     calls: int
     failed_calls: int
+    refused_clients: int
     failed_fetches: int
     notifications: int
     failed_notifications: int
@@ -75,9 +76,9 @@ class Connectors:
     ) -> None:
         self.catalog = Catalog(database, vault, device_types, base_url)
         self._fetch_lanes, self._action_lanes = Lanes(), Lanes()
-        links = ConnectorLinks(database, vault, devices)
+        links = ConnectorLinks(database, vault, clock, router, device_types, devices)
         self._calls = Calls(links, devices, CallBudget(meters), quotas, clock, third_party)
-        self._intake = Intake(devices, SubDevices(database, devices, inventory), ingest)
+        self._intake = Intake(database, clock, devices, SubDevices(database, devices, inventory), ingest)
         self.fetches = Fetches(
             database,
             clock,
@@ -89,9 +90,19 @@ class Connectors:
             self._fetch_lanes,
             pull_minutes=pull_minutes,
         )
-        self._notifications = Notifications(device_types, devices, self.catalog, links, self.fetches)
+        self._notifications = Notifications(clock, device_types, devices, self.catalog, links, self.fetches)
         self._actions = Actions(
-            database, clock, router, devices, self.catalog, links, self._calls, self._intake, self._action_lanes, quotas
+            database,
+            clock,
+            router,
+            devices,
+            self.catalog,
+            links,
+            self._calls,
+            self._intake,
+            self._action_lanes,
+            quotas,
+            ingest.mid,
         )
         self._provider_auth = ProviderAuth(database, vault, clock, router, devices, self.catalog, links, self._calls)
         self._orphaned = Wakeup()
@@ -111,9 +122,9 @@ class Connectors:
         self.fetches.wake()
         return back
 
-    async def revoke(self, device: Device) -> None:
+    async def revoke(self, device: Device, *, application_id: str | None = None) -> None:
         """See `ProviderAuth.revoke`."""
-        await self._provider_auth.revoke(device)
+        await self._provider_auth.revoke(device, application_id=application_id)
 
     async def notified(self, device_type: str, request: IncomingRequest) -> Heard:
         """See `Notifications.hear`."""
@@ -153,6 +164,7 @@ class Connectors:
         return ConnectorStatistics(
             calls=self._calls.sent,
             failed_calls=self._calls.failed,
+            refused_clients=self._calls.operator_faults,
             failed_fetches=self.fetches.failed,
             notifications=self._notifications.heard,
             failed_notifications=self._notifications.failed,

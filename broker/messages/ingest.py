@@ -135,6 +135,12 @@ class Ingest:
             text = f"hex:{payload.hex()}"
         return self._journal.append_failed(device, cts, reason, text)
 
+    def keep_failed(self, device: Device, payload: bytes, reason: str) -> None:
+        """Keep what came for a device and is no message among its failed messages; it is not charged."""
+        now_ms = self._now_ms()
+        cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
+        self._append_failed(device.key, cts, reason, payload)
+
     def submit_action(self, source: Device, destination: Device, data: bytes, ts: object = None) -> Position:
         """Accept one Action message; return its log position. The Action is routed as soon as it is durable.
 

@@ -16,6 +16,9 @@ from broker.accounts.permissions import Guarded
 from broker.devices.registry import Device, Devices
 from broker.facts import (
     AvailabilityChanged,
+    DeviceActionDelivered,
+    DeviceActionFact,
+    DeviceActionFailed,
     DeviceCreated,
     DeviceDeleted,
     DeviceDisabled,
@@ -36,6 +39,8 @@ _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceEnabled: "device.connected",
     DeviceDisabled: "device.disconnected",
     DeviceDeleted: "device.deleted",
+    DeviceActionDelivered: "device.action.delivered",
+    DeviceActionFailed: "device.action.failed",
 }
 
 _log = structlog.get_logger(__name__)
@@ -127,6 +132,8 @@ class Events:
         data = {"uid": fact.owner_id, "did": fact.device_id, "dtid": fact.device_type_id}
         if fact.application_id is not None:
             data["aid"] = fact.application_id
+        if isinstance(fact, DeviceActionFact):
+            data["mid"] = fact.mid
         subject = Subject(
             fact.device, fact.device_id, fact.owner, fact.device_type, fact.type_organization, fact.type_protected
         )

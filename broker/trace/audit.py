@@ -53,6 +53,8 @@ class AuditEvent(StrEnum):
     SHARE_ACCEPTED = "share_accepted"
     SHARE_REJECTED = "share_rejected"
     SHARE_REMOVED = "share_removed"
+    LINK_BEGUN = "link_begun"
+    LINK_ENDED = "link_ended"
     SECRET_RENEWED = "secret_renewed"  # noqa: S105 - a name
     CERTIFICATE_REGISTERED = "certificate_registered"
     CERTIFICATE_REVOKED = "certificate_revoked"

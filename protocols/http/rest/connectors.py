@@ -90,7 +90,8 @@ class ConnectorCalls(RestCalls):
         on=_holder,
         summary="Begin to link a device",
         about="The browser goes to the third party, from there back to this service, and at last to `Referer`, "
-        "whose scheme and host must be those of a redirect URI of the application.",
+        "whose scheme and host must be those of a redirect URI of the application. For a device token that belongs to "
+        "no application, any application will do. A link that stands is replaced once the new one is whole.",
         headers={
             "Referer": Annotated[
                 str, about("Where the browser ends", format="uri", example="https://app.example.org/devices")
@@ -112,11 +113,11 @@ class ConnectorCalls(RestCalls):
         tokens=ANY_TOKEN,
         on=_holder,
         summary="Unlink a device",
-        about="Removes the credentials of the third party.",
+        about="Removes the credentials of the third party. Nothing of the third party is stored after the answer.",
         refusals=_NO_CONNECTOR,
     )
-    async def revoke(self, device: Device, did: str) -> Data[DeviceObject]:
-        await self._connectors.revoke(device)
+    async def revoke(self, caller: Caller, device: Device, did: str) -> Data[DeviceObject]:
+        await self._connectors.revoke(device, application_id=caller.application_id)
         return Data(device_record(await self._devices.find(did)))
 
     @RestCall(
@@ -146,7 +147,7 @@ class ConnectorCalls(RestCalls):
         on=NOTHING,
         summary="Where third parties prove an address",
         about="The connector of the type reads the request and says whether it may come in.",
-        counted=Counted.NOT,
+        counted=Counted.ADDRESS,
         answers=_NOTIFIED,
         refusals=_NO_CONNECTOR,
     )
@@ -160,7 +161,7 @@ class ConnectorCalls(RestCalls):
         on=NOTHING,
         summary="Where third parties tell what is new",
         about="The connector of the type reads the request and names the devices concerned.",
-        counted=Counted.NOT,
+        counted=Counted.ADDRESS,
         body_limit=CONNECTOR_NOTIFICATION_BYTES,
         accepts=Accepts(
             {"application/json": Annotated[Any, about("Of the third party")]}, {"event": "changed"}, is_required=False

@@ -14,10 +14,10 @@ from broker.connectors.plugin import (
     IncomingRequest,
     LinkedDevice,
     Notified,
-    Remember,
     Request,
     Response,
     Setting,
+    Unreadable,
 )
 from broker.connectors.reading import time_in_ms
 from broker.connectors.templates import check_template, fill_template, fill_url
@@ -73,34 +73,35 @@ def test_readings_become_events() -> None:
     found = made.fetch_response(
         DEVICE, request, answer({"data": {"list": [{"temp": 1, "at": 5}, {"temp": 2, "at": "1970-01-01T00:00:07Z"}]}})
     )
-    assert found == [Event({"t": 1}, 5), Event({"t": 2}, 7000), Remember("since.0", '{"":7000}')]
+    assert found == [Event({"t": 1}, 5, series="0"), Event({"t": 2}, 7000, series="0")]
 
 
 def test_the_next_fetch_begins_after_the_newest_reading() -> None:
-    made = plugin(fetch=[FETCH | {"sub_device": "who"}])
-    device = LinkedDevice("d", AccessToken(value="t"), remembered={"since.0": '{"a":5,"b":9}'})
-    (request,) = made.fetch(device)
-    assert request.url.endswith("since=9")
-    items = [{"temp": 1, "at": at, "who": who} for who, at in (("a", 5), ("a", 6), ("b", 9), ("c", 1))]
-    found = made.fetch_response(device, request, answer({"data": {"list": items}}))
-    assert found == [
-        Event({"t": 1}, 6, sub_device="a"),
-        Event({"t": 1}, 1, sub_device="c"),
-        Remember("since.0", '{"c":1,"a":6,"b":9}'),
-    ]
-
-
-def test_all_readings_of_one_moment_become_events() -> None:
-    made = plugin(fetch=[FETCH])
-    items = [{"temp": 1, "at": 5}, {"temp": 2, "at": 5}]
-    found = made.fetch_response(DEVICE, made.fetch(DEVICE)[0], answer({"data": {"list": items}}))
-    assert found[:2] == [Event({"t": 1}, 5), Event({"t": 2}, 5)]
+    made = plugin(fetch=[FETCH, FETCH])
+    first, second = made.fetch(LinkedDevice("d", AccessToken(value="t"), since={"0": 9}))
+    assert first.url.endswith("since=9")
+    assert second.url.endswith("since=0")
 
 
 def test_readings_without_time_become_events_each_time() -> None:
     made = plugin(fetch=[{"url": "https://cloud.example/now", "payload": "{t: temp}"}])
     found = made.fetch_response(DEVICE, made.fetch(DEVICE)[0], answer({"temp": 1}))
-    assert found == [Event({"t": 1}), Remember("since.0", "{}")]
+    assert found == [Event({"t": 1}, series="0")]
+
+
+def test_an_item_that_cannot_be_read_harms_no_other() -> None:
+    made = plugin(fetch=[FETCH | {"sub_device": "who"}])
+    bad = [
+        {"temp": 1, "at": "noon"},
+        {"temp": 1, "at": {}},
+        {"temp": 1, "at": 1, "who": []},
+    ]
+    items = [one for each in bad for one in (each, {"temp": 2, "at": 5})]
+    found = made.fetch_response(DEVICE, made.fetch(DEVICE)[0], answer({"data": {"list": items}}))
+    assert [one for one in found if isinstance(one, Event)] == [Event({"t": 2}, 5, series="0")] * len(bad)
+    unreadable = [one for one in found if isinstance(one, Unreadable)]
+    assert [one.item for one in unreadable] == bad
+    assert all(one.reason and one.series == "0" for one in unreadable)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from broker.connectors.plugin import (
     Request,
     Response,
     Setting,
+    Unreadable,
 )
 from broker.connectors.terms import ConnectorTerms
 from tests.plugin_distribution import install_plugins
@@ -90,12 +91,10 @@ async def test_results_of_a_fetch_are_converted() -> None:
         [None],
         repeat(Event({})),
         [Event({"a": object()})],
-        [Event({"a": "x" * 100_000})],
         [Event({}, kind="other")],  # type: ignore[arg-type]
-        [Event({}, sub_device="")],
-        [Event({}, sub_device="x" * 129)],
-        [Event({}, sub_device="a\nb")],
-        [Event({}, sub_device=7)],  # type: ignore[arg-type]
+        [Event({}, series="a\nb")],
+        [Unreadable({}, "a reason", series="x" * 129)],
+        [Unreadable(object(), "a reason")],
         [Remember("", "x")],
         [Remember("x", "y" * 20_000)],
         [Remember("x", 7)],  # type: ignore[arg-type]
@@ -105,6 +104,23 @@ async def test_results_of_a_fetch_are_converted() -> None:
 async def test_invalid_results(returned: Any) -> None:
     with pytest.raises(PluginFailedError, match="fetch_response"):
         await fetched(returned)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event({"a": "x" * 100_000}, 5, series="s"),
+        Event({}, sub_device=""),
+        Event({}, sub_device="x" * 129),
+        Event({}, sub_device="a\nb"),
+        Event({}, sub_device=7),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_event_that_cannot_be_stored_harms_no_other(event: Event) -> None:
+    bad, good = (await fetched([event, Event({"a": 1})])).records
+    assert (bad.ts, bad.sub_device, bad.series) == (None, None, event.series)
+    assert bad.problem
+    assert good == Record(b'{"a":1}', None, None, is_action=False)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from broker.connectors.oauth import (
     OAuth1Client,
     OAuth2Client,
     OAuthClient,
+    OperatorFaultError,
     TokenRevokedError,
     oauth_client,
 )
@@ -163,8 +164,12 @@ def test_refreshing() -> None:
     ("response", "error"),
     [
         (answer({"error": "invalid_grant"}, 400), TokenRevokedError),
-        (answer({"error": "unauthorized_client"}, 400), TokenRevokedError),
-        (answer({}, 401), TokenRevokedError),
+        (answer({"error": "invalid_grant"}, 401), TokenRevokedError),
+        (answer({"error": "invalid_token"}, 401), TokenRevokedError),
+        (answer({"error": "invalid_client"}, 401), OperatorFaultError),
+        (answer({"error": "invalid_client"}, 400), OperatorFaultError),
+        (answer({"error": "unauthorized_client"}, 400), OperatorFaultError),
+        (answer({}, 401), OperatorFaultError),
         (answer({"error": "invalid_request"}, 400), AuthorizationRefusedError),
         (answer({"error": "invalid_grant"}, 500), AuthorizationRefusedError),
         (answer({}, 503), AuthorizationRefusedError),
@@ -295,3 +300,19 @@ def test_terms_have_one_way_to_authorize(about: dict[str, Any]) -> None:
 def test_terms_choose_the_client() -> None:
     assert isinstance(oauth_client(ConnectorTerms(oauth2=OAUTH2)), OAuth2Client)
     assert isinstance(oauth_client(ConnectorTerms(oauth1=OAUTH1)), OAuth1Client)
+
+
+def test_a_refusal_of_the_client_is_told_from_one_of_the_token() -> None:
+    one, two = OAuth1Client(OAUTH1), OAuth2Client(OAUTH2)
+    rows: list[tuple[OAuthClient, str, bytes, bool]] = [
+        (one, 'OAuth realm="x", oauth_problem="consumer_key_unknown"', b"", True),
+        (one, "", b"oauth_problem=signature_invalid", True),
+        (one, "", b"oauth_problem=token_rejected", False),
+        (one, "", b"", False),
+        (two, 'Bearer error="invalid_client"', b"", True),
+        (two, 'Bearer error="invalid_token"', b"", False),
+        (two, "", b"", False),
+    ]
+    for client, header, body, blames in rows:
+        response = Response(401, {"www-authenticate": header}, body)
+        assert client.blames_client(response) is blames, (header, body)

@@ -15,6 +15,7 @@ from config.settings import Limits, Settings
 from protocols.coap.endpoint import Endpoint
 from protocols.coap.messages import CoapMessage, Code
 from tests.factories import ADA_TOKEN, HALL_TOKEN, KITCHEN_TOKEN
+from tests.protocols.coap.conftest import Time
 from tests.protocols.coap.peers import Peer
 
 WRONG_TOKENS = 100  # from one address are too many
@@ -69,9 +70,10 @@ async def test_who_guesses_is_told_to_wait_and_others_are_served(endpoint: Endpo
 
 
 async def test_datagrams_with_a_forged_address_do_not_lock_it_out_of_other_protocols(
-    endpoint: Endpoint, services: Services
+    endpoint: Endpoint, services: Services, time: Time
 ) -> None:
     for number in range(WRONG_TOKENS):
+        time.now += 0.001
         await posted(Peer(endpoint, ("192.0.2.1", 40_000 + number)), new_id())
     assert (await posted(Peer(endpoint, ("192.0.2.1", 50_000)), new_id())).code == TOO_MANY
     enter(Origin("192.0.2.1"))  # as of a connection

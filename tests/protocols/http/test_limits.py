@@ -300,7 +300,7 @@ class TestOff:
         ("/v1.1/updates/urls/x", True),
         ("/v1.1/subscriptions/x/validate", True),
         ("/v1.1/cloudconnectors/x/auth", True),
-        ("/v1.1/cloudconnectors/x/thirdpartynotifications", False),
+        ("/v1.1/cloudconnectors/x/thirdpartynotifications", True),
         ("/v1.1/subscriptions/x", False),
         ("/v1.1/subscriptions/x/y/validate", False),
         ("/v1.1/messages", False),

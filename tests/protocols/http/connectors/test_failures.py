@@ -17,7 +17,7 @@ from protocols.outbound.connectors import HttpThirdParty
 from protocols.outbound.http import OutboundHttp
 from protocols.outbound.tls import client_context
 from storage.keys import DeviceKey
-from tests.factories import ADA_TOKEN, KITCHEN, NOW_MS, World
+from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import (
@@ -30,6 +30,7 @@ from tests.protocols.http.connectors.conftest import (
     signed,
     terms,
 )
+from tests.protocols.http.test_limits import plan
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
 HOUR_MS = 3_600_000
@@ -146,7 +147,6 @@ async def test_a_token_endpoint_that_fails_now_may_work_later(
         answering(b"not JSON"),
         answering(b"[]"),
         answering(b"\xff\xfe"),
-        answering(b'{"data":{"readings":[{"at":{},"temp":1}]}}'),
         answering(b'{"data":{"readings":' + b"[" * 2000 + b"]" * 2000 + b"}}"),
         answering(msgspec.json.encode({"data": {"readings": [{"at": 1, "temp": 1}] * 1001}})),
         answering(b" " * (1024 * 1024 + 1)),
@@ -224,8 +224,9 @@ async def test_unlinking_does_not_depend_on_the_third_party(
 
 
 async def test_a_slow_device_does_not_delay_another(
-    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("broker.connectors.sending._WAITS", ())
     await browser.authorize()
     for eid in ("slow", "quick"):
         await api.post(NOTIFICATIONS, **signed({"changes": [{"user": ACCOUNT, "on": True, "at": 1, "lamp": eid}]}))
@@ -318,6 +319,23 @@ class TestLimits:
         cloud.token_seconds = 10**9
         await self.act(api, browser, 4)
         assert len(cloud.calls) - cloud.paths().count("/authorize") == 10
+
+    async def test_readings_wait_for_the_message_quota(
+        self, browser: Browser, cloud: ThirdPartyCloud, fake_clock: FakeClock
+    ) -> None:
+        cloud.readings = [{"at": at, "temp": at, "sensor": sensor} for at in (1, 2, 3) for sensor in ("a", "b")]
+        cloud.readings.append({"at": "noon", "temp": 1})
+        await browser.authorize()
+        for monthly, stored in ((3, 3), (3, 3), (100, 6)):
+            await plan(browser.services, monthly)
+            await pull(browser.services)
+            assert browser.services.connectors.statistics().stored == stored
+            fake_clock.advance(HOUR_MS)
+        for sensor in ("a", "b"):
+            found = await browser.messages((await browser.device_with(sensor))["id"])
+            assert [one["ts"] for one in found] == [1, 2, 3]
+        failed = await browser.services.device_types.manifests.failures(LIGHT_TYPE, limit=100)
+        assert [one.payload for one in failed] == ['{"at":"noon","temp":1}']
 
     async def test_a_browser_that_returns_when_the_limit_is_reached(
         self, browser: Browser, cloud: ThirdPartyCloud

@@ -1,11 +1,22 @@
 """The life of a linked device: it is linked, its data are fetched, it gets Actions, and it is unlinked."""
 
 import httpx
+import msgspec
+import pytest
+from quart import Response, request
 
-from broker.facts import ProviderAuthRemoved
+from broker.facts import (
+    DeviceActionDelivered,
+    DeviceActionFact,
+    DeviceActionFailed,
+    DeviceFact,
+    DeviceUpdated,
+    ProviderAuthRemoved,
+)
+from broker.services import Services
 from storage.keys import DeviceKey
-from storage.records import ConnectorRecord
-from tests.factories import ADA_TOKEN, KITCHEN, LIGHT_TYPE, NOW_MS, World
+from storage.records import AuditFilter, ConnectorRecord
+from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.connectors.conftest import (
@@ -181,3 +192,91 @@ async def test_deleting_the_device_unsubscribes(
     assert cloud.subscriptions == {}
     links = await browser.services.core.database.read(lambda tx: tx.connectors.orphans(limit=10))
     assert links == []
+
+
+class Events:
+    """What the event feed is told of devices, with `mid` where an event has one."""
+
+    def __init__(self, services: Services) -> None:
+        self.heard: list[tuple[str, str, str | None]] = []
+        for kind in (DeviceUpdated, DeviceActionDelivered, DeviceActionFailed):
+            services.core.router.subscribe(kind, self._hear)
+
+    def _hear(self, fact: DeviceFact) -> None:
+        mid = fact.mid if isinstance(fact, DeviceActionFact) else None
+        self.heard.append((type(fact).__name__, fact.device_id, mid))
+
+
+async def test_begin_and_end_of_a_link_are_events_of_the_device_and_its_sub_devices(
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    cloud.readings = [{"at": 5, "temp": 1, "sensor": "cellar"}]
+    told = Events(browser.services)
+    await browser.authorize()
+    assert told.heard == [("DeviceUpdated", KITCHEN, None)]
+    await pull(browser.services)
+    cellar = (await browser.device_with("cellar"))["id"]
+    await browser.authorize()  # again: nothing changes
+    assert len(told.heard) == 1
+    await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
+    assert sorted(told.heard[1:]) == sorted([("DeviceUpdated", KITCHEN, None), ("DeviceUpdated", cellar, None)])
+    await api.delete(PROVIDER_AUTH, headers=bearer(ADA_TOKEN))
+    assert len(told.heard) == 3
+    entries = await browser.services.core.audit.find(AuditFilter(0, 2**62, 1000))
+    links = [(entry.event, entry.object) for entry in entries if entry.event.startswith("link_")]
+    about = f"device {KITCHEN}"
+    assert sorted(links) == [("link_begun", about), ("link_begun", about), ("link_ended", about)]
+
+
+async def test_an_action_that_is_not_taken_at_once_goes_in_order_and_its_end_is_an_event(
+    api: httpx.AsyncClient, browser: Browser, cloud: ThirdPartyCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.connectors.sending._WAITS", (0.0, 0.0))
+    statuses = iter([503, 504, 200, 200, 400])
+    levels: list[int] = []
+
+    async def lamp() -> Response:
+        status = next(statuses)
+        if status == 200:
+            levels.append((await request.get_json())["level"])
+        return Response("{}", status)
+
+    await browser.authorize()
+    await api.post(NOTIFICATIONS, **signed({"changes": [{"user": ACCOUNT, "on": True, "at": 7, "lamp": "l"}]}))
+    cloud.answers["/lamps/l"] = lamp
+    told, mids = Events(browser.services), []
+    ddid = (await browser.device_with("l"))["id"]
+    for level in (1, 2, 3):
+        data = {"actions": [{"name": "setLevel", "parameters": {"level": level}}]}
+        answer = await api.post("/actions", headers=bearer(ADA_TOKEN), json={"ddid": ddid, "data": data})
+        mids.append(answer.json()["data"]["mid"])
+    await quiet(browser.services)
+    assert levels == [1, 2]
+    assert told.heard == [("DeviceActionDelivered", ddid, mids[0]), ("DeviceActionFailed", ddid, mids[2])]
+
+
+async def test_a_device_links_itself_with_a_token_of_no_application(browser: Browser) -> None:
+    for referer, status in ((REFERER, 302), ("https://elsewhere.example.org/", 400)):
+        begun = await browser.begin(headers=bearer(KITCHEN_TOKEN) | {"Referer": referer})
+        assert begun.status_code == status, begun.text
+    begun = await browser.begin(headers=bearer(KITCHEN_TOKEN))
+    assert (await browser.agree(begun)).headers["Location"] == REFERER
+    assert (await browser.device())["needProviderAuth"] is False
+
+
+async def test_times_that_an_earlier_version_kept_are_not_stored_again(
+    browser: Browser, cloud: ThirdPartyCloud
+) -> None:
+    await browser.authorize()
+    vault, database = browser.services.core.vault, browser.services.core.database
+    link = await database.read(lambda tx: tx.connectors.link(tx.devices.by_id(KITCHEN).key))  # type: ignore[union-attr]
+    assert link is not None
+    former = msgspec.json.decode(vault.open(link.sealed)) | {"remembered": {"since.0": '{"":7}', "since.x": "y"}}
+    sealed = vault.seal(msgspec.json.encode(former).decode())
+    await database.write(
+        lambda tx: tx.connectors.update_link(link.device, linked_on=link.linked_on, account=link.account, sealed=sealed)
+    )
+    cloud.readings = [{"at": at, "temp": at} for at in (6, 7, 8)]
+    cloud.readings.append({"at": 3, "temp": 3, "sensor": "cellar"})
+    await pull(browser.services)
+    assert [one["ts"] for one in await browser.messages()] == [8]
