@@ -14,7 +14,6 @@ from broker.rules.validation import INVALID_RULE, BodyReader
 from broker.rules.world import World
 from config.limits import RULE_ACTIONS_MAX, RULE_BODY_BYTES, RULE_CONDITIONS_MAX
 
-LANGUAGE_VERSION: Final = 1
 _RULE: Final = "rule"
 _CONDITION_MEMBERS: Final = frozenset({"sdid", "field", "operator", "operand"})
 

@@ -5,9 +5,14 @@ Names are looked up before the body is compiled, because a lookup may have to wa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from broker.device_types.manifest import Manifest
+from config.limits import RULE_BODY_BYTES
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+
+#: More different names do not fit into a body.
+_NAMES_MAX: Final = RULE_BODY_BYTES // len('"sdid":"a"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,10 @@ class Names:
 
 
 def names_in(body: object) -> Names:
-    """Every text in a body that names a device or a device type, whether the body is valid or not."""
+    """Every text in a body that names a device or a device type, whether the body is valid or not.
+
+    A body that is too large to be compiled names nothing, so that its names are not looked up.
+    """
     devices: set[str] = set()
     device_types: set[str] = set()
     waiting = [body]
@@ -66,4 +74,6 @@ def names_in(body: object) -> Names:
                     devices.add(value)
                 elif member == "dtid":
                     device_types.add(value)
+    if len(devices) + len(device_types) > _NAMES_MAX:
+        return Names(frozenset(), frozenset())
     return Names(frozenset(devices), frozenset(device_types))

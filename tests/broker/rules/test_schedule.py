@@ -133,7 +133,7 @@ def test_an_expression_matches_when_croniter_says_so_of_the_local_clock(
     except InvalidScheduleError:
         _never_matches(expression)
         return
-    for step in range(20):
+    for step in range(10):
         minute = Milliseconds(now + step * MINUTE_MS)
         assert schedule.holds("=", minute) is matches(expression, minute, zone), minute
     following = schedule.next_after(now)
@@ -142,7 +142,7 @@ def test_an_expression_matches_when_croniter_says_so_of_the_local_clock(
         return
     assert following > now
     assert matches(expression, following, zone)
-    between = range(now + MINUTE_MS, min(following, now + 60 * MINUTE_MS), MINUTE_MS)
+    between = range(now + MINUTE_MS, min(following, now + 30 * MINUTE_MS), MINUTE_MS)
     assert not any(matches(expression, Milliseconds(minute), zone) for minute in between)
 
 

@@ -213,4 +213,7 @@ def test_every_name_in_a_body_is_found_before_it_is_compiled() -> None:
     assert names.devices == {"s1", "s2", "l1"}
     assert names.device_types == {"house.sensor", "dt2"}
     assert names.device_types <= TYPES.keys()
+    too_many = body(*[condition(str(number), "temp", ">", 1) for number in range(2_000)])
+    assert names_in(too_many).devices == frozenset()
+    assert findings(too_many) == [("rule", "Maximum length 16384")]
     assert names_in("nothing").devices == names_in(None).device_types == frozenset()
