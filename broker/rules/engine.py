@@ -16,7 +16,7 @@ import trio
 
 from broker.accounts.permissions import Reach
 from broker.clock import Clock
-from broker.facts import MessagesStored, Router, RuleReported
+from broker.facts import FactPhase, MessagesStored, Router, RuleReported
 from broker.loops import Wakeup
 from broker.rules.evaluator import Evaluator, Found
 from broker.rules.index import RuleIndex
@@ -88,7 +88,7 @@ class Engine:
         self._wakeup = Wakeup()
         self._told: OrderedDict[tuple[RuleKey, str, str], Milliseconds] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
-        router.subscribe(MessagesStored, self._messages_stored)
+        router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
 
     # Rules
 
