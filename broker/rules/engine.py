@@ -85,6 +85,7 @@ class Engine:
         self._is_whole = False  # everything that was evaluated is stored, or is in the states of the rules
         self._saved = Position(0)
         self._saved_at = 0
+        self._must_begin_anew = False
         self._wakeup = Wakeup()
         self._told: OrderedDict[tuple[RuleKey, str, str], Milliseconds] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
@@ -112,7 +113,7 @@ class Engine:
 
     def remove(self, key: RuleKey) -> None:
         self._index.remove(key)
-        self._evaluator.timers.drop_all_of(key)
+        self._evaluator.forget_rule(key)
 
     # The log
 
@@ -144,8 +145,12 @@ class Engine:
                     continue
             except StoreError as error:
                 _log.warning("rules_not_saved", reason=str(error))
+                self._must_begin_anew = True
+            except Exception:  # noqa: BLE001 - a bug must not end the daemon, and nothing may be lost
+                _log.exception("rules_failed")
+                self._must_begin_anew = True
+            if self._must_begin_anew:
                 await trio.sleep(_RETRY_SECONDS)
-                await self._begin_anew()
                 continue
             await self._wakeup.wait(self._wait_seconds())
 
@@ -157,6 +162,8 @@ class Engine:
     async def step(self) -> bool:
         """Evaluate some rows and what is due, and commit what comes of it. True: there is more to do at once."""
         evaluator = self._evaluator
+        if self._must_begin_anew:
+            await self._begin_anew()
         if not self._index and not evaluator.found.changed:
             self._held.clear()
             self._follows, evaluator.position = True, self._seen
@@ -303,7 +310,10 @@ class Engine:
                 tx.rules.note_problem(rule, field, text, now_ms)
                 tx.rules.set_failing(rule)
 
-        await self._database.write(work)
+        try:
+            await self._database.write(work)
+        except StoreError as error:
+            _log.warning("rule_problem_not_saved", reason=str(error))
         self._problems += 1
         if running is not None:
             running.failing = True
@@ -322,6 +332,7 @@ class Engine:
                 running.triggered, running.last_on, running.failing = state.triggered, state.last_on, state.failing
                 running.timers, running.minute = remembered(state)
                 self._evaluator.schedule(running, Milliseconds(self._clock.now_ms()))
+        self._must_begin_anew = False
 
     async def save(self) -> None:
         """Save where the rules stand, if everything that they triggered is stored. Raises StoreError."""

@@ -87,6 +87,11 @@ class Evaluator:
         if due_ms is not None:
             self.timers.set(running.key, MINUTE, due_ms)
 
+    def forget_rule(self, key: RuleKey) -> None:
+        """It does not run any more."""
+        self.timers.drop_all_of(key)
+        self._loops.forget(key)
+
     def forget_members(self, owner: UserKey, device_type: DeviceTypeKey) -> None:
         """A user has more or fewer devices of a type."""
         self._members.pop((owner, device_type), None)
@@ -229,9 +234,8 @@ class Evaluator:
 
     async def _trigger(self, running: RunningRule, match: Match, view: StateView, causes: Causes) -> None:
         if self._loops.is_loop(running.key, causes, view.now_ms):
-            self._loops.forget(running.key)
             self._index.remove(running.key)
-            self.timers.drop_all_of(running.key)
+            self.forget_rule(running.key)
             self.found.stops.append(Stop(running, view.now_ms, _LOOP))
             return
 

@@ -143,6 +143,10 @@ class RequestQueue:
             except RuleRequestFailedError as error:
                 self._failed += 1
                 await problems.note(request.rule, request.field, str(error))
+            except Exception as error:  # noqa: BLE001 - a bug that one request triggers must not stop the others
+                self._failed += 1
+                _log.exception("rule_request_failed", rule=request.rule)
+                await problems.note(request.rule, request.field, f"{type(error).__name__} in the service")
             else:
                 self._sent += 1
             await self._finish(request.key)
