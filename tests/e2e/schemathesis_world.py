@@ -52,7 +52,7 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     parameters = {"sourceToPredict": source, "predictIn": 60}
     model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
-    rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOff"}}}
+    rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOn"}}}
     return {
         samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.MODEL: made("POST", "/ml/models", json=model)["id"],

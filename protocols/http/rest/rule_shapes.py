@@ -28,15 +28,15 @@ from protocols.http.schema import (
 from storage.rules import RuleProblem, RuleRecord
 
 BODY: Final[dict[str, Any]] = {
-    "if": {"and": [{"sdid": samples.DID, "field": "intensity", "operator": ">", "operand": {"value": 80}}]},
-    "then": [{"ddid": samples.DID, "action": "setOff", "parameters": {}}],
+    "if": {"and": [{"sdid": samples.DID, "field": "intensity", "operator": "<", "operand": {"value": 10}}]},
+    "then": [{"ddid": samples.DID, "action": "setOn", "parameters": {}}],
 }
 _EXAMPLE: Final[dict[str, Any]] = {
     "uid": samples.UID,
     "id": samples.RULE,
     "aid": samples.AID,
     "scope": THIS_APPLICATION,
-    "name": "Too bright",
+    "name": "Dim",
     "description": "",
     "languageVersion": 1,
     "rule": BODY,
@@ -58,7 +58,7 @@ _Field = Annotated[str, about("A place in the rule", example="rule.if.and.0.sdid
 
 
 class NewRuleBody(Shape, kw_only=True):
-    example = {"name": "Too bright", "rule": BODY}
+    example = {"name": "Dim", "rule": BODY}
 
     name: _Name
     rule: _Body
@@ -216,9 +216,9 @@ class WhyObject(Shape):
             {
                 "field": "rule.if.and.0",
                 "held": False,
-                "text": f"intensity > 80 does not hold: intensity of {samples.DID} is 40",
+                "text": f"intensity < 10 does not hold: intensity of {samples.DID} is 40",
                 "seen": [{"sdid": samples.DID, "field": "intensity", "value": 40, "cts": samples.CTS}],
-                "operand": 80,
+                "operand": 10,
             }
         ],
     }
@@ -279,7 +279,7 @@ class ReplayObject(Shape):
             {
                 "ts": samples.TS,
                 "mid": samples.MID,
-                "actions": [{"field": "rule.then.0", "action": "setOff", "ddid": samples.DID, "parameters": {}}],
+                "actions": [{"field": "rule.then.0", "action": "setOn", "ddid": samples.DID, "parameters": {}}],
             }
         ],
         "isComplete": True,
