@@ -31,6 +31,7 @@ from storage.rules import RuleRecord, RuleState, UseKind
 THIS_APPLICATION: Final = "thisApplication"
 ALL_APPLICATIONS: Final = "allApplications"
 SCOPES: Final = (ALL_APPLICATIONS, THIS_APPLICATION)
+CHANGED_MEANWHILE: Final = "The rule was changed meanwhile"
 TOO_MANY_RULES: Final = f"At most {RULES_OF_USER} rules for each user"
 _PAGE: Final = 500
 
@@ -181,10 +182,12 @@ class Rulebook:
             PermissionDenied: a device or type is not the rule's to use.
             ValidationFailed: the body, or the stored one, is not valid.
             NotFound: it was removed meanwhile.
+            Conflict: another call changed the body meanwhile.
         """
         given: dict[str, Any] = {"name": changes.name, "description": changes.description, "enabled": changes.enabled}
         given |= {"scope": changes.scope, "body": None if changes.body is None else rule_text(changes.body)}
-        wanted = replace(record, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        wanted = replace(record, **given)
         checked = await self._checked(wanted)
         now_ms = self._clock.now_ms()
 
@@ -192,7 +195,10 @@ class Rulebook:
             known = tx.rules.rule(record.id)
             if known is None:
                 raise NotFound
-            return put_rule(tx, known, wanted, checked.rule, self.models, now_ms)
+            changed = replace(known, **given)
+            if changed.body != wanted.body:
+                raise Conflict(CHANGED_MEANWHILE)
+            return put_rule(tx, known, changed, checked.rule, self.models, now_ms)
 
         stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
         return stored[0]
@@ -244,32 +250,36 @@ class Rulebook:
         after = RuleKey(0)
         while records := await self._database.read(partial(_page_after, after)):
             after = records[-1].key
-            for record in records:
-                if record.runs:
-                    await self._judge(record, await self._database.read(partial(_state, record)))
+            await self._judge([record for record in records if record.runs])
 
     async def judge(self, keys: Iterable[RuleKey]) -> int:
         """Compile rules anew, because something that they name has changed. Returns how many are not valid any more."""
         records = await self._database.read(lambda tx: tx.rules.rules_with(keys))
-        invalid = 0
-        for record in records:
-            if record.invalidated_on is None:
-                state = await self._database.read(partial(_state, record))
-                invalid += await self._judge(record, state)
-        return invalid
+        return await self._judge([record for record in records if record.invalidated_on is None])
 
-    async def _judge(self, record: RuleRecord, state: RuleState) -> bool:
-        """Run a rule, or mark it as invalid. Returns whether it is."""
-        reach = await self._permissions.reach(acting(record))
-        try:
-            rule = await self.compiled(record)
-        except ValidationFailed as error:
-            await self._invalidate(record, error.findings)
-            return True
-        current = await self._database.read(lambda tx: tx.rules.rule(record.id))
-        if current == record:
-            self._run(record, rule, reach, state)
-        return False
+    async def _judge(self, records: Iterable[RuleRecord]) -> int:
+        """Run rules, or mark them as invalid. Returns how many are."""
+        invalid, valid = 0, list[tuple[RuleRecord, Rule, Reach]]()
+        for record in records:
+            reach = await self._permissions.reach(acting(record))
+            try:
+                valid.append((record, await self.compiled(record), reach))
+            except ValidationFailed as error:
+                await self._invalidate(record, error.findings)
+                invalid += 1
+
+        def work(tx: Transaction) -> list[RuleState | None]:
+            """The states of the rules; None for one that was changed or removed meanwhile."""
+            return [_state(record, tx) if tx.rules.rule(record.id) == record else None for record, _, _ in valid]
+
+        def tell(states: list[RuleState | None]) -> None:
+            for (record, rule, reach), state in zip(valid, states, strict=True):
+                if state is not None:
+                    self._run(record, rule, reach, state)
+
+        if valid:  # a write, because `tell` must come in the order of the commits
+            await self._database.write(work, announce=tell)
+        return invalid
 
     async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
         now_ms = self._clock.now_ms()

@@ -12,7 +12,7 @@ from broker.messages.room import MessagesRoom
 from broker.rules.replay import TOO_MANY_DEVICES
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
-from broker.rules.rulebook import SCOPES, TOO_MANY_RULES, NewRule, RuleChanges
+from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, TOO_MANY_RULES, NewRule, RuleChanges
 from broker.rules.text import provision_text
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
@@ -188,7 +188,7 @@ class RuleCalls(RestCalls):
         summary="Change a rule",
         about="Every member is optional. A rule that was invalid or stopped runs again. Running durations go on if "
         "neither `rule` nor `enabled` changes.",
-        refusals={403: "A device or type is not the user's."},
+        refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
     )
     async def change(self, record: RuleRecord, body: RuleChangeBody) -> Data[RuleObject]:
         if body.id is not None and body.id != record.id:

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.errors import Conflict
 from broker.rules.rulebook import RuleChanges
 from broker.services import Services
 from tests.broker.device_management.devices import mock_time
@@ -233,3 +234,14 @@ async def test_values_are_exact_when_the_snapshots_are_ahead(opener: ServicesOpe
     async with opener() as services:
         await wait_all_tasks_blocked()
         assert await Home(services).count() == 2
+
+
+async def test_two_changes_at_once_are_both_kept_or_one_is_refused(home: Home) -> None:
+    rule = await home.rule(body([when("temperature", ">", 25)]))
+    rulebook = home.services.rules.rulebook
+    await rulebook.change(rule, RuleChanges(name="Other"))
+    changed = await rulebook.change(rule, RuleChanges(description="With the record from before"))
+    assert (changed.name, changed.description) == ("Other", "With the record from before")
+    await rulebook.change(rule, RuleChanges(body=rule.body.replace("25", "26").encode()))
+    with pytest.raises(Conflict):
+        await rulebook.change(rule, RuleChanges(name="Checked with the body from before"))
