@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.accounts.permissions import Permissions, Reach
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
 from broker.facts import Router, RuleReported
@@ -172,6 +172,16 @@ class Rulebook:
 
         stored: tuple[RuleRecord, RuleState] = await self._database.write(work, announce=partial(self._begin, checked))
         return stored[0]
+
+    async def findings(self, caller: Caller, owner: UserRecord, body: Any) -> tuple[Finding, ...]:
+        """What is wrong with a body, for a caller who learns of all at once. Raises PermissionDenied."""
+        of_owner = replace(caller, user=owner.key, user_id=owner.id, kind=TokenKind.USER)
+        try:
+            await self._looking_up.require_names(of_owner, body)
+            compile_rule(body, await self._looking_up.world(owner.key, body), key=0)
+        except ValidationFailed as error:
+            return error.findings
+        return ()
 
     async def change(self, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
         """Change a rule. A rule that was invalid or stopped runs again.

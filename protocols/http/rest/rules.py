@@ -14,9 +14,9 @@ from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
 from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, TOO_MANY_RULES, NewRule, RuleChanges
 from broker.rules.text import provision_text
-from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Answers, Chapter, RestCall, RestCalls
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
-from protocols.http.reading import has_value
+from protocols.http.reading import has_value, json_object, members
 from protocols.http.rest.named import NAMED_USER
 from protocols.http.rest.rule_shapes import (
     Executions,
@@ -101,11 +101,27 @@ class RuleCalls(RestCalls):
         "WRITE on the destinations. With an application token, `uid` or `userId` names the user. `if` may be one "
         "condition and `then` one Action.",
         refusals={403: "A device or type is not the user's.", 404: "The user does not exist.", 409: TOO_MANY_RULES},
+        accepts=Accepts({"application/json": NewRuleBody}, NewRuleBody.example),
     )
-    async def create(self, caller: Caller, query: NewRuleQuery, body: NewRuleBody) -> Data[RuleObject]:
-        owner = await self._owner(caller, body.uid or query.user_id)
-        new = NewRule(body.name, bytes(body.rule), body.description or "", body.enabled, body.scope)
+    async def create(self, caller: Caller, query: NewRuleQuery, body: bytes) -> Data[RuleObject]:
+        try:
+            wanted = members(body, NewRuleBody, caller)
+        except ValidationFailed as error:
+            uid = json_object(body).get("uid", query.user_id or caller.user_id)
+            owner = await self._owner(caller, uid) if isinstance(uid, str) else None
+            raise await self._all_findings(error, caller, owner, body) from None
+        owner = await self._owner(caller, wanted.uid or query.user_id)
+        new = NewRule(wanted.name, bytes(wanted.rule), wanted.description or "", wanted.enabled, wanted.scope)
         return Data(await self._object(await self._rules.rulebook.create(caller, owner, new)))
+
+    async def _all_findings(
+        self, error: ValidationFailed, caller: Caller, owner: UserRecord | None, body: bytes
+    ) -> ValidationFailed:
+        """What is wrong with the members, and with the rule itself. Raises PermissionDenied."""
+        rule = json_object(body).get("rule")
+        if owner is None or rule is None:
+            return error
+        return ValidationFailed((*error.findings, *await self._rules.rulebook.findings(caller, owner, rule)))
 
     async def _owner(self, caller: Caller, uid: str | None) -> UserRecord:
         """The user of the token, or the one that is named. Raises ValidationFailed, UserNotFound, PermissionDenied."""
@@ -189,12 +205,17 @@ class RuleCalls(RestCalls):
         about="Every member is optional. A rule that was invalid or stopped runs again. Running durations go on if "
         "neither `rule` nor `enabled` changes.",
         refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
+        accepts=Accepts({"application/json": RuleChangeBody}, RuleChangeBody.example),
     )
-    async def change(self, record: RuleRecord, body: RuleChangeBody) -> Data[RuleObject]:
-        if body.id is not None and body.id != record.id:
-            raise ValidationFailed((Finding("id", ("rule id mismatch",)),))
-        text = bytes(body.rule) if has_value(body.rule) else None
-        changes = RuleChanges(body.name, text, body.description, body.enabled, body.scope)
+    async def change(self, caller: Caller, record: RuleRecord, body: bytes) -> Data[RuleObject]:
+        try:
+            wanted = members(body, RuleChangeBody, caller)
+            if wanted.id is not None and wanted.id != record.id:
+                raise ValidationFailed((Finding("id", ("rule id mismatch",)),))
+        except ValidationFailed as error:
+            raise await self._all_findings(error, caller, await self._users.find(record.owner_id), body) from None
+        text = bytes(wanted.rule) if has_value(wanted.rule) else None
+        changes = RuleChanges(wanted.name, text, wanted.description, wanted.enabled, wanted.scope)
         return Data(await self._object(await self._rules.rulebook.change(record, changes)))
 
     @RestCall("DELETE", _RULE, tokens=USER_OR_APPLICATION, on=_own, summary="Delete a rule")

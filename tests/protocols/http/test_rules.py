@@ -130,6 +130,8 @@ async def test_bodies_that_are_refused(ada: Client) -> None:
         "rule.if.and.2.operator": ['Operator "~" is not allowed'],
         "rule.then.0.action": ['Action "explode" does not exist'],
     }
+    together = await ada("POST", "/rules", 400, json={"name": "x" * 65, "rule": {"if": WARM, "then": []}})
+    assert findings(together["error"]) == {"name": ["Maximum length 64"], "rule.then": ["Required parameter"]}
     for body, expected in (
         ({"rule": BODY}, {"name": ["Required parameter"]}),
         ({"name": "Warm"}, {"rule": ["Required parameter"]}),
@@ -137,6 +139,7 @@ async def test_bodies_that_are_refused(ada: Client) -> None:
         ({"name": "Warm", "rule": BODY, "description": "x" * 1401}, {"description": ["Maximum length 1400"]}),
         ({"name": "Warm", "rule": BODY, "scope": "mine"}, {"scope": ["Invalid value"]}),
         ({"name": "Warm", "rule": BODY, "enabled": "yes"}, {"enabled": ["Boolean field only"]}),
+        ({"name": "Warm", "rule": BODY, "uid": 7}, {"uid": ["Text field only"]}),
         ({"name": "Warm", "rule": "text"}, {"rule": ["Invalid rule"]}),
         ({"name": "Warm", "rule": {**BODY, "x": "y" * 17_000}}, {"rule": ["Maximum length 16384"]}),
     ):
@@ -186,6 +189,8 @@ async def test_a_change_has_every_member_but_the_user(ada: Client, fake_clock: F
     }
     bare = {"if": WARM, "then": ON}
     assert (await ada("PUT", path, json={"rule": bare, "scope": "allApplications"}))["data"]["rule"] == bare
+    both = (await ada("PUT", path, 400, json={"enabled": 7, "rule": {"if": WARM, "then": []}}))["error"]
+    assert findings(both) == {"enabled": ["Boolean field only"], "rule.then": ["Required parameter"]}
     error = (await ada("PUT", path, 400, json={"id": "f" * 32}))["error"]
     assert findings(error) == {"id": ["rule id mismatch"]}
     error = (await ada("PUT", path, 400, json={"rule": {"if": WARM, "then": []}}))["error"]
