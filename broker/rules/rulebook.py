@@ -14,12 +14,14 @@ from broker.errors import Conflict, Finding, NotFound, PermissionDenied, Validat
 from broker.facts import Router, RuleReported
 from broker.ids import new_id
 from broker.mail import Letter, Mails, RuleStopped
+from broker.nesting import check_nesting
 from broker.rules.engine import Engine
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
 from broker.rules.running import acting
 from broker.rules.transformers import Transformers
+from broker.rules.validation import INVALID_RULE
 from broker.rules.world import World
 from broker.trace.audit import AuditEvent, note
 from config.limits import RULE_BODY_BYTES, RULES_OF_USER
@@ -335,10 +337,15 @@ def findings_of(record: RuleRecord) -> tuple[Finding, ...]:
 
 
 def rule_text(body: bytes) -> str:
-    """The text of a body. Raises ValidationFailed when it is too long or nests too deeply."""
+    """The text of a body. Raises ValidationFailed when it is too long, nests too deeply or has too large a number."""
     if len(body) > RULE_BODY_BYTES:
         raise ValidationFailed.of("rule", too_long(RULE_BODY_BYTES))
-    return body.decode()
+    try:
+        check_nesting(body)
+        msgspec.json.decode(body)
+        return body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValidationFailed.of("rule", INVALID_RULE) from error
 
 
 def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: Transformers) -> tuple[RuleRecord, RuleState]:
