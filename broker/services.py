@@ -38,6 +38,8 @@ from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
+from broker.subscriptions.port import Callbacks, Streams
+from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
@@ -67,6 +69,7 @@ class Services:
     scenes: ScenesRoom
     models: ModelsRoom
     rules: RulesRoom
+    subscriptions: SubscriptionsRoom
     provisioning: Provisioning
 
 
@@ -84,13 +87,15 @@ async def open_services(
     learner: Learner | None = None,
     rule_requests: RuleRequests | None = None,
     is_clock_synchronized: Callable[[], bool] = lambda: False,
+    callbacks: Callbacks | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    six ports may be missing; its capability's `room.py` says what happens then.
+    eight ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -116,7 +121,7 @@ async def open_services(
         try:
             await mark_store_key(database, vault)
             services = await _open_rooms(
-                core, mail_transport, providers, third_party, processor, learner, rule_requests
+                core, mail_transport, providers, third_party, processor, learner, rule_requests, callbacks, streams
             )
             async with core.life.running():
                 yield services
@@ -139,6 +144,8 @@ async def _open_rooms(
     processor: Processor | None,
     learner: Learner | None,
     rule_requests: RuleRequests | None,
+    callbacks: Callbacks | None,
+    streams: Streams | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -156,6 +163,7 @@ async def _open_rooms(
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
     models = await open_models(core, accounts, devices, learner)
     rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
+    subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management, rules
     )
@@ -177,5 +185,6 @@ async def _open_rooms(
         scenes=scenes,
         models=models,
         rules=rules,
+        subscriptions=subscriptions,
         provisioning=provisioning,
     )

@@ -15,6 +15,7 @@ from broker.monetization.port import Processor
 from broker.rules.requests import RuleRequests
 from broker.secrets import Vault
 from broker.services import Services, open_services
+from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
 from storage.database import Database, Engine, RunSync
 from storage.engines.sqlite import SqliteEngine
@@ -31,6 +32,8 @@ class Ports(TypedDict, total=False):
     processor: Processor
     rule_requests: RuleRequests
     learner: Learner
+    callbacks: Callbacks
+    streams: Streams
 
 
 class ServicesOpener:
