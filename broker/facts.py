@@ -205,6 +205,13 @@ class ManagementConfigured(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTypeChanged(Fact):
+    """The type has a new approved version of its Manifest, which the shared `DeviceType` has already."""
+
+    device_type: DeviceTypeKey
+
+
+@dataclass(frozen=True, slots=True)
 class UserProfileUpdated(Fact):
     """The user's profile changed."""
 
@@ -218,6 +225,24 @@ class TokenRevoked(Fact):
     """The token was revoked or expired: connections that authenticated with it must end. `hash` is its SHA-256."""
 
     hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReported(Fact):
+    """rule.failed, rule.stopped and rule.invalidated: something that the owner of a rule must know (reference 12.4).
+
+    `kind` is the last word of the event's name, `field` the place in the rule, as in findings.
+    """
+
+    kind: str
+    rule_id: str
+    owner: UserKey
+    owner_id: str
+    application: ApplicationKey
+    application_id: str
+    field: str
+    text: str
+    at_ms: Milliseconds
 
 
 class FactPhase(IntEnum):

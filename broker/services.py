@@ -32,6 +32,8 @@ from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
+from broker.rules.requests import RuleRequests
+from broker.rules.room import RulesRoom, open_rules
 from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
@@ -66,6 +68,7 @@ class Services:
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
     models: ModelsRoom
+    rules: RulesRoom
     subscriptions: SubscriptionsRoom
     provisioning: Provisioning
 
@@ -82,6 +85,7 @@ async def open_services(
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
     learner: Learner | None = None,
+    rule_requests: RuleRequests | None = None,
     is_clock_synchronized: Callable[[], bool] = lambda: False,
     callbacks: Callbacks | None = None,
     streams: Streams | None = None,
@@ -91,7 +95,7 @@ async def open_services(
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    seven ports may be missing; its capability's `room.py` says what happens then.
+    eight ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -117,7 +121,7 @@ async def open_services(
         try:
             await mark_store_key(database, vault)
             services = await _open_rooms(
-                core, mail_transport, providers, third_party, processor, learner, callbacks, streams
+                core, mail_transport, providers, third_party, processor, learner, rule_requests, callbacks, streams
             )
             async with core.life.running():
                 yield services
@@ -139,6 +143,7 @@ async def _open_rooms(
     third_party: ThirdParty | None,
     processor: Processor | None,
     learner: Learner | None,
+    rule_requests: RuleRequests | None,
     callbacks: Callbacks | None,
     streams: Streams | None,
 ) -> Services:
@@ -157,9 +162,10 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
     models = await open_models(core, accounts, devices, learner)
+    rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
-        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
+        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management, rules
     )
     return Services(
         core=core,
@@ -178,6 +184,7 @@ async def _open_rooms(
         device_management=device_management,
         scenes=scenes,
         models=models,
+        rules=rules,
         subscriptions=subscriptions,
         provisioning=provisioning,
     )

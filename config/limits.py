@@ -150,6 +150,20 @@ AUDIT_ENTRIES: Final = 100_000
 WRONG_TOKEN_TRIES: Final = 20  # reference 28.3: of one unknown token within the window, before its answer is remembered
 WRONG_TOKEN_WINDOW_SECONDS: Final = 60
 
+RULE_BODY_BYTES: Final = 16 * 1024  # reference 12.1
+RULE_CONDITIONS_MAX: Final = 50
+RULE_ACTIONS_MAX: Final = 50
+RULES_OF_USER: Final = 1_000
+RULE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400
+RULE_REQUEST_SECONDS: Final = 10  # reference 12.2: how long the receiver of an httpRequest may take
+RULE_REQUEST_ANSWER_BYTES: Final = 64 * 1024  # of its answer; nothing of it is kept
+RULE_REQUESTS_AT_ONCE: Final = 16
+RULE_LOOP_TRIGGERS: Final = 100  # reference 12.4: of a rule by messages that it caused, within the window
+RULE_LOOP_SECONDS: Final = 10
+RULE_LOG_ROWS: Final = 20_000  # stored messages that wait in memory for the rules; more are read from the log
+RULE_HISTORY_ROWS: Final = 10_000  # messages that one replay or explanation reads
+RULE_HISTORY_DAYS: Final = 31
+
 SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
 SCENE_ACTIONS_MAX: Final = 100
 SCENE_BODY_BYTES: Final = 16 * 1024

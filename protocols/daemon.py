@@ -40,6 +40,7 @@ from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.mail import mail_transport
+from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
@@ -101,6 +102,7 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 mail_transport=mail_transport(settings),
                 providers=identity_providers(settings),
                 third_party=third_party(settings),
+                rule_requests=rule_requests(settings),
                 processor=payment_processor(settings),
                 is_clock_synchronized=is_clock_synchronized,
                 callbacks=http_callbacks(settings),

@@ -38,6 +38,7 @@ from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.rules import RuleStore
 from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
@@ -112,6 +113,7 @@ class Transaction:
         self.trial_sessions = TrialSessionStore(connection)
         self.subscriptions = SubscriptionStore(connection)
         self.deliveries = DeliveryStore(connection)
+        self.rules = RuleStore(connection)
 
 
 @dataclass(slots=True)

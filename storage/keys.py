@@ -4,6 +4,7 @@ from typing import NewType
 
 DeviceKey = NewType("DeviceKey", int)
 DeviceTypeKey = NewType("DeviceTypeKey", int)
+RuleKey = NewType("RuleKey", int)
 UserKey = NewType("UserKey", int)
 OrganizationKey = NewType("OrganizationKey", int)
 ApplicationKey = NewType("ApplicationKey", int)

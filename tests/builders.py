@@ -12,6 +12,7 @@ from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
 from broker.models.learner import Learner
 from broker.monetization.port import Processor
+from broker.rules.requests import RuleRequests
 from broker.secrets import Vault
 from broker.services import Services, open_services
 from broker.subscriptions.port import Callbacks, Streams
@@ -29,6 +30,7 @@ class Ports(TypedDict, total=False):
     providers: Providers
     third_party: ThirdParty
     processor: Processor
+    rule_requests: RuleRequests
     learner: Learner
     callbacks: Callbacks
     streams: Streams

@@ -15,6 +15,7 @@ from broker.clock import Clock
 from broker.device_types.catalog import DeviceTypes
 from broker.device_types.manifest_parser import parse_manifest
 from broker.errors import DeviceTypeNotFound, NotFound
+from broker.facts import DeviceTypeChanged, Router
 from storage.database import Database, Transaction
 from storage.device_types import TypeSearch
 from storage.keys import DeviceTypeKey
@@ -56,7 +57,8 @@ class FailedMessage:
 
 
 class Manifests:
-    def __init__(self, database: Database, clock: Clock, device_types: DeviceTypes) -> None:
+    def __init__(self, database: Database, clock: Clock, device_types: DeviceTypes, router: Router) -> None:
+        self._router = router
         self._database = database
         self._clock = clock
         self._types = device_types
@@ -102,6 +104,8 @@ class Manifests:
         with trio.CancelScope(shield=True):  # a durable change must reach the types in use
             uploaded = await self._database.write(work)
             await self._types.reload()
+            if uploaded.is_new and uploaded.approved:
+                self._router.publish(DeviceTypeChanged((await self._types.find(uploaded.device_type)).key))
         return uploaded
 
     async def failures(self, device_or_type: str, *, limit: int) -> list[FailedMessage]:

@@ -20,5 +20,5 @@ async def open_device_types(core: Core) -> DeviceTypesRoom:
     return DeviceTypesRoom(
         catalog=catalog,
         lists=DeviceTypeLists(core.database),
-        manifests=Manifests(core.database, core.clock, catalog),
+        manifests=Manifests(core.database, core.clock, catalog, core.router),
     )

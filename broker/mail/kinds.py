@@ -141,6 +141,16 @@ class RuleMail(Mail):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleStopped(Mail):
+    """The mail about a rule that does not run any more. The cause is the user."""
+
+    kind = "rule_stopped"
+    rule: str
+    rule_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PasswordReset(Mail):
     """The cause is the IP address that asked for the reset."""
 

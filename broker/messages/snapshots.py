@@ -42,7 +42,7 @@ class Snapshots:
         oldest: dict[DeviceKey, SortKey] = {}
         for row, data in reversed(rows):
             if (fields := self._known.get(row.device)) is None:
-                fields = self._known[row.device] = _kept(tx, row.device)
+                fields = self._known[row.device] = kept_fields(tx, row.device)
             known = oldest.get(row.device)
             if known is None or (row.ts, row.position) > known or not data.keys() <= fields.keys():
                 lay_over(fields, data, row.ts, row.position)
@@ -65,13 +65,14 @@ def lay_over(fields: Fields, data: Mapping[str, Any], ts: Milliseconds, position
             fields[path] = (ts, position, value)
 
 
-def _kept(tx: Transaction, device: DeviceKey) -> Fields:
+def kept_fields(tx: Transaction, device: DeviceKey) -> Fields:
+    """The fields as of the position of the projections."""
     kept = tx.messages.snapshot(device)
     return _decode_fields(kept) if kept else {}
 
 
 def _current(tx: Transaction, devices: Sequence[DeviceKey]) -> dict[DeviceKey, Fields]:
-    current = {device: _kept(tx, device) for device in devices}
+    current = {device: kept_fields(tx, device) for device in devices}
     for row, data in unprojected(tx, current):
         lay_over(current[row.device], data, row.ts, row.position)
     return current

@@ -7,7 +7,15 @@ from typing import Any
 from broker.device_types.manifests import put_manifest
 from broker.devices.inventory import device_fact, put_origin
 from broker.errors import Conflict, Finding, ValidationFailed
-from broker.facts import DeviceCreated, DeviceDisabled, DeviceEnabled, DeviceFact, DeviceUpdated, SharesChanged
+from broker.facts import (
+    DeviceCreated,
+    DeviceDisabled,
+    DeviceEnabled,
+    DeviceFact,
+    DeviceTypeChanged,
+    DeviceUpdated,
+    SharesChanged,
+)
 from broker.ids import new_device_type_id, new_id
 from broker.messages.retention import LONGEST_DAYS
 from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntry
@@ -56,6 +64,8 @@ class DeviceTables:
         if wanted != known:
             key = types.put_device_type(wanted)
         versioned = entry.manifest is not None and self._manifest(at, key, entry.manifest)
+        if versioned:
+            self._run.facts.append(DeviceTypeChanged(key))
         retained = entry.retention_days is not None and self._retention(at, key, entry.retention_days)
         secured = self._authorities(at, key, entry.ca, rsp=wanted.rsp)
         if known is None:

@@ -23,6 +23,7 @@ from config.limits import (
     NAME_MAX_CHARACTERS,
     PASSWORD_MAX_CHARACTERS,
     PASSWORD_MIN_CHARACTERS,
+    RULE_DESCRIPTION_MAX_CHARACTERS,
 )
 from config.mail import mail_address
 
@@ -142,6 +143,19 @@ class FirmwareEntry(_Entry, frozen=True, kw_only=True):
     file: str
 
 
+class RuleEntry(_Entry, frozen=True, kw_only=True):
+    """A rule, with its body as on the wire."""
+
+    id: str | None = None
+    owner: str
+    application: str
+    name: str
+    description: str | None = None
+    scope: Literal["allApplications", "thisApplication"] | None = None
+    enabled: bool | None = None
+    rule: dict[str, Any]
+
+
 class SceneEntry(_Entry, frozen=True, kw_only=True):
     """A scene, with its Actions as in a call."""
 
@@ -166,6 +180,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[ShareEntry, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
     firmware: tuple[FirmwareEntry, ...] = ()
+    rules: tuple[RuleEntry, ...] = ()
     scenes: tuple[SceneEntry, ...] = ()
 
 
@@ -308,5 +323,13 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     "grants": {"permissions": _some},
     "plans": {"free_messages_per_day": _per_day, "paid_cost": _cost},
     "firmware": {"id": _ID, "version": _name, "type": _name},
+    "rules": {
+        "id": _ID,
+        "name": _must(lambda text: 1 <= len(text) <= NAME_MAX_CHARACTERS, f"1 to {NAME_MAX_CHARACTERS} characters"),
+        "description": _must(
+            lambda text: len(text) <= RULE_DESCRIPTION_MAX_CHARACTERS,
+            f"at most {RULE_DESCRIPTION_MAX_CHARACTERS} characters",
+        ),
+    },
     "scenes": {"id": _ID},
 }

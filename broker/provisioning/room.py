@@ -10,6 +10,7 @@ from broker.limits.room import LimitsRoom
 from broker.mail import Mails
 from broker.provisioning.service import Provisioning
 from broker.registration.room import RegistrationRoom
+from broker.rules.room import RulesRoom
 
 
 async def open_provisioning(
@@ -22,6 +23,7 @@ async def open_provisioning(
     limits: LimitsRoom,
     connectors: Connectors,
     device_management: DeviceManagementRoom,
+    rules: RulesRoom,
 ) -> Provisioning:
     return Provisioning(
         core.database,
@@ -36,6 +38,7 @@ async def open_provisioning(
         registration.trust,
         connectors.catalog,
         device_management.images,
+        rules.rulebook,
         mails,
         core.site,
     )

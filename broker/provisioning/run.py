@@ -16,7 +16,7 @@ from broker.facts import Fact
 from broker.provisioning.report import Generated, ProvisionReport
 from broker.secrets import Vault
 from storage.database import Transaction
-from storage.keys import Milliseconds
+from storage.keys import Milliseconds, RuleKey
 from storage.records import ApplicationRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
 
 
@@ -47,7 +47,8 @@ class EntryLocation:
 
 
 class ProvisioningRun:
-    """Collects the `report`, the hashes of `revoked` tokens, and the `facts` to publish after the commit."""
+    """Collects the `report`, the hashes of `revoked` tokens, the `rules` to run, and the `facts` to publish after the
+    commit."""
 
     def __init__(self, tx: Transaction, vault: Vault, now_ms: Milliseconds, *, dry_run: bool) -> None:
         self.tx = tx
@@ -56,6 +57,7 @@ class ProvisioningRun:
         self.report = ProvisionReport(dry_run=dry_run)
         self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
+        self.rules: list[RuleKey] = []
         self._seen: dict[object, EntryLocation] = {}
 
     # Objects that entries refer to

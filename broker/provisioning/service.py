@@ -22,9 +22,11 @@ from broker.provisioning.document import Document, UserEntry, read_document
 from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
+from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
 from broker.registration.trust import Trust
+from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
 from broker.trace.audit import AuditEvent, note
@@ -54,6 +56,7 @@ class Provisioning:
         trust: Trust,
         connectors: Catalog,
         images: Images,
+        rulebook: Rulebook,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -69,6 +72,7 @@ class Provisioning:
         self._trust = trust
         self._connectors = connectors
         self._images = images
+        self._rulebook = rulebook
         self._mails = mails
         self._site = site
 
@@ -86,7 +90,8 @@ class Provisioning:
         def work(tx: Transaction) -> ProvisioningRun:
             run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
             accounts = AccountTables(run, passwords, self._mails, self._site)
-            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged))
+            rules = RuleTables(run, self._rulebook.models)
+            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged), rules)
             if tables := _changes(run.report):
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
@@ -109,6 +114,7 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
+            await self._rulebook.judge(run.rules)
         self._router.publish_all(run.facts)
         return run.report
 
@@ -147,7 +153,9 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
     return tx.accounts.user_by_email(entry.email) if entry.id is None else tx.accounts.user_by_id(entry.id)
 
 
-def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables) -> None:
+def _put_all(
+    run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables, rules: RuleTables
+) -> None:
     devices = DeviceTables(run)
     # Entries refer only to entries of earlier tables.
     tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
@@ -163,6 +171,7 @@ def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, 
         ("shares", document.shares, devices.put_share),
         ("plans", document.plans, PlanTables(run).put_plan),
         ("firmware", document.firmware, firmware.put_image),
+        ("rules", document.rules, rules.put_rule),
         ("scenes", document.scenes, SceneTables(run).put_scene),
     )
     for table, entries, put in tables:

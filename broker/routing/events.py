@@ -28,11 +28,12 @@ from broker.facts import (
     DeviceUpdated,
     FactPhase,
     Router,
+    RuleReported,
     TokenRevoked,
     UserProfileUpdated,
 )
 from broker.routing.connections import CloseReason
-from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
 
 _NAMES: Final[Mapping[type[DeviceFact], str]] = {
     DeviceCreated: "device.new",
@@ -69,6 +70,7 @@ class FeedEvent:
     data: Mapping[str, str]
     user: UserKey
     device: Guarded | None
+    application: ApplicationKey | None = None  # of a rule: the only application that is told
 
     @property
     def is_status(self) -> bool:
@@ -119,6 +121,7 @@ class Events:
             router.subscribe(kind, self._device_fact, FactPhase.EFFECT)
         router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
         router.subscribe(UserProfileUpdated, self._profile_updated, FactPhase.EFFECT)
+        router.subscribe(RuleReported, self._rule_reported, FactPhase.EFFECT)
         router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
 
     @contextmanager
@@ -149,6 +152,12 @@ class Events:
 
     def _profile_updated(self, fact: UserProfileUpdated) -> None:
         self._tell(FeedEvent("user.profile.updated", fact.at_ms, {"uid": fact.user_id}, fact.user, None))
+
+    def _rule_reported(self, fact: RuleReported) -> None:
+        data = {"uid": fact.owner_id, "aid": fact.application_id, "rid": fact.rule_id}
+        data |= {"field": fact.field, "message": fact.text}
+        event = FeedEvent(f"rule.{fact.kind}", fact.at_ms, data, fact.owner, None, fact.application)
+        self._tell(event)
 
     def _tell(self, event: FeedEvent) -> None:
         self._events += 1

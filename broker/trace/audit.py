@@ -90,6 +90,9 @@ class AuditEvent(StrEnum):
     SUBSCRIPTION_SUSPENDED = "subscription_suspended"
     SUBSCRIPTION_REMOVED = "subscription_removed"
     KEY_ROTATED = "key_rotated"
+    RULE_CREATED = "rule_created"
+    RULE_CHANGED = "rule_changed"
+    RULE_REMOVED = "rule_removed"
     PROVISIONED = "provisioned"
     COMMAND = "command"
 

@@ -25,6 +25,7 @@ _COMMANDS = {
     "type": "device_types",
     "plans": "monetization",
     "payments": "monetization",
+    "rule": "rule",
     "statistics": "statistics",
     "audit": "audit",
     "backup": "backup",

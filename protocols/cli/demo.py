@@ -33,6 +33,7 @@ _ORGANIZATION = "example"  # owner of the shipped device types (reference 8.7)
 _ADMINISTRATOR = "admin@example.org"
 _APPLICATION = "Demo"
 _LIGHT, _WEATHER, _BOARD = "example.smart_light", "example.weather_station", "example.managed_board"
+_DOOR = "example.door_sensor"
 _DAY_SECONDS = 86_400
 _LISTENERS = {"mqtt": "mqtt", "websocket": "http", "http": "http", "lwm2m": "lwm2m_dtls"}
 
@@ -51,8 +52,10 @@ _DEVICES = (
     _Device("d0" * 15 + "03", "Roof weather", _WEATHER, "http"),
     _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
     _Device("d0" * 15 + "05", "Workshop board", _BOARD, "lwm2m"),
+    _Device("d0" * 15 + "06", "Front door", _DOOR, None),
 )
 _SCENE = "5c" * 16
+_WARM_RULE, _QUIET_RULE = "1e" * 16, "2e" * 16
 
 
 @click.command()
@@ -159,6 +162,10 @@ def _document(user_token: str) -> Mapping[str, Any]:
         "tokens": [
             {"value": user_token, "application": _APPLICATION, "user": _ADMINISTRATOR, "expires_in": _DAY_SECONDS}
         ],
+        "rules": [
+            _rule(_WARM_RULE, "Warm for ten seconds: light on", _WARM, "setOn"),
+            _rule(_QUIET_RULE, "Nobody at the door for a minute: light off", _QUIET, "setOff"),
+        ],
         "scenes": [
             {
                 "id": _SCENE,
@@ -168,6 +175,33 @@ def _document(user_token: str) -> Mapping[str, Any]:
                 "actions": [{"ddid": {"selector": "every", "dtid": _LIGHT}, "action": "setOff"}],
             }
         ],
+    }
+
+
+_WARM: Mapping[str, Any] = {
+    "sdid": _DEVICES[1].id,
+    "field": "temperature",
+    "operator": ">",
+    "operand": {"value": 21},
+    "duration": {"value": 10, "acceptUpdate": True},
+}
+_QUIET: Mapping[str, Any] = {
+    "sdid": _DEVICES[5].id,
+    "field": "open",
+    "operator": "=",
+    "operand": {"value": False},
+    "duration": {"value": 60, "acceptUpdate": False},
+}
+
+
+def _rule(id_: str, name: str, condition: Mapping[str, Any], action: str) -> Mapping[str, Any]:
+    """A rule that switches the kitchen light."""
+    return {
+        "id": id_,
+        "owner": _ADMINISTRATOR,
+        "application": _APPLICATION,
+        "name": name,
+        "rule": {"if": {"and": [condition]}, "then": [{"ddid": _DEVICES[0].id, "action": action}]},
     }
 
 
@@ -221,6 +255,7 @@ def _introduction(
     parameters = {"sourceToPredict": source, "predictIn": 60}
     definition = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     model = msgspec.json.encode(definition).decode()
+    door = msgspec.json.encode({"sdid": _DEVICES[5].id, "data": {"open": False}}).decode()
     invitation = {"email": _ADMINISTRATOR, "invitationType": "participant"}
     trial = msgspec.json.encode(
         {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
@@ -258,6 +293,17 @@ def _introduction(
         "",
         "Send an Action to the kitchen light; it prints what it receives here",
         _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
+        "",
+        "Two rules switch the kitchen light: on when the garden was warm for ten seconds, off when nobody was at the",
+        "door for a minute. Somebody is at the door now:",
+        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", door),
+        "How the rules stand, and why they triggered or did not:",
+        _line("curl", "-s", f"{api}/users/self/rules", "-H", authorization),
+        *(
+            f"  TRUNKLINE_STATE_DIR={shlex.quote(str(settings.state_dir))} "
+            + _line(_tail(), "rule", "explain", rule, "--since", "1m").strip()
+            for rule in (_WARM_RULE, _QUIET_RULE)
+        ),
         "",
         "Activate the scene Good night: all lights go off",
         _line("curl", "-s", "-X", "POST", f"{api}/scenes/{_SCENE}", "-H", authorization),

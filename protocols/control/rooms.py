@@ -6,8 +6,10 @@ from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.messages.room import MessagesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.provisioning import Provisioning
+from broker.rules.room import RulesRoom
 
 
 class ControlRooms(Protocol):
@@ -26,7 +28,13 @@ class ControlRooms(Protocol):
     def devices(self) -> DevicesRoom: ...
 
     @property
+    def messages(self) -> MessagesRoom: ...
+
+    @property
     def monetization(self) -> MonetizationRoom: ...
 
     @property
     def provisioning(self) -> Provisioning: ...
+
+    @property
+    def rules(self) -> RulesRoom: ...

@@ -21,6 +21,7 @@ from protocols.control.devices import DEVICE_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
+from protocols.control.rules import RULE_COMMANDS
 from protocols.control.users import USER_COMMANDS
 from protocols.control.wire import (
     MAX_CONTROL_BYTES,
@@ -67,6 +68,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **DEVICE_TYPE_COMMANDS,
     **MONETIZATION_COMMANDS,
     **RETENTION_COMMANDS,
+    **RULE_COMMANDS,
     **USER_COMMANDS,
 }
 

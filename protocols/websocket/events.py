@@ -52,6 +52,8 @@ class EventSelection:
         if event.name not in self.names:
             return False
         caller, device = self.reach.caller, event.device
+        if event.application not in {None, caller.application}:
+            return False
         if device is None:
             return self.user in {None, event.user} and self.devices is None and self.reach.covers_user(event.user)
         if self.user not in {None, event.user} and self.user not in device.shared_with:

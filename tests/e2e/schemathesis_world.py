@@ -58,7 +58,10 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     source = {"did": kitchen, "field": "intensity"}
     parameters = {"sourceToPredict": source, "predictIn": 60}
     model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    condition = {"sdid": kitchen, "field": "intensity", "operator": ">", "operand": {"value": 80}}
+    rule = {"name": "Rule", "rule": {"if": condition, "then": {"ddid": kitchen, "action": "setOn"}}}
     return {
+        samples.RULE: made("POST", "/rules", json=rule)["id"],
         samples.SUBSCRIPTION: subscription,
         samples.NOTIFICATION: deliveries[-1]["id"],
         ENDED: ended,
@@ -189,6 +192,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "models": [world[samples.MODEL]],
         "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
+        "rules": [world[samples.RULE]],
+        "mids": [world[samples.MID]],
         "subscriptions": [world[samples.SUBSCRIPTION]],
         "notifications": [world[samples.NOTIFICATION]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
@@ -206,6 +211,8 @@ _BOUND: Final = {
     "path.sceneId": "scenes",
     "path.modelId": "models",
     "path.exportId": "exports",
+    "path.ruleId": "rules",
+    "query.mid": "mids",
     "path.subscriptionId": "subscriptions",
     "path.nid": "notifications",
     "query.sdid": "devices",

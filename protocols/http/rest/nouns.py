@@ -1,9 +1,8 @@
 """All calls of the REST API: those that are served, in the order of the document, and those of a later version."""
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
-from protocols.http.calls import ANY_TOKEN, NO_TOKEN, NOTHING, Counted, HttpMethod, RestCall, RestCalls
+from protocols.http.calls import RestCall, RestCalls
 from protocols.http.rest.accounts import AccountsCalls
 from protocols.http.rest.actions import ActionCalls
 from protocols.http.rest.analytics import AnalyticsCalls
@@ -24,6 +23,7 @@ from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.rules import RuleCalls
 from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.subscriptions import SubscriptionCalls
@@ -36,8 +36,6 @@ from protocols.http.rest.trial_members import TrialMemberCalls
 from protocols.http.rest.trial_sessions import TrialSessionCalls
 from protocols.http.rest.trials import TrialCalls
 from protocols.http.rest.users import UserCalls
-
-_METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
 
 NOUNS: Final[tuple[type[RestCalls], ...]] = (
     MessageCalls,
@@ -61,6 +59,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DevicePropertyCalls,
     TaskCalls,
     ImageCalls,
+    RuleCalls,
     SceneCalls,
     ModelCalls,
     TrialCalls,
@@ -74,32 +73,5 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     AccountsCalls,
 )
 
-
-def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> Iterator[RestCall]:
-    """The calls of a capability. A row has the methods of a path, and the path."""
-    for row in (*rows, *without_token):
-        *methods, path = row.split()
-        for method in _METHODS:
-            if method in methods:
-                yield RestCall(
-                    method,
-                    path,
-                    tokens=NO_TOKEN if row in without_token else ANY_TOKEN,
-                    on=NOTHING,
-                    summary="",
-                    counted=Counted.ADDRESS if row in without_token else Counted.REST,
-                    capability=capability,
-                )
-
-
-#: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths.
-TO_COME: Final[tuple[RestCall, ...]] = (
-    *_to_come(
-        "Rules",
-        "GET POST /rules",
-        "GET PUT DELETE /rules/{id_}",
-        "GET POST /rules/{id_}/actions",
-        "GET /rules/{id_}/executions",
-        "GET /users/{user_id}/rules",
-    ),
-)
+#: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths. There are none now.
+TO_COME: Final[tuple[RestCall, ...]] = ()

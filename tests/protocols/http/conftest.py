@@ -55,7 +55,7 @@ async def door(services: Services, world: World, nursery: trio.Nursery) -> Addre
 
 @pytest.fixture
 async def api(door: Address) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1") as client:
+    async with httpx.AsyncClient(base_url=f"http://{door}/v1.1", timeout=60) as client:  # a busy machine is slow
         yield client
 
 

@@ -3,6 +3,7 @@
 Who makes the calls has none left in this minute. What it is told of objects is the same as ever, and nothing happens.
 """
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from broker.device_management.requests import TaskRequest
 from broker.device_management.states import TaskStatus
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus
+from broker.rules.rulebook import NewRule
 from broker.services import Services
 from broker.subscriptions.creation import NewSubscription
 from broker.subscriptions.subscription import Subscription
@@ -132,6 +134,16 @@ PUT /devicemgmt/tasks/{task}/devices/{managed} 400
 POST /devicemgmt/tasks/{task}/devices/{managed}/acceptance 400
 GET /devicemgmt/devices/{managed}/tasks 4001
 GET /devicemgmt/devices/{managed}/pendingtasks -
+GET /users/{user}/rules 4001
+GET /rules/{rule} -
+PUT /rules/{rule} 400
+DELETE /rules/{rule} -
+GET /rules/{rule}/provision -
+GET /rules/{rule}/actions -
+POST /rules/{rule}/actions -
+GET /rules/{rule}/executions -
+GET /rules/{rule}/explain 4001
+POST /rules/{rule}/replay 400
 GET /users/{user}/scenes 4001
 GET /scenes/{scene} -
 PUT /scenes/{scene} 400
@@ -255,6 +267,7 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "task": Named(
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
+        "rule": Named(ID, *[await a_rule(services, *whose) for whose in ((bob, BOB, BOBS), (ada, ADA, KITCHEN))]),
         "model": Named(ID, await a_model(services, bob, BOBS), await a_model(services, ada, KITCHEN)),
         "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
         **await trials(services, world),
@@ -309,6 +322,14 @@ async def a_task(services: Services, type_id: str, device: str) -> str:
         while (await tasks.find(task.id)).status != TaskStatus.COMPLETE:
             await trio.lowlevel.checkpoint()
     return task.id
+
+
+async def a_rule(services: Services, caller: Caller, user: str, device: str) -> str:
+    condition = {"sdid": device, "field": "state", "operator": "=", "operand": {"value": True}}
+    body = {"if": condition, "then": {"ddid": device, "action": "setOn"}}
+    owner = await services.accounts.users.find(user)
+    rule = await services.rules.rulebook.create(caller, owner, NewRule("Rule", json.dumps(body).encode()))
+    return rule.id
 
 
 async def a_subscription(services: Services, caller: Caller) -> Subscription:

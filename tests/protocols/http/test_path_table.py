@@ -59,6 +59,9 @@ GET /users/{}/sessions
 DELETE /users/{}/sessions
 DELETE /users/{}/sessions/{}
 GET /users/{}/rules
+GET /rules/{}/provision
+GET /rules/{}/explain
+POST /rules/{}/replay
 GET /users/{}/scenes
 GET /users/{}/trials
 POST /devices

@@ -146,6 +146,21 @@ MODELS: Final = {
     "DELETE /ml/models/{modelId}",
     "POST /ml/models/{modelId}/predict",
 }
+#: Rules name devices in their conditions and Actions: test_rules.py and `test_rules_…` below.
+RULES: Final = {
+    "POST /rules",
+    "GET /rules",
+    "GET /users/{uid}/rules",
+    "GET /rules/{ruleId}",
+    "PUT /rules/{ruleId}",
+    "DELETE /rules/{ruleId}",
+    "GET /rules/{ruleId}/provision",
+    "GET /rules/{ruleId}/actions",
+    "POST /rules/{ruleId}/actions",
+    "GET /rules/{ruleId}/executions",
+    "GET /rules/{ruleId}/explain",
+    "POST /rules/{ruleId}/replay",
+}
 #: Device types: test_device_types.py and test_manifests.py.
 TYPES_ALONE: Final = {
     "GET /devicetypes",
@@ -206,7 +221,7 @@ def test_the_tables_have_every_call() -> None:
         "GET /devices/status"
     }
     left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
-    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | MODELS | TYPES_ALONE
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | MODELS | RULES | TYPES_ALONE
 
 
 @pytest.fixture
@@ -299,6 +314,47 @@ async def test_lists_leave_out_what_is_not_granted(
         shares = (await api.get(f"/users/{ADA}/shares", headers=headers)).json()
         assert {one["did"] for one in shares["data"]["shares"]} == reachable - own
         assert shares["total"] == len(reachable - own)
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+async def test_rules_need_read_on_their_source_and_write_on_their_destination(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
+) -> None:
+    """Of own devices and of shared ones, which are source and destination of a rule for all applications.
+
+    To the caller who lacks something, such a rule is hidden.
+    """
+
+    def body(id_: str) -> dict[str, Any]:
+        condition = {"sdid": id_, "field": "state", "operator": "=", "operand": {"value": True}}
+        return {"if": condition, "then": {"ddid": id_, "action": "setOn"}}
+
+    of_ada = {"owner": ADA, "application": "Dashboard", "name": "Old", "scope": "allApplications"}
+    rules = {
+        place: {"id": f"{number:032x}", "rule": body(id_), **of_ada}
+        for number, (place, id_) in enumerate(reach.devices.items())
+        if place[0] != "foreign"
+    }
+    await services.provisioning.apply({"rules": list(rules.values())})
+    await reach.grant(grants)
+    wrong = []
+    for token, (place, id_) in product(TOKENS.values(), reach.devices.items()):
+        headers = bearer(token)
+        may = place[0] != "foreign" and all(is_granted(grants, place[1], need) for need in ("READ", "WRITE"))
+        ways: list[tuple[str, str, Any]] = [("POST", "/rules", {"uid": ADA, "name": "New", "rule": body(id_)})]
+        if place in rules:
+            path = f"/rules/{rules[place]['id']}"
+            shown = await api.get(path, headers=headers)
+            if ("rule" in shown.json().get("data", {})) is not may:
+                wrong.append((token, place, "GET", path, shown.status_code))
+            ways += [("GET", f"{path}/{one}", None) for one in ("provision", "actions", "executions")]
+            ways += [("PUT", path, {"name": "Newer"}), ("POST", f"{path}/actions", None)]
+            ways += [("POST", f"{path}/replay", {"startDate": 1, "endDate": 2})]
+        for method, path, content in ways:
+            answer = await api.request(method, path, headers=headers, json=content)
+            if answer.status_code != (200 if may else 403):
+                wrong.append((token, place, method, path, answer.status_code))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("grants", GRANTS)

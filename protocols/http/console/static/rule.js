@@ -165,7 +165,7 @@ $("#replay").addEventListener("click", (event) => attempt(async () => {
   const { data } = await call("POST", `/rules/${id}/replay`, { body: { startDate: end - 24 * HOUR_MS, endDate: end }, quiet: true });
   fill($("#why"), h("p", {}, `In the last day, with ${data.messages} messages, this rule would have triggered `, h("b", {}, `${data.triggered} times`), "."),
     data.isComplete ? null : h("p", { class: "hint" }, `Only messages until ${fullTime(data.until)} were tried.`),
-    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.sent ?? []).map((sent) => sent.action ?? sent.field).join(", ")))));
+    h("ul", { class: "lights" }, data.triggers.map((one) => h("li", {}, h("span", { class: "when" }, fullTime(one.ts)), (one.actions ?? []).map((sent) => sent.action ?? sent.field).join(", ")))));
 }, { button: event.target }));
 
 $("#test").addEventListener("click", (event) => attempt(async () => {

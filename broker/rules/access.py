@@ -1,0 +1,75 @@
+"""What a caller sees of a rule, and may do with it (reference 12.1)."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.accounts.permissions import Permission, Permissions
+from broker.accounts.tokens import Caller
+from broker.errors import PermissionDenied, ValidationFailed
+from broker.rules.looking_up import LookingUp
+from broker.rules.rule import Rule
+from broker.rules.rulebook import THIS_APPLICATION, Rulebook
+from broker.rules.running import acting
+from storage.rules import RuleRecord
+
+_OF_ANOTHER: Final = "a rule of another application"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    permissions: Permissions
+    looking_up: LookingUp
+    rulebook: Rulebook
+
+    async def require_user(self, caller: Caller, record: RuleRecord) -> None:
+        """Raises PermissionDenied unless the caller acts for the user whose rule it is."""
+        await self.permissions.require_user(caller, record.owner)
+
+    async def require_own(self, caller: Caller, record: RuleRecord) -> None:
+        """Check that the caller may change a rule: its application made the rule, or the rule is for all applications.
+
+        Raises PermissionDenied.
+        """
+        await self.require_user(caller, record)
+        if caller.application != record.application and record.scope == THIS_APPLICATION:
+            raise PermissionDenied(_OF_ANOTHER)
+        if caller.application != record.application and await self.is_hidden(caller, record):
+            raise PermissionDenied(_OF_ANOTHER)
+
+    async def require_shown(self, caller: Caller, record: RuleRecord) -> None:
+        """Raises PermissionDenied unless the caller sees the whole rule."""
+        await self.require_user(caller, record)
+        if await self.is_hidden(caller, record):
+            raise PermissionDenied(
+                _OF_ANOTHER if caller.application != record.application else "the devices of the rule"
+            )
+
+    async def require_write(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
+        """Raises PermissionDenied unless the caller may send to every destination of the rule."""
+        missing = await self.looking_up.missing(rule, _through(caller, record), (Permission.WRITE,))
+        if missing is not None:
+            raise PermissionDenied(missing)
+
+    async def is_hidden(self, caller: Caller, record: RuleRecord) -> bool:
+        """Whether the caller sees only that the rule exists: it lacks permissions on the devices of the rule.
+
+        A rule that the caller's application made for itself is never hidden. What an invalid rule names cannot be
+        checked: other applications do not see it.
+        """
+        if caller.application == record.application and record.scope == THIS_APPLICATION:
+            return False
+        try:
+            rule = await self.rulebook.compiled(record)
+        except ValidationFailed:
+            return caller.application != record.application
+        return await self.looking_up.missing(rule, _through(caller, record)) is not None
+
+
+def _through(caller: Caller, record: RuleRecord) -> Caller:
+    """The rule's owner through the application of the caller."""
+    return replace(
+        acting(record),
+        application=caller.application,
+        application_id=caller.application_id,
+        application_organization=caller.application_organization,
+    )

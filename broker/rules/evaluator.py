@@ -1,0 +1,263 @@
+"""Evaluates the rules that run, row by row, and collects what they trigger.
+
+What happens is a function of the log alone: a message counts at its `cts`, and a duration that is due by then comes
+first. So after a crash the rows behind the saved position are evaluated again and lead to the same.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from broker.devices.registry import Devices
+from broker.messages.projections import flat
+from broker.rules.budgets import NO_CAUSES, Causes, LoopGuard
+from broker.rules.index import Interest, RuleIndex
+from broker.rules.rule import NOTHING, Match, Outcome, Outgoing, TimerKey
+from broker.rules.running import RunningRule
+from broker.rules.sending import Firing, Problem, Stop
+from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
+from broker.rules.timers import Timers
+from broker.rules.transformers import Transformers
+from broker.rules.view import CurrentMessage
+from config.limits import RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from storage.database import Database
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.records import MessageRow
+
+#: The slot of a rule's next minute; those of its durations have the index of the condition.
+MINUTE: Final[TimerKey] = (-1, DeviceKey(0))
+#: A minute that began longer ago than this is over: rules are never evaluated for the past (reference 12.4).
+_MINUTE_MS: Final = 60_000
+_DEVICES_REMEMBERED: Final = 50_000
+_LOOP: Final = (
+    f"The rule triggers itself: more than {RULE_LOOP_TRIGGERS} times within {RULE_LOOP_SECONDS} seconds it was"
+    " triggered by a message of a device to which the rule itself, or a rule that it triggered, had just sent an Action"
+)
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(slots=True)
+class Found:
+    """What rules triggered, and which of them have other states since the last commit."""
+
+    firings: list[Firing]
+    problems: list[Problem]
+    stops: list[Stop]
+    changed: set[RuleKey]
+
+    def __bool__(self) -> bool:
+        return bool(self.firings or self.problems or self.stops)
+
+
+class Evaluator:
+    def __init__(
+        self, database: Database, devices: Devices, index: RuleIndex, models: Transformers, loops: LoopGuard
+    ) -> None:
+        self._database = database
+        self._devices = devices
+        self._index = index
+        self._models = models
+        self._loops = loops
+        self._values: dict[DeviceKey, Fields] = {}
+        self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
+        self.timers = Timers()
+        self.position = Position(0)
+        self.found = Found([], [], [], set())
+        self.evaluated = 0
+
+    # The rules
+
+    def schedule(self, running: RunningRule, after_ms: Milliseconds) -> None:
+        """Set the timers of a rule that begins to run. Minutes count that begin after `after_ms`."""
+        self.timers.drop_all_of(running.key)
+        for key, timer in running.timers.items():
+            if not timer.elapsed:
+                self.timers.set(running.key, key, timer.due_ms)
+        self._set_minute(running, after_ms)
+
+    def _set_minute(self, running: RunningRule, after_ms: Milliseconds) -> None:
+        due_ms = running.rule.next_minute(after_ms)
+        if due_ms is not None:
+            self.timers.set(running.key, MINUTE, due_ms)
+
+    def forget_rule(self, key: RuleKey) -> None:
+        """It does not run any more."""
+        self.timers.drop_all_of(key)
+        self._loops.forget(key)
+
+    def forget_members(self, owner: UserKey, device_type: DeviceTypeKey) -> None:
+        """A user has more or fewer devices of a type."""
+        self._members.pop((owner, device_type), None)
+
+    def forget(self) -> None:
+        """Drop the values and what was found."""
+        self._values.clear()
+        self._members.clear()
+        self.found = Found([], [], [], set())
+
+    def trim(self) -> None:
+        if len(self._values) > _DEVICES_REMEMBERED:
+            self._values.clear()
+
+    def take_found(self) -> Found:
+        found, self.found = self.found, Found([], [], [], set())
+        return found
+
+    # The log and the time
+
+    def passes(self, row: MessageRow) -> bool:
+        """Whether a message triggers nothing for sure, so that it is done with. Otherwise `row` evaluates it."""
+        interest = self._index.interest(row.device)
+        if interest is None or interest.unguarded:
+            return False
+        due_ms = self.timers.next_due()
+        if due_ms is not None and due_ms <= row.cts:
+            return False
+        fields = self._values.get(row.device)
+        if fields is None:
+            if interest.rules:
+                return False
+        else:
+            lay_over(fields, flat(_decode(row.data)), row)
+            if next(_through_guards(interest, fields), None) is not None:
+                return False
+            self.evaluated += len(interest.rules)
+        self.position = row.position
+        return True
+
+    async def row(self, row: MessageRow) -> None:
+        """Evaluate a message, and before it what is due by its time."""
+        if (due_ms := self.timers.next_due()) is not None and due_ms <= row.cts:
+            await self.due_until(row.cts)
+        interest = self._index.interest(row.device) or await self._index.find(row.device)
+        if interest.rules and row.device not in self._values:
+            await self._load(NotLoadedError((row.device,)))
+        fields = self._values.get(row.device)
+        data = _decode(row.data) if fields is not None else {}
+        if fields is not None:
+            lay_over(fields, flat(data), row)
+        self.position = row.position
+        if not interest.rules or fields is None:
+            return
+        message = CurrentMessage(row.device, interest.device_type, interest.owner, data)
+        view = StateView(row.cts, message, self._values, self._members, self._models.output)
+        causes = self._loops.causes_of(row.device, row.cts)
+        self.evaluated += len(interest.rules)
+        for running in (*_through_guards(interest, fields), *interest.unguarded):
+            if row.position > running.since and self._index.has(running):
+                try:
+                    outcome = running.rule.on_message(view, running.timers)
+                except Exception as error:  # noqa: BLE001 - judged in `_again`
+                    evaluate = partial(running.rule.on_message, view, running.timers)
+                    outcome = await self._again(error, running, view, evaluate, NOTHING)
+                if outcome is not NOTHING:
+                    await self._apply(running, outcome, view, causes)
+
+    async def due_until(self, until_ms: Milliseconds, *, not_before_ms: Milliseconds = Milliseconds(0)) -> None:
+        """Evaluate what is due. Minutes that began before `not_before_ms` are left out."""
+        while (due := self.timers.pop_due(until_ms)) is not None:
+            due_ms, (key, slot) = due
+            running = self._index.get(key)
+            if running is None:
+                continue
+            view = StateView(due_ms, None, self._values, self._members, self._models.output)
+            self.evaluated += 1
+            if slot != MINUTE:
+                outcome = await self._judged(running, view, slot)
+            elif due_ms + _MINUTE_MS > not_before_ms:
+                running.minute = due_ms
+                self.found.changed.add(key)
+                self._set_minute(running, due_ms)
+                outcome = await self._judged(running, view, None)
+            else:
+                self._set_minute(running, Milliseconds(not_before_ms - _MINUTE_MS))
+                continue
+            if outcome is not NOTHING:
+                await self._apply(running, outcome, view, NO_CAUSES)
+
+    async def _judged(self, running: RunningRule, view: StateView, slot: TimerKey | None) -> Outcome:
+        def evaluate() -> Outcome:
+            rule, timers = running.rule, running.timers
+            return rule.on_minute(view, timers) if slot is None else rule.on_elapsed(view, timers, slot)
+
+        try:
+            return evaluate()
+        except Exception as error:  # noqa: BLE001 - judged in `_again`
+            return await self._again(error, running, view, evaluate, NOTHING)
+
+    async def _again(
+        self, error: Exception, running: RunningRule, view: StateView, evaluate: Callable[[], T], nothing: T
+    ) -> T:
+        """Load what an evaluation missed and evaluate again. Any other error is a problem of the rule."""
+        while isinstance(error, NotLoadedError):
+            await self._load(error)
+            try:
+                return evaluate()
+            except Exception as next_error:  # noqa: BLE001 - it is judged by the loop
+                error = next_error
+        _log.error("rule_evaluation_failed", rule=running.id, exc_info=error)
+        self.found.problems.append(Problem(running, "rule.if", f"{type(error).__name__} in the service", view.now_ms))
+        return nothing
+
+    async def _load(self, missing: NotLoadedError) -> None:
+        if missing.members is not None:
+            owner, device_type = missing.members
+            found = await self._database.read(lambda tx: tx.devices.keys_of_owner(owner))
+            devices = await self._devices.get_all(found)
+            self._members[owner, device_type] = tuple(one.key for one in devices if one.type_key == device_type)
+        if missing.devices:
+            position = self.position
+            self._values.update(
+                await self._database.read(lambda tx: {one: values_at(tx, one, position) for one in missing.devices})
+            )
+
+    async def _apply(self, running: RunningRule, outcome: Outcome, view: StateView, causes: Causes) -> None:
+        for key, timer in outcome.timers.items():
+            if timer is None:
+                running.timers.pop(key, None)
+            else:
+                running.timers[key] = timer
+            if timer is None or timer.elapsed:
+                self.timers.drop(running.key, key)
+            else:
+                self.timers.set(running.key, key, timer.due_ms)
+            self.found.changed.add(running.key)
+        if outcome.match is not None:
+            await self._trigger(running, outcome.match, view, causes)
+
+    async def _trigger(self, running: RunningRule, match: Match, view: StateView, causes: Causes) -> None:
+        if self._loops.is_loop(running.key, causes, view.now_ms):
+            self._index.remove(running.key)
+            self.forget_rule(running.key)
+            self.found.stops.append(Stop(running, view.now_ms, _LOOP))
+            return
+
+        def outgoing() -> Sequence[Outgoing]:
+            return running.rule.outgoing(view, match)
+
+        try:
+            found = outgoing()
+        except Exception as error:  # noqa: BLE001 - judged in `_again`
+            found = await self._again(error, running, view, outgoing, ())
+        running.triggered += 1
+        running.last_on = view.now_ms
+        self.found.changed.add(running.key)
+        device = None if view.message is None else view.message.device
+        self.found.firings.append(Firing(running, view.now_ms, device, found, causes))
+
+
+def _through_guards(interest: Interest, fields: Fields) -> Iterator[RunningRule]:
+    """The rules whose guards hold."""
+    for field, guards in interest.guards:
+        if (known := fields.get(field)) is not None:
+            value = known[2]
+            for test, constant, running in guards:
+                if test(value, constant):
+                    yield running

@@ -1,0 +1,146 @@
+"""Which rules a device's messages concern (reference 12.4)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound
+from broker.rules.conditions import FixedValueCondition
+from broker.rules.operators import Test
+from broker.rules.running import RunningRule
+from broker.rules.view import Value
+from storage.keys import DeviceKey, DeviceTypeKey, RuleKey, UserKey
+
+_DEVICES_REMEMBERED: Final = 100_000
+K = TypeVar("K")
+
+
+#: How the value of a field is compared, with what, and whose guard that is.
+Guard = tuple[Test, Value, RunningRule]
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """The rules that a device's messages concern.
+
+    A rule may have a *guard*: a condition that compares the last value of a field of the device with a constant. While
+    the guard does not hold, the rule cannot trigger, and nothing else of it is looked at. `guards` has them by field;
+    `unguarded` has the rules without one.
+    """
+
+    device_type: DeviceTypeKey
+    owner: UserKey
+    rules: tuple[RunningRule, ...]
+    guards: tuple[tuple[str, tuple[Guard, ...]], ...] = ()
+    unguarded: tuple[RunningRule, ...] = ()
+
+
+NO_INTEREST: Final = Interest(DeviceTypeKey(0), UserKey(0), ())
+
+
+class RuleIndex:
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._rules: dict[RuleKey, RunningRule] = {}
+        self._of_device: dict[DeviceKey, tuple[RunningRule, ...]] = {}
+        self._of_type: dict[tuple[UserKey, DeviceTypeKey], tuple[RunningRule, ...]] = {}
+        self._interests: dict[DeviceKey, Interest] = {}
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __iter__(self) -> Iterator[RunningRule]:
+        return iter(self._rules.values())
+
+    def get(self, key: RuleKey) -> RunningRule | None:
+        return self._rules.get(key)
+
+    def has(self, running: RunningRule) -> bool:
+        """The rule still runs, and was not replaced."""
+        return self._rules.get(running.key) is running
+
+    def put(self, running: RunningRule) -> None:
+        """Add a rule, or replace the one with its key."""
+        self.remove(running.key)
+        self._rules[running.key] = running
+        for watch in running.rule.watches:
+            if watch.device is not None:
+                known = self._of_device.get(watch.device, ())
+                if running not in known:
+                    self._of_device[watch.device] = _in_order((*known, running))
+                    self._interests.pop(watch.device, None)
+            elif watch.device_type is not None:
+                place = (running.owner, watch.device_type)
+                known = self._of_type.get(place, ())
+                if running not in known:
+                    self._of_type[place] = _in_order((*known, running))
+                    self._interests.clear()
+
+    def remove(self, key: RuleKey) -> None:
+        running = self._rules.pop(key, None)
+        if running is None:
+            return
+        for watch in running.rule.watches:
+            if watch.device is not None and (known := self._of_device.get(watch.device)):
+                _put_or_drop(self._of_device, watch.device, tuple(one for one in known if one is not running))
+                self._interests.pop(watch.device, None)
+            elif watch.device_type is not None:
+                place = (running.owner, watch.device_type)
+                if known := self._of_type.get(place):
+                    _put_or_drop(self._of_type, place, tuple(one for one in known if one is not running))
+                    self._interests.clear()
+
+    def interest(self, device: DeviceKey) -> Interest | None:
+        """Whom a message of this device concerns; None: `find` must look the device up."""
+        return self._interests.get(device)
+
+    async def find(self, device: DeviceKey) -> Interest:
+        if len(self._interests) >= _DEVICES_REMEMBERED:
+            self._interests.clear()
+        if not self._of_type and device not in self._of_device:
+            found = NO_INTEREST
+        else:
+            try:
+                known = await self._devices.get(device)
+            except DeviceNotFound:
+                return NO_INTEREST
+            rules = {*self._of_device.get(device, ()), *self._of_type.get((known.owner, known.type_key), ())}
+            found = _interest(known, _in_order(rules))
+        self._interests[device] = found
+        return found
+
+
+def _interest(device: Device, rules: tuple[RunningRule, ...]) -> Interest:
+    guards: dict[str, list[Guard]] = {}
+    unguarded: list[RunningRule] = []
+    for running in rules:
+        guard = _guard(running, device.key)
+        if guard is None:
+            unguarded.append(running)
+        else:
+            guards.setdefault(guard.field, []).append((guard.test, guard.constant, running))
+    by_field = tuple((field, tuple(tests)) for field, tests in guards.items())
+    return Interest(device.type_key, device.owner, rules, by_field, tuple(unguarded))
+
+
+def _guard(running: RunningRule, device: DeviceKey) -> FixedValueCondition | None:
+    """A condition that every match needs. None: there is none, or durations follow each message."""
+    conditions = running.rule.conditions
+    if conditions.with_duration:
+        return None
+    for condition in conditions.alone:
+        if isinstance(condition, FixedValueCondition) and condition.device == device:
+            return condition
+    return None
+
+
+def _in_order(rules: Iterable[RunningRule]) -> tuple[RunningRule, ...]:
+    return tuple(sorted(rules, key=lambda running: running.key))
+
+
+def _put_or_drop(places: dict[K, tuple[RunningRule, ...]], place: K, rules: tuple[RunningRule, ...]) -> None:
+    if rules:
+        places[place] = rules
+    else:
+        del places[place]

@@ -1,0 +1,95 @@
+"""Judges rules anew when a device that they name is deleted or not shared any more, or a Manifest changes."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from broker.facts import (
+    DeviceCreated,
+    DeviceDeleted,
+    DeviceFact,
+    DeviceTypeChanged,
+    DeviceUpdated,
+    FactPhase,
+    Router,
+    SharesChanged,
+)
+from broker.loops import Wakeup, repeat
+from broker.rules.evaluator import Evaluator
+from broker.rules.rulebook import Rulebook
+from storage.database import Database, Transaction
+from storage.keys import RuleKey
+from storage.rules import UseKind
+
+_WAITING_MAX: Final = 10_000
+_RETRY_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidationStatistics:
+    """`invalidated`: rules that became invalid since the start."""
+
+    invalidated: int
+    waiting: int
+
+
+class Invalidation:
+    def __init__(self, database: Database, router: Router, rulebook: Rulebook, evaluator: Evaluator) -> None:
+        self._database = database
+        self._rulebook = rulebook
+        self._evaluator = evaluator
+        self._waiting: dict[tuple[UseKind, int], None] = {}
+        self._all_wait = False
+        self._wakeup = Wakeup()
+        self._invalidated = 0
+        router.subscribe(DeviceCreated, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._members_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceDeleted, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceUpdated, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(SharesChanged, self._device_changed, FactPhase.EFFECT)
+        router.subscribe(DeviceTypeChanged, self._type_changed, FactPhase.EFFECT)
+
+    def _members_changed(self, fact: DeviceFact) -> None:
+        self._evaluator.forget_members(fact.owner, fact.device_type)
+
+    def _device_changed(self, fact: DeviceDeleted | DeviceUpdated | SharesChanged) -> None:
+        self._put("device", fact.device)
+
+    def _type_changed(self, fact: DeviceTypeChanged) -> None:
+        self._put("type", fact.device_type)
+
+    def _put(self, kind: UseKind, key: int) -> None:
+        if len(self._waiting) < _WAITING_MAX:
+            self._waiting[kind, key] = None
+        else:
+            self._all_wait = True
+        self._wakeup.set()
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        # What was deleted just before a crash: rules that run are judged when they begin to, the others here.
+        await repeat(
+            self.step, wakeup=self._wakeup, at_once=True, failure="rules_not_judged", retry_seconds=_RETRY_SECONDS
+        )
+
+    async def step(self) -> bool:
+        """Judge what waits; return whether more waits."""
+        if self._all_wait:
+            self._waiting.clear()
+            await self._rulebook.begin_all()
+            self._all_wait = False
+        keys = set(await self._database.read(lambda tx: tx.rules.with_deleted_devices()))
+        for waiting in list(self._waiting):
+            keys |= set(await self._database.read(partial(_users_of, *waiting)))
+            self._waiting.pop(waiting, None)
+        self._invalidated += await self._rulebook.judge(sorted(keys))
+        return bool(self._waiting)
+
+    def statistics(self) -> InvalidationStatistics:
+        return InvalidationStatistics(self._invalidated, len(self._waiting))
+
+
+def _users_of(kind: UseKind, key: int, tx: Transaction) -> list[RuleKey]:
+    return tx.rules.users_of(kind, key)

@@ -1,0 +1,118 @@
+"""Finds what the names in a rule mean, and checks what the rule may do with it (reference 12.3)."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from broker.accounts.permissions import Permission, Permissions, Reach
+from broker.accounts.tokens import Caller
+from broker.device_types.catalog import DeviceType, DeviceTypes
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound, DeviceTypeNotFound, PermissionDenied
+from broker.rules.rule import Rule
+from broker.rules.world import KnownDevice, KnownType, World, names_in
+from storage.database import Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+
+
+class LookingUp:
+    def __init__(self, devices: Devices, device_types: DeviceTypes, permissions: Permissions) -> None:
+        self._devices = devices
+        self._types = device_types
+        self._permissions = permissions
+
+    async def world(self, owner: UserKey, body: Any) -> World:
+        """What a body names. A device that its owner does not share with the rule's user (any more) is left out."""
+        names = names_in(body)
+        devices = await self._named_devices(names.devices)
+        types = await self._named_types(names.device_types)
+        return World(
+            owner,
+            {id_: _device(one) for id_, one in devices.items() if owner == one.owner or owner in one.shared_with},
+            {name: KnownType(one.key, one.id, one.latest.manifest) for name, one in types.items()},
+        )
+
+    async def require_names(self, acting: Caller, body: Any) -> None:
+        """Check that the rule may name what it names, before an answer tells anything about it.
+
+        Raises PermissionDenied: for an existing device or type that the rule's user may not use.
+        """
+        names, reach = names_in(body), await self._permissions.reach(acting)
+        for device in (await self._named_devices(names.devices)).values():
+            if not reach.allows(device, Permission.READ) and not reach.allows(device, Permission.WRITE):
+                raise PermissionDenied(f"READ on device {device.id}")
+        for type_ in (await self._named_types(names.device_types)).values():
+            await self._permissions.require_type(acting, type_.record, user=acting.user)
+
+    async def require(self, rule: Rule, acting: Caller) -> None:
+        """Check that a rule may do what it says. Raises PermissionDenied."""
+        if (missing := await self.missing(rule, acting)) is not None:
+            raise PermissionDenied(missing)
+
+    async def missing(
+        self, rule: Rule, acting: Caller, kinds: Collection[Permission] = (Permission.READ, Permission.WRITE)
+    ) -> str | None:
+        """What a caller lacks of what a rule needs: READ on its sources, WRITE on its destinations. None: nothing."""
+        reach = await self._permissions.reach(acting)
+        for keys, types, permission in (
+            (rule.reads, rule.type_reads, Permission.READ),
+            (rule.writes, rule.type_writes, Permission.WRITE),
+        ):
+            if permission not in kinds:
+                continue
+            if (missing := await self._missing(reach, rule.owner, keys, types, permission)) is not None:
+                return missing
+        return None
+
+    async def _missing(
+        self,
+        reach: Reach,
+        owner: UserKey,
+        devices: Iterable[DeviceKey],
+        types: Iterable[DeviceTypeKey],
+        permission: Permission,
+    ) -> str | None:
+        for device in await self._devices.get_all(devices):
+            if not reach.allows(device, permission):
+                return f"{permission.value} on device {device.id}"
+        for key in types:
+            type_ = (await self._types.get(key)).record
+            if not reach.allows_type(owner, type_, permission):
+                return f"{permission.value} on device type {type_.id}"
+        return None
+
+    async def _named_devices(self, ids: Iterable[str]) -> dict[str, Device]:
+        found = {}
+        for id_ in ids:
+            try:
+                found[id_] = await self._devices.find(id_)
+            except DeviceNotFound:
+                continue
+        return found
+
+    async def _named_types(self, names: Iterable[str]) -> dict[str, DeviceType]:
+        found = {}
+        for name in names:
+            try:
+                found[name] = await self._types.find(name)
+            except DeviceTypeNotFound:
+                continue
+        return found
+
+
+def world_in(tx: Transaction, owner: UserKey, body: Any) -> World:
+    """The same as `LookingUp.world`, as an open transaction sees it."""
+    names, devices, types = names_in(body), {}, {}
+    for id_ in names.devices:
+        record = tx.devices.by_id(id_)
+        type_ = None if record is None else tx.device_types.device_type(record.device_type)
+        if record is not None and type_ is not None and (record.owner == owner or owner in record.shared_with):
+            devices[id_] = _device(Device(record, DeviceType(type_, tx.device_types.manifests(type_.key))))
+    for name in names.device_types:
+        if (found := tx.device_types.by_id_or_name(name)) is not None:
+            manifest = DeviceType(found, tx.device_types.manifests(found.key)).latest.manifest
+            types[name] = KnownType(found.key, found.id, manifest)
+    return World(owner, devices, types)
+
+
+def _device(device: Device) -> KnownDevice:
+    return KnownDevice(device.key, device.id, device.manifest.manifest)

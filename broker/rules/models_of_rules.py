@@ -1,0 +1,90 @@
+"""The models of conditions with a `transformer`, made and asked through the capability of models (reference 12.6)."""
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+from broker.device_types.catalog import DeviceType
+from broker.devices.registry import Device
+from broker.models.definition import ModelType
+from broker.models.models import Models, RuleModel
+from broker.rules.rule import Transformer
+from broker.rules.simulation import members_of
+from broker.rules.transformers import ModelWarning, ValueOf
+from broker.rules.view import Value
+from storage.database import Transaction
+from storage.keys import DeviceKey, RuleKey, UserKey
+from storage.rules import RuleRecord
+
+_KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOMALY}
+
+
+class ModelsOfRules:
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._fields: dict[tuple[RuleKey, int], str] = {}
+        self._conditions: dict[RuleKey, tuple[Transformer, ...]] = {}
+
+    def output(self, rule: RuleKey, condition: int, device: DeviceKey, value_of: ValueOf) -> Value | None:
+        field = self._fields.get((rule, condition))
+        value = None if field is None else value_of(device, field)
+        return None if value is None else self._asked(rule, condition, device, value)
+
+    def _asked(self, rule: RuleKey, condition: int, device: DeviceKey, value: Value) -> Value | None:
+        if not isinstance(value, bool | int | float):
+            return None
+        return self._models.output_for_rule(rule, condition, device, value)
+
+    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
+        found = {}
+        for one in transformers:
+            if one.device is None:  # one for each device of the type: there may be many
+                continue
+            waiting = self._models.waiting(rule, one.condition, one.device)
+            if waiting is not None:
+                found[waiting] = ModelWarning(waiting[0], (waiting[1],))
+        return list(found.values())
+
+    def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
+        if transformers:
+            wanted = [model for one in transformers for model in _wanted(tx, rule.owner, one)]
+            self._models.create_for_rule(tx, rule.key, rule.owner, rule.application, wanted)
+
+    def remove(self, tx: Transaction, rule: RuleKey) -> None:
+        self._models.delete_for_rule(tx, rule)
+
+    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        for one in self._conditions.pop(rule, ()):
+            del self._fields[rule, one.condition]
+        if transformers:
+            self._conditions[rule] = tuple(transformers)
+            self._fields |= {(rule, one.condition): one.field for one in transformers}
+
+    def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        if transformers or rule in self._conditions:
+            self._models.rules_changed()
+
+
+def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterator[RuleModel]:
+    """The models of a condition: one for its device, or for each of the user's devices of its type."""
+    keys = [transformer.device] if transformer.device is not None else []
+    if transformer.device_type is not None:
+        keys += members_of(tx, owner, transformer.device_type)
+    for key in keys:
+        if (device := _device(tx, key)) is not None:
+            ahead = transformer.predict_in_seconds
+            yield RuleModel(
+                transformer.condition,
+                device,
+                transformer.field,
+                _KINDS[transformer.kind],
+                None if ahead is None else ceil(ahead),
+                transformer.sensitivity,
+            )
+
+
+def _device(tx: Transaction, key: DeviceKey) -> Device | None:
+    record = tx.devices.device(key)
+    type_ = None if record is None else tx.device_types.device_type(record.device_type)
+    if record is None or type_ is None:
+        return None
+    return Device(record, DeviceType(type_, tx.device_types.manifests(type_.key)))

@@ -1,0 +1,216 @@
+"""A compiled rule: asked with a view, it says what happens.
+
+Who asks, and when:
+
+- `on_message` for each normalised message of a device that `watches` names, in the order of `cts`;
+- `on_minute` at each time that `next_minute` gave;
+- `on_elapsed` when a timer is due. Timers that are due at or before a message's cts come before the message.
+
+Each answer is an `Outcome`: the changes of the rule's timers, and the match if the rule triggers. `outgoing` then makes
+what is to be sent from the match.
+"""
+
+from dataclasses import dataclass
+
+from broker.rules.actions import ActionList, CallHttp, NotSent, Outgoing, SendAction, SendMail
+from broker.rules.conditions import ModelCondition
+from broker.rules.evaluation import Cause, Conditions
+from broker.rules.explaining import explain
+from broker.rules.outcomes import (
+    NO_TIMERS,
+    NOTHING,
+    ConditionReport,
+    Explanation,
+    Match,
+    Outcome,
+    Timer,
+    TimerKey,
+    Timers,
+)
+from broker.rules.view import View
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
+
+__all__ = [
+    "NOTHING",
+    "NO_TIMERS",
+    "CallHttp",
+    "ConditionReport",
+    "Explanation",
+    "Match",
+    "NotSent",
+    "Outcome",
+    "Outgoing",
+    "Rule",
+    "SendAction",
+    "SendMail",
+    "Timer",
+    "TimerKey",
+    "Timers",
+    "Transformer",
+    "Watch",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Whose messages concern a rule: one device's, or those of the owner's devices of a type. `fields` are looked at.
+
+    A message of such a device counts whatever fields it has: each one triggers the rule while all conditions hold.
+    """
+
+    fields: frozenset[str]
+    device: DeviceKey | None = None
+    device_type: DeviceTypeKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A condition with a model.
+
+    Attributes:
+        condition: its index in the rule.
+        device, device_type: the source of the field; one of the two is None. With a type, each of the owner's devices
+            of the type needs a model of its own.
+        field: the dotted path of the source field.
+        kind: `prediction` or `anomalyDetection`.
+        predict_in_seconds: how far a prediction looks ahead.
+        sensitivity: 0 to 100, of an anomaly detection.
+    """
+
+    condition: int
+    device: DeviceKey | None
+    device_type: DeviceTypeKey | None
+    field: str
+    kind: str
+    predict_in_seconds: float | None = None
+    sensitivity: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    """One compiled rule. It holds no state: the same view and timers give the same outcome.
+
+    Attributes:
+        key: the caller's number for it, which `View.model_output` is asked with.
+        conditions: its `if`.
+        actions: its `then`.
+    """
+
+    key: int
+    conditions: Conditions
+    actions: ActionList
+
+    # Evaluation
+
+    def on_message(self, view: View, timers: Timers = NO_TIMERS) -> Outcome:
+        """Evaluate `view.message`."""
+        return self.conditions.on_message(view, timers)
+
+    def on_minute(self, view: View, timers: Timers = NO_TIMERS) -> Outcome:
+        """Evaluate at the beginning of a minute of the rule's `datetime` conditions; at other times nothing happens."""
+        return self.conditions.on_minute(view, timers)
+
+    def on_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Outcome:
+        """Evaluate because a timer is due. A timer that is gone, not due or elapsed already changes nothing."""
+        return self.conditions.on_elapsed(view, timers, due)
+
+    def outgoing(self, view: View, match: Match) -> list[Outgoing]:
+        """What is to be sent, in the order of `then`. An Action that cannot be made does not stop the others."""
+        return self.actions.outgoing(view, match.devices)
+
+    def next_minute(self, after_ms: Milliseconds) -> Milliseconds | None:
+        """The next time, later than `after_ms`, for `on_minute` and for this question; None: never.
+
+        It is the beginning of a minute that matches a `datetime` condition, except when the sun does not rise or set
+        for days: then it may be a time at which `on_minute` does nothing.
+        """
+        times = (condition.schedule.next_after(after_ms) for condition in self.conditions.times)
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    # Explanation
+
+    def explain_message(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
+        """`on_message` with its reasons. `timers` are those before the message, as for `on_message`."""
+        cause = Cause() if view.message is None else self.conditions.cause(view.message)
+        return explain(self.conditions, view, timers, self.on_message(view, timers), cause)
+
+    def explain_minute(self, view: View, timers: Timers = NO_TIMERS) -> Explanation:
+        """`on_minute` with its reasons. At a moment that is no minute of the rule, it says how conditions stand."""
+        return explain(self.conditions, view, timers, self.on_minute(view, timers), Cause())
+
+    def explain_elapsed(self, view: View, timers: Timers, due: TimerKey) -> Explanation:
+        """`on_elapsed` with its reasons."""
+        cause = self.conditions.cause_of_timer(due)
+        return explain(self.conditions, view, timers, self.on_elapsed(view, timers, due), cause)
+
+    # What the rule is about
+
+    @property
+    def owner(self) -> UserKey:
+        """The user whose rule it is."""
+        return self.conditions.owner
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """Whose messages concern it; empty when only times do."""
+        fields: dict[tuple[DeviceKey | None, DeviceTypeKey | None], set[str]] = {}
+        for condition in self.conditions.all:
+            if condition.field:
+                device = condition.device or None
+                fields.setdefault((device, condition.device_type), set()).add(condition.field)
+            for part in condition.last_values():
+                fields.setdefault((part.device, part.device_type), set()).add(part.field)
+        return tuple(Watch(frozenset(names), *source) for source, names in fields.items())
+
+    @property
+    def reads(self) -> frozenset[DeviceKey]:
+        """The devices that the owner needs READ on."""
+        return self.conditions.named | self.actions.reads
+
+    @property
+    def writes(self) -> frozenset[DeviceKey]:
+        """The devices that the owner needs WRITE on."""
+        return self.actions.writes
+
+    @property
+    def type_reads(self) -> frozenset[DeviceTypeKey]:
+        """The types whose devices of the owner it reads."""
+        types = {watch.device_type for watch in self.watches if watch.device_type is not None}
+        return self.actions.type_reads | types
+
+    @property
+    def type_writes(self) -> frozenset[DeviceTypeKey]:
+        """The types whose devices of the owner it sends Actions to."""
+        return self.actions.type_writes
+
+    @property
+    def has_times(self) -> bool:
+        """It has `datetime` conditions."""
+        return bool(self.conditions.times)
+
+    @property
+    def transformers(self) -> tuple[Transformer, ...]:
+        """Its conditions with models."""
+        return tuple(
+            Transformer(
+                condition.index,
+                condition.device or None,
+                condition.device_type,
+                condition.field,
+                condition.kind,
+                condition.predict_in_seconds,
+                condition.sensitivity,
+            )
+            for condition in self.conditions.all
+            if isinstance(condition, ModelCondition)
+        )
+
+    @property
+    def is_testable(self) -> bool:
+        """At least one Action is static (reference 12.1)."""
+        return self.actions.is_testable
+
+    @property
+    def is_static(self) -> bool:
+        """All Actions are static."""
+        return self.actions.is_static

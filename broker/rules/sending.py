@@ -1,0 +1,206 @@
+"""Carries out what triggered rules ask for: Actions, mails and HTTP requests (reference 12.2 and 12.4).
+
+Actions go into the open group of the journal. Mails, requests, problems and the states of the rules are written by one
+work of the same group, so all of it is durable together or not at all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from broker.accounts.permissions import Permission
+from broker.devices.registry import Device, Devices
+from broker.errors import DeviceNotFound, DomainError, ValidationFailed
+from broker.mail import Letter, Mails, RuleMail, RuleStopped
+from broker.messages.ingest import Ingest
+from broker.rules.budgets import Causes, LoopGuard
+from broker.rules.requests import HttpContent, RequestQueue
+from broker.rules.rule import CallHttp, NotSent, Outgoing, SendAction, SendMail
+from broker.rules.running import RunningRule
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, UserKey
+
+TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
+TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 50 in a day"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A rule was triggered: by a message of `device`, or by the time. `causes` are the rules behind the message."""
+
+    running: RunningRule
+    at_ms: Milliseconds
+    device: DeviceKey | None
+    outgoing: Sequence[Outgoing]
+    causes: Causes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    running: RunningRule
+    field: str
+    text: str
+    at_ms: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A rule must not run any more."""
+
+    running: RunningRule
+    at_ms: Milliseconds
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written in one transaction beside the Actions."""
+
+    letters: list[tuple[Problem, Letter]] = field(default_factory=list)
+    requests: list[tuple[Problem, HttpContent]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    stops: list[tuple[Stop, Letter | None]] = field(default_factory=list)
+    actions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Addressees:
+    """Devices and mail addresses that were looked up."""
+
+    devices: Mapping[DeviceKey, Device | None]
+    mails: Mapping[UserKey, str]
+
+
+class Sending:
+    def __init__(
+        self,
+        database: Database,
+        devices: Devices,
+        ingest: Ingest,
+        mails: Mails,
+        requests: RequestQueue,
+        loops: LoopGuard,
+    ) -> None:
+        self._database = database
+        self._devices = devices
+        self._ingest = ingest
+        self._mails = mails
+        self._requests = requests
+        self._loops = loops
+
+    async def addressees(self, firings: Iterable[Firing], stops: Iterable[Stop]) -> Addressees:
+        """Look up to whom and what is sent."""
+        owners = {stop.running.owner for stop in stops}
+        keys: set[DeviceKey] = set()
+        for firing in firings:
+            if firing.device is not None:
+                keys.add(firing.device)
+            for one in firing.outgoing:
+                if isinstance(one, SendAction):
+                    keys.add(one.device)
+                elif isinstance(one, SendMail) and not one.to:
+                    owners.add(firing.running.owner)
+        devices = {key: self._devices.get_nowait(key) or await self._device(key) for key in keys}
+        mails = {} if not owners else await self._database.read(lambda tx: _mail_addresses(tx, owners))
+        await self._ingest.wait_room()
+        return Addressees(devices, mails)
+
+    async def _device(self, key: DeviceKey) -> Device | None:
+        try:
+            return await self._devices.get(key)
+        except DeviceNotFound:
+            return None
+
+    def submit(self, firings: Iterable[Firing], stops: Iterable[Stop], known: Addressees) -> Batch:
+        """Send the Actions, and collect the rest. Without a wait: everything is in one group with the next write."""
+        batch = Batch()
+        for firing in firings:
+            source = None if firing.device is None else known.devices.get(firing.device)
+            if source is not None and not firing.running.reach.allows(source, Permission.READ):
+                batch.problems.append(_problem(firing, "rule.if", _missing(Permission.READ, source)))
+                continue
+            for one in firing.outgoing:
+                try:
+                    self._send(firing, one, known, batch)
+                except ValidationFailed as error:
+                    texts = (f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", "; ".join(texts)))
+                except DomainError as error:
+                    batch.problems.append(_problem(firing, f"rule.then.{one.index}", str(error)))
+        for stop in stops:
+            batch.stops.append((stop, self._stop_letter(stop, known)))
+        return batch
+
+    def _send(self, firing: Firing, one: Outgoing, known: Addressees, batch: Batch) -> None:
+        """Raises DomainError."""
+        field_, running = f"rule.then.{one.index}", firing.running
+        match one:
+            case NotSent():
+                batch.problems.append(_problem(firing, field_, one.reason))
+            case SendAction():
+                device = known.devices.get(one.device)
+                if device is None:
+                    batch.problems.append(_problem(firing, field_, "the destination device does not exist"))
+                elif not running.reach.allows(device, Permission.WRITE):
+                    batch.problems.append(_problem(firing, field_, _missing(Permission.WRITE, device)))
+                else:
+                    self._ingest.submit_action(device, device, action_data(one))
+                    self._loops.sent(running.key, device.key, firing.causes, firing.at_ms)
+                    batch.actions += 1
+            case SendMail():
+                to = one.to or known.mails.get(running.owner, "")
+                mail = RuleMail(subject=one.subject, body=one.body)
+                letter = self._mails.compose(to, mail, cause=f"user {running.owner_id}")
+                batch.letters.append((_problem(firing, field_, TOO_MANY_MAILS), letter))
+            case CallHttp():
+                content = HttpContent(one.method, one.url, one.headers, one.body or "")
+                batch.requests.append((_problem(firing, field_, TOO_MANY_REQUESTS), content))
+
+    def _stop_letter(self, stop: Stop, known: Addressees) -> Letter | None:
+        running = stop.running
+        mail = RuleStopped(rule=running.name, rule_id=running.id, reason=stop.reason)
+        try:
+            return self._mails.compose(known.mails.get(running.owner, ""), mail, cause=f"user {running.owner_id}")
+        except ValidationFailed:  # the user has no address
+            return None
+
+    def write(self, tx: Transaction, batch: Batch, now_ms: Milliseconds) -> list[Problem]:
+        """Write the rest in the transaction of the Actions. Returns all problems, those with rates included."""
+        problems = list(batch.problems)
+        problems += [exceeded for exceeded, letter in batch.letters if not self._mails.add(tx, letter)]
+        for exceeded, content in batch.requests:
+            running = exceeded.running
+            if not self._requests.add(tx, running.key, running.owner, exceeded.field, content, now_ms):
+                problems.append(exceeded)
+        counted = Counter((one.running.key, one.field, one.text) for one in problems)
+        last = {(one.running.key, one.field, one.text): one.at_ms for one in problems}
+        for (rule, field_, text), times in counted.items():
+            tx.rules.note_problem(rule, field_, text, last[rule, field_, text], times)
+        for stop, stop_letter in batch.stops:
+            tx.rules.stop(stop.running.key, stop.at_ms, stop.reason)
+            if stop_letter is not None:
+                self._mails.add(tx, stop_letter)
+        return problems
+
+
+def _mail_addresses(tx: Transaction, users: Iterable[UserKey]) -> dict[UserKey, str]:
+    found = (tx.accounts.user(key) for key in users)
+    return {user.key: user.email for user in found if user is not None}
+
+
+def action_data(action: SendAction) -> bytes:
+    """`data` of an Action message."""
+    return _encode({"actions": [{"name": action.name, "parameters": action.parameters}]})
+
+
+def _problem(firing: Firing, field_: str, text: str) -> Problem:
+    return Problem(firing.running, field_, text, firing.at_ms)
+
+
+def _missing(permission: Permission, device: Device) -> str:
+    return f"You don't have the right permissions: {permission.value} on device {device.id}"

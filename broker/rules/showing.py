@@ -1,0 +1,97 @@
+"""A rule's word about itself: how it stands, when it triggered last, what it waits for, what went wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.errors import Conflict, Finding, ValidationFailed
+from broker.rules.rule import Rule
+from broker.rules.rulebook import Rulebook, findings_of
+from broker.rules.transformers import ModelWarning, Transformers
+from broker.rules.why import Reasons
+from storage.database import Database, Transaction
+from storage.keys import Milliseconds
+from storage.rules import RuleProblem, RuleRecord, RuleState
+
+
+class Standing(StrEnum):
+    RUNNING = "running"
+    #: Something went wrong when it was triggered last.
+    FAILING = "failing"
+    DISABLED = "disabled"
+    INVALID = "invalid"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRule:
+    """`waits_for` has a sentence for each condition that does not hold; None where it was not asked for."""
+
+    record: RuleRecord
+    index: int
+    standing: Standing
+    is_testable: bool
+    triggered: int
+    last_on: Milliseconds | None
+    findings: tuple[Finding, ...]
+    warnings: Sequence[ModelWarning]
+    problems: Sequence[RuleProblem]
+    waits_for: tuple[str, ...] | None = None
+
+
+class Showing:
+    def __init__(self, database: Database, reasons: Reasons, rulebook: Rulebook, models: Transformers) -> None:
+        self._database = database
+        self._reasons = reasons
+        self._rulebook = rulebook
+        self._models = models
+
+    async def shown(self, record: RuleRecord, *, with_waiting: bool = False) -> ShownRule:
+        rule = await self._compiled(record)
+        index, state, problems = await self._database.read(lambda tx: _known(tx, record))
+        return ShownRule(
+            record=record,
+            index=index,
+            standing=standing_of(record, state),
+            is_testable=rule is not None and rule.is_testable,
+            triggered=0 if state is None else state.triggered,
+            last_on=None if state is None else state.last_on,
+            findings=findings_of(record),
+            warnings=() if rule is None else self._models.warnings(record.key, rule.transformers),
+            problems=problems,
+            waits_for=await self._waits_for(record, rule) if with_waiting and rule is not None else None,
+        )
+
+    async def _compiled(self, record: RuleRecord) -> Rule | None:
+        try:
+            return await self._rulebook.compiled(record)
+        except ValidationFailed:
+            return None
+
+    async def _waits_for(self, record: RuleRecord, rule: Rule) -> tuple[str, ...] | None:
+        if not record.runs:
+            return None
+        try:
+            why = await self._reasons.now(record, rule)
+        except Conflict:
+            return None
+        return tuple(f"{one.report.path}: {one.sentence}" for one in why.conditions if one.report.held is not True)
+
+    async def executions(self, record: RuleRecord) -> tuple[int, Milliseconds | None]:
+        """How often the rule was triggered, and when last."""
+        state = await self._database.read(lambda tx: tx.rules.state(record.key))
+        return (0, None) if state is None else (state.triggered, state.last_on)
+
+
+def standing_of(record: RuleRecord, state: RuleState | None) -> Standing:
+    if record.invalidated_on is not None:
+        return Standing.INVALID
+    if record.stopped_on is not None:
+        return Standing.STOPPED
+    if not record.enabled:
+        return Standing.DISABLED
+    return Standing.FAILING if state is not None and state.failing else Standing.RUNNING
+
+
+def _known(tx: Transaction, record: RuleRecord) -> tuple[int, RuleState | None, list[RuleProblem]]:
+    return tx.rules.index_of(record), tx.rules.state(record.key), tx.rules.problems(record.key)

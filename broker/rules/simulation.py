@@ -1,0 +1,200 @@
+"""Runs one rule over a part of the log, as the engine would have, without sending anything (reference 12.9).
+
+Everything is read in one transaction, on a thread beside the loop.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from broker.messages.projections import flat
+from broker.rules.evaluator import MINUTE
+from broker.rules.rule import Explanation, Match, Outcome, Outgoing, Rule, Timer, TimerKey
+from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
+from broker.rules.timers import Timers
+from broker.rules.transformers import no_output
+from broker.rules.view import CurrentMessage
+from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
+from storage.database import Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.messages import Range
+from storage.records import DeviceRecord, MessageRow
+
+T = TypeVar("T")
+_DAY_MS: Final = 86_400_000
+_DEVICES_AT_ONCE: Final = 100  # in one search
+_DEVICES_MAX: Final = 1_000
+_RULE: Final = RuleKey(0)
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class TooManyDevicesError(Exception):
+    """The rule watches more devices than a simulation may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One evaluation: of a message, `row`, or because of the time.
+
+    `explanation` is there if it was asked for, and `outgoing` if the rule triggers.
+    """
+
+    at_ms: Milliseconds
+    row: MessageRow | None
+    outcome: Outcome
+    explanation: Explanation | None
+    outgoing: Sequence[Outgoing] = ()
+
+
+class Simulation:
+    def __init__(self, tx: Transaction, rule: Rule, position: Position) -> None:
+        """Begin behind `position`, without running durations."""
+        #: Whether what happens is explained.
+        self.explains = False
+        self._tx = tx
+        self._rule = rule
+        self._position = position
+        self._known: dict[DeviceKey, DeviceRecord | None] = {}
+        self._values: dict[DeviceKey, Fields] = {}
+        self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
+        self._due = Timers()
+        self.timers: dict[TimerKey, Timer] = {}
+
+    def begin_minutes(self, after_ms: Milliseconds) -> None:
+        """Evaluate the minutes of `datetime` conditions that begin after this."""
+        if (due_ms := self._rule.next_minute(after_ms)) is not None:
+            self._due.set(_RULE, MINUTE, due_ms)
+
+    def until(self, until_ms: Milliseconds) -> Iterator[Happened]:
+        """Evaluate what is due."""
+        while (due := self._due.pop_due(until_ms)) is not None:
+            due_ms, (_, slot) = due
+            view = self._view(due_ms, None)
+            if slot == MINUTE:
+                self.begin_minutes(due_ms)
+                yield self._happened(view, None, self._rule.on_minute, self._rule.explain_minute)
+            else:
+                yield self._happened(
+                    view,
+                    None,
+                    lambda view, timers, slot=slot: self._rule.on_elapsed(view, timers, slot),  # type: ignore[misc]
+                    lambda view, timers, slot=slot: self._rule.explain_elapsed(view, timers, slot),  # type: ignore[misc]
+                )
+
+    def message(self, row: MessageRow) -> Iterator[Happened]:
+        """Evaluate what is due by the message's time, and the message."""
+        yield from self.until(row.cts)
+        data = _decode(row.data)
+        if (fields := self._values.get(row.device)) is not None:
+            lay_over(fields, flat(data), row)
+        self._position = row.position
+        if row.device not in self._known:
+            self._known[row.device] = self._tx.devices.device(row.device)
+        device = self._known[row.device]
+        if device is not None:
+            message = CurrentMessage(row.device, device.device_type, device.owner, data)
+            view = self._view(row.cts, message)
+            yield self._happened(view, row, self._rule.on_message, self._rule.explain_message)
+
+    def now(self, now_ms: Milliseconds, timers: dict[TimerKey, Timer]) -> Explanation:
+        """How the conditions stand."""
+        view = self._view(now_ms, None)
+        return self._loaded(lambda: self._rule.explain_minute(view, timers))
+
+    def _happened(
+        self,
+        view: StateView,
+        row: MessageRow | None,
+        evaluate: Callable[[StateView, dict[TimerKey, Timer]], Outcome],
+        explain: Callable[[StateView, dict[TimerKey, Timer]], Explanation],
+    ) -> Happened:
+        explanation = self._loaded(lambda: explain(view, self.timers)) if self.explains else None
+        outcome = self._loaded(lambda: evaluate(view, self.timers)) if explanation is None else explanation.outcome
+        for key, timer in outcome.timers.items():
+            if timer is None:
+                self.timers.pop(key, None)
+            else:
+                self.timers[key] = timer
+            if timer is None or timer.elapsed:
+                self._due.drop(_RULE, key)
+            else:
+                self._due.set(_RULE, key, timer.due_ms)
+        outgoing = () if outcome.match is None else self._outgoing(view, outcome.match)
+        return Happened(view.now_ms, row, outcome, explanation, outgoing)
+
+    def _outgoing(self, view: StateView, match: Match) -> Sequence[Outgoing]:
+        return self._loaded(lambda: self._rule.outgoing(view, match))
+
+    def _view(self, now_ms: Milliseconds, message: CurrentMessage | None) -> StateView:
+        return StateView(now_ms, message, self._values, self._members, no_output)
+
+    def _loaded(self, evaluate: Callable[[], T]) -> T:
+        while True:
+            try:
+                return evaluate()
+            except NotLoadedError as missing:
+                for device in missing.devices:
+                    self._values[device] = values_at(self._tx, device, self._position)
+                if missing.members is not None:
+                    self._members[missing.members] = members_of(self._tx, *missing.members)
+
+
+def members_of(tx: Transaction, owner: UserKey, device_type: DeviceTypeKey) -> tuple[DeviceKey, ...]:
+    """The devices of a type that a user owns."""
+    records = (tx.devices.device(key) for key in tx.devices.keys_of_owner(owner))
+    return tuple(one.key for one in records if one is not None and one.device_type == device_type)
+
+
+def watched_devices(tx: Transaction, rule: Rule) -> list[DeviceKey]:
+    """The devices whose messages concern a rule. Raises TooManyDevicesError."""
+    devices: set[DeviceKey] = set()
+    for watch in rule.watches:
+        if watch.device is not None:
+            devices.add(watch.device)
+        elif watch.device_type is not None:
+            devices |= set(members_of(tx, rule.owner, watch.device_type))
+    if len(devices) > _DEVICES_MAX:
+        raise TooManyDevicesError
+    return sorted(devices)
+
+
+def rows_of(
+    tx: Transaction,
+    devices: Sequence[DeviceKey],
+    start_ms: Milliseconds,
+    end_ms: Milliseconds,
+    *,
+    descending: bool = False,
+) -> list[MessageRow]:
+    """The devices' messages of a time, in the order in which they came: the first 10,000, or the last ones."""
+    found: list[MessageRow] = []
+    search = Range(start_ms, end_ms, limit=RULE_HISTORY_ROWS, by_arrival=True, descending=descending)
+    for index in range(0, len(devices), _DEVICES_AT_ONCE):
+        found += tx.messages.page(devices[index : index + _DEVICES_AT_ONCE], search)
+    found.sort(key=lambda row: row.position, reverse=descending)
+    return sorted(found[:RULE_HISTORY_ROWS], key=lambda row: row.position)
+
+
+def simulated_before(
+    tx: Transaction, rule: Rule, row: MessageRow, since: Position, *, has_durations: bool
+) -> Simulation:
+    """A simulation that stands just before a message: of what came behind `since`, at most 10,000 messages and 31 days.
+
+    Without durations nothing before the message matters but the last values.
+    """
+    if not has_durations:
+        return Simulation(tx, rule, Position(row.position - 1))
+    start_ms = Milliseconds(max(0, row.cts - RULE_HISTORY_DAYS * _DAY_MS))
+    devices = watched_devices(tx, rule)
+    last_ms = Milliseconds(max(row.ts, row.cts) + _DAY_MS)
+    before = [one for one in rows_of(tx, devices, start_ms, last_ms, descending=True) if one.position < row.position]
+    if since < row.position:
+        before = [one for one in before if one.position > since]
+    first = before[0].position if before else row.position
+    simulation = Simulation(tx, rule, Position(first - 1))
+    for one in before:
+        for _ in simulation.message(one):
+            pass
+    return simulation

@@ -1,0 +1,139 @@
+"""The last value of every field of a device, exactly as of a position in the log, and the view of it that rules have.
+
+The snapshots are ahead of the rules or behind them. A device's values are taken from its snapshot; the rows that are
+not projected yet are added, and a value that is newer than the position is looked up in the log (reference 12.4).
+"""
+
+from collections.abc import Collection, Mapping, MutableMapping
+from typing import Any
+
+from broker.messages.intervals import FIRST_MS, LAST_MS
+from broker.messages.projections import decoded, unprojected
+from broker.messages.snapshots import kept_fields
+from broker.rules.transformers import Output
+from broker.rules.view import CurrentMessage, Value
+from storage.database import Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
+from storage.messages import Match, Range, sort_key
+from storage.records import MessageRow
+
+_PAGE = 20
+
+
+#: The last value of a field (reference 9.4): ts and position of its message, the value, cts of its message. Of the
+#: highest ts, of equal ones the last received. A plain tuple, because each message makes one for each of its fields.
+Known = tuple[Milliseconds, Position, Value, Milliseconds]
+Fields = dict[str, Known]
+Devices = MutableMapping[DeviceKey, Fields]
+Members = MutableMapping[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]]
+
+
+class NotLoadedError(Exception):
+    """An evaluation needs values, or the devices of a type, that are not in memory yet."""
+
+    def __init__(
+        self, devices: Collection[DeviceKey] = (), members: tuple[UserKey, DeviceTypeKey] | None = None
+    ) -> None:
+        super().__init__("values that a rule needs are not loaded")
+        self.devices = devices
+        self.members = members
+
+
+class StateView:
+    """What rules see at one moment (`broker/rules/view.py`). Raises NotLoadedError for what is not in memory."""
+
+    __slots__ = ("_asked", "_devices", "_members", "_output", "message", "now_ms")
+
+    def __init__(
+        self,
+        now_ms: Milliseconds,
+        message: CurrentMessage | None,
+        devices: Devices,
+        members: Members,
+        output: Output,
+    ) -> None:
+        self.now_ms = now_ms
+        self.message = message
+        self._devices = devices
+        self._members = members
+        self._output = output
+        self._asked: tuple[DeviceKey, ...] = ()
+
+    def value(self, device: DeviceKey, field: str) -> Value | None:
+        if (fields := self._devices.get(device)) is None:
+            raise self._missing(device)
+        known = fields.get(field)
+        return None if known is None else known[2]
+
+    def value_ms(self, device: DeviceKey, field: str) -> Milliseconds | None:
+        if (fields := self._devices.get(device)) is None:
+            raise self._missing(device)
+        known = fields.get(field)
+        return None if known is None else known[3]
+
+    def _missing(self, device: DeviceKey) -> NotLoadedError:
+        # Whoever asked for the devices of a type will look at all of them.
+        return NotLoadedError({device, *(one for one in self._asked if one not in self._devices)})
+
+    def devices_of(self, owner: UserKey, device_type: DeviceTypeKey) -> Collection[DeviceKey]:
+        found = self._members.get((owner, device_type))
+        if found is None:
+            raise NotLoadedError(members=(owner, device_type))
+        self._asked += found
+        return found
+
+    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:
+        return self._output(RuleKey(rule), condition, device, self.value)
+
+
+def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
+    """Update fields with a message's, by dotted path. Messages may come in any order and repeatedly."""
+    ts, position, cts = row.ts, row.position, row.cts
+    for path, value in data.items():
+        known = fields.get(path)
+        if known is None or ts > known[0] or (ts == known[0] and position > known[1]):
+            fields[path] = (ts, position, value, cts)
+
+
+def values_at(tx: Transaction, device: DeviceKey, position: Position, *, since_ms: Milliseconds = FIRST_MS) -> Fields:
+    """The values that were the last ones when the log ended with `position`.
+
+    Args:
+        tx: a transaction for reading.
+        device: whose values.
+        position: of the last row that counts.
+        since_ms: values that are older may be missing, if newer ones came after `position`.
+    """
+    cts: dict[Position, Milliseconds] = {}
+    fields: Fields = {}
+    for path, (ts, brought_by, value) in kept_fields(tx, device).items():
+        if brought_by not in cts:
+            row = tx.messages.message(brought_by)
+            cts[brought_by] = ts if row is None else row.cts  # the retention sweep may have removed it
+        fields[path] = (ts, brought_by, value, cts[brought_by])
+    for row, data in unprojected(tx, [device]):
+        if row.position <= position:
+            lay_over(fields, data, row)
+    for field in [field for field, known in fields.items() if known[1] > position]:
+        earlier = _earlier(tx, device, field, position, since_ms)
+        if earlier is None:
+            del fields[field]
+        else:
+            fields[field] = earlier
+    return fields
+
+
+def _earlier(
+    tx: Transaction, device: DeviceKey, field: str, position: Position, since_ms: Milliseconds
+) -> Known | None:
+    """The last value of a field among the messages up to `position`."""
+    before = None
+    while True:
+        search = Range(since_ms, LAST_MS, match=Match(field), limit=_PAGE, before=before, descending=True)
+        rows = tx.messages.page([device], search)
+        for row, data in decoded([row for row in rows if row.position <= position]):
+            if field in data:  # in another version of the Manifest it may have been a group
+                return row.ts, row.position, data[field], row.cts
+        if len(rows) < _PAGE:
+            return None
+        before = sort_key(rows[-1])

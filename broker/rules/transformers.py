@@ -1,0 +1,54 @@
+"""The port to the models of conditions with a `transformer` (reference 12.6)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.rules.rule import Transformer
+from broker.rules.view import Value
+from storage.database import Transaction
+from storage.keys import DeviceKey, RuleKey
+from storage.rules import RuleRecord
+
+#: The last value of a device's field.
+ValueOf = Callable[[DeviceKey, str], Value | None]
+
+
+#: What `Transformers.output` is.
+Output = Callable[[RuleKey, int, DeviceKey, ValueOf], Value | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWarning:
+    """A model of a rule that is not ready, and why."""
+
+    model_id: str
+    messages: tuple[str, ...]
+
+
+class Transformers(Protocol):
+    def output(self, rule: RuleKey, condition: int, device: DeviceKey, value_of: ValueOf) -> Value | None:
+        """What the model of a condition says to the last value of its field, without waiting; None: it is not ready."""
+
+    def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
+        """The models of a rule that are not ready."""
+
+    def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
+        """Make the models that the rule does not have yet, in the transaction that makes or changes it.
+
+        Raises DomainError.
+        """
+
+    def remove(self, tx: Transaction, rule: RuleKey) -> None:
+        """Remove the rule's models, in the transaction that removes the rule or changes its body."""
+
+    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        """A rule begins to run with these conditions, or with none."""
+
+    def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
+        """A transaction with `put` or `remove` is durable; the rule has these conditions now. Call `begin` next."""
+
+
+def no_output(_rule: RuleKey, _condition: int, _device: DeviceKey, _value_of: ValueOf) -> Value | None:
+    """Instead of `Transformers.output`, where models are not asked."""
+    return None

@@ -1,0 +1,210 @@
+"""Why a rule triggered or did not: for a message, for a time, and now (reference 12.9)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from broker.clock import Clock
+from broker.errors import INVALID, Conflict, NotFound, ValidationFailed
+from broker.messages.mids import Mids
+from broker.rules.index import RuleIndex
+from broker.rules.replay import TOO_MANY_DEVICES, check_times
+from broker.rules.rule import ConditionReport, Explanation, Rule
+from broker.rules.running import remembered
+from broker.rules.simulation import (
+    Happened,
+    Simulation,
+    TooManyDevicesError,
+    members_of,
+    rows_of,
+    simulated_before,
+    watched_devices,
+)
+from broker.rules.view import Seen
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.records import MessageRow
+from storage.rules import RuleRecord
+
+SHOWN_MAX: Final = 100
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionWhy:
+    """How a condition came out, with ids in the place of keys, and one sentence."""
+
+    report: ConditionReport
+    device_id: str | None
+    seen: tuple[tuple[str, Seen], ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """An explanation of one evaluation: of the message `row`, or at a time. `counts`: the rule was there already."""
+
+    at_ms: Milliseconds
+    row: MessageRow | None
+    triggers: bool
+    counts: bool
+    conditions: tuple[ConditionWhy, ...]
+
+
+class Reasons:
+    def __init__(self, database: Database, clock: Clock, mids: Mids, index: RuleIndex) -> None:
+        self._database = database
+        self._clock = clock
+        self._mids = mids
+        self._index = index
+
+    async def of_message(self, record: RuleRecord, rule: Rule, mid: str) -> Why:
+        """Why a message triggered the rule or did not.
+
+        Raises:
+            NotFound: there is no such message.
+            ValidationFailed: the rule does not look at messages of its device.
+            Conflict: the rule watches too many devices.
+        """
+        position = self._mids.position(mid)
+        if position is None:
+            raise NotFound
+        return await self._read(partial(_of_message, record, rule, position))
+
+    async def of_time(
+        self, record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds
+    ) -> tuple[list[Why], bool]:
+        """Why the messages of a time, and the durations that ended in it, triggered the rule or did not.
+
+        Returns the first 100 evaluations, and whether these are all. Raises ValidationFailed, Conflict.
+        """
+        check_times(start_ms, end_ms)
+        return await self._read(partial(_of_time, record, rule, start_ms, end_ms))
+
+    async def now(self, record: RuleRecord, rule: Rule) -> Why:
+        """How the conditions stand now."""
+        running, now_ms = self._index.get(record.key), self._clock.now_ms()
+        held = None if running is None else dict(running.timers)
+
+        def work(tx: Transaction) -> Why:
+            state = tx.rules.state(record.key)
+            timers = held if held is not None else {} if state is None else remembered(state)[0]
+            explanation = Simulation(tx, rule, tx.messages.head()).now(now_ms, timers)
+            return _why(tx, record, now_ms, None, explanation)
+
+        return await self._read(work)
+
+    async def _read(self, work: Callable[[Transaction], T]) -> T:
+        try:
+            return await self._database.read(work)
+        except TooManyDevicesError:
+            raise Conflict(TOO_MANY_DEVICES) from None
+
+
+def _of_message(record: RuleRecord, rule: Rule, position: Position, tx: Transaction) -> Why:
+    row = tx.messages.message(position)
+    if row is None or tx.devices.device(row.device) is None:
+        raise NotFound
+    if not _watches(tx, rule, row.device):
+        raise ValidationFailed.of("mid", INVALID)
+    simulation = simulated_before(tx, rule, row, record.since, has_durations=has_durations(record))
+    simulation.explains = True
+    *_, happened = simulation.message(row)
+    assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
+    return _why(tx, record, happened.at_ms, row, happened.explanation)
+
+
+def _of_time(
+    record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, tx: Transaction
+) -> tuple[list[Why], bool]:
+    rows = rows_of(tx, watched_devices(tx, rule), start_ms, end_ms)
+    if rows:
+        simulation = simulated_before(tx, rule, rows[0], record.since, has_durations=has_durations(record))
+    else:
+        simulation = Simulation(tx, rule, tx.messages.head())
+    simulation.explains = True
+    simulation.begin_minutes(Milliseconds(start_ms - 1))
+    found: list[Why] = []
+
+    def is_full(happened: Happened) -> bool:
+        if happened.at_ms < start_ms:
+            return False
+        if len(found) == SHOWN_MAX:
+            return True
+        assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
+        found.append(_why(tx, record, happened.at_ms, happened.row, happened.explanation))
+        return False
+
+    for row in rows:
+        for happened in simulation.message(row):
+            if is_full(happened):
+                return found, False
+    for happened in simulation.until(end_ms):
+        if is_full(happened):
+            return found, False
+    return found, True
+
+
+def _watches(tx: Transaction, rule: Rule, device: DeviceKey) -> bool:
+    return any(
+        watch.device == device
+        or (watch.device_type is not None and device in members_of(tx, rule.owner, watch.device_type))
+        for watch in rule.watches
+    )
+
+
+def conditions_of(record: RuleRecord) -> list[dict[str, Any]]:
+    """The conditions of a valid body, in their order."""
+    found = msgspec.json.decode(record.body)["if"]
+    several = found.get("and", found)
+    return list(several) if isinstance(several, list) else [several]
+
+
+def has_durations(record: RuleRecord) -> bool:
+    return any(condition.get("duration") is not None for condition in conditions_of(record))
+
+
+def _why(
+    tx: Transaction, record: RuleRecord, at_ms: Milliseconds, row: MessageRow | None, explanation: Explanation
+) -> Why:
+    ids: dict[DeviceKey, str] = {}
+
+    def id_of(device: DeviceKey) -> str:
+        if device not in ids:
+            ids[device] = tx.devices.id_of(device) or ""
+        return ids[device]
+
+    conditions = []
+    for report, condition in zip(explanation.conditions, conditions_of(record), strict=True):
+        seen = tuple((id_of(one.device), one) for one in report.seen)
+        device_id = None if report.device is None else id_of(report.device)
+        conditions.append(ConditionWhy(report, device_id, seen, _sentence(condition, report, seen)))
+    counts = row is None or row.position > record.since
+    return Why(at_ms, row, explanation.outcome.match is not None, counts, tuple(conditions))
+
+
+def _sentence(condition: dict[str, Any], report: ConditionReport, seen: Sequence[tuple[str, Seen]]) -> str:
+    """One sentence: what is wanted, and what was seen."""
+    wanted = f"{condition['field']} {condition['operator']}"
+    if report.operand is not None:
+        wanted += f" {_text(report.operand)}"
+    holds = {True: "holds", False: "does not hold", None: "is not known"}[report.held]
+    values = ", ".join(
+        f"{one.field} of {did} is {'not known' if one.value is None else _text(one.value)}" for did, one in seen
+    )
+    text = f"{wanted} {holds}"
+    if report.timer is not None and not report.timer.elapsed:
+        text = f"{wanted} has held since {_time(report.timer.since_ms)}, and must until {_time(report.timer.due_ms)}"
+    return f"{text}: {values}" if values else text
+
+
+def _time(at_ms: Milliseconds) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,119 @@
+"""Commands of the control socket about rules. `trunkline rule` sends them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from broker.rules.replay import Triggered
+from broker.rules.rule import CallHttp, Outgoing, SendAction, SendMail
+from broker.rules.why import Why
+from protocols.control.rooms import ControlRooms
+from storage.keys import Milliseconds
+from storage.records import MessageRow
+
+
+class _Explain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: str
+    message: str | None = None
+    start: Milliseconds = Milliseconds(0)
+    end: Milliseconds = Milliseconds(0)
+
+
+class _Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: str
+    start: Milliseconds
+    end: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCondition:
+    field: str
+    held: bool | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One evaluation. `mid` is empty when the time was the cause."""
+
+    at: Milliseconds
+    mid: str
+    triggers: bool
+    counts: bool
+    conditions: list[ExplainedCondition]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTime:
+    found: list[Explained]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTrigger:
+    at: Milliseconds
+    mid: str
+    actions: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTime:
+    messages: int
+    triggered: int
+    triggers: list[ReplayedTrigger]
+    until: Milliseconds | None
+
+
+async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Explain)
+    record = await rooms.rules.rulebook.find(wanted.rule)
+    rule = await rooms.rules.rulebook.compiled(record)
+    reasons = rooms.rules.reasons
+    if wanted.message is not None:
+        found, is_complete = [await reasons.of_message(record, rule, wanted.message)], True
+    else:
+        found, is_complete = await reasons.of_time(record, rule, wanted.start, wanted.end)
+    return ExplainedTime([_explained(rooms, one) for one in found], is_complete)
+
+
+def _explained(rooms: ControlRooms, why: Why) -> Explained:
+    conditions = [ExplainedCondition(one.report.path, one.report.held, one.sentence) for one in why.conditions]
+    return Explained(why.at_ms, _mid(rooms, why.row), why.triggers, why.counts, conditions)
+
+
+def _mid(rooms: ControlRooms, row: MessageRow | None) -> str:
+    return "" if row is None else rooms.messages.mids.mid(row.position)
+
+
+async def _replay(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    wanted = msgspec.convert(arguments, _Replay)
+    rule = await rooms.rules.rulebook.compiled(await rooms.rules.rulebook.find(wanted.rule))
+    replayed = await rooms.rules.replays.run(rule, wanted.start, wanted.end)
+    triggers = [await _triggered(rooms, one) for one in replayed.shown]
+    return ReplayedTime(replayed.messages, replayed.triggered, triggers, replayed.until_ms)
+
+
+async def _triggered(rooms: ControlRooms, triggered: Triggered) -> ReplayedTrigger:
+    actions = [await _line(rooms, one) for one in triggered.outgoing]
+    return ReplayedTrigger(triggered.at_ms, _mid(rooms, triggered.row), actions)
+
+
+async def _line(rooms: ControlRooms, sent: Outgoing) -> str:
+    match sent:
+        case SendAction():
+            parameters = msgspec.json.encode(sent.parameters).decode()
+            return f"{sent.name} {parameters} to {await rooms.devices.registry.id_of(sent.device)}"
+        case CallHttp():
+            return f"{sent.method} {sent.url}"
+        case SendMail():
+            return f"mail to {sent.to or 'the owner'}: {sent.subject}"
+        case _:
+            return f"nothing: {sent.reason}"
+
+
+RULE_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
+    "rule explain": _explain,
+    "rule replay": _replay,
+}

@@ -1,0 +1,309 @@
+"""/rules: conditions on messages and times, and the Actions that follow (reference 12)."""
+
+from typing import Annotated, Final
+
+from quart import Response
+
+from broker.accounts.room import AccountsRoom
+from broker.accounts.tokens import Caller
+from broker.devices.room import DevicesRoom
+from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
+from broker.messages.room import MessagesRoom
+from broker.rules.replay import TOO_MANY_DEVICES
+from broker.rules.room import RulesRoom
+from broker.rules.rule import SendAction
+from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, TOO_MANY_RULES, NewRule, RuleChanges
+from broker.rules.text import provision_text
+from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
+from protocols.http.openapi import samples
+from protocols.http.reading import has_value, json_object, members
+from protocols.http.rest.named import NAMED_USER
+from protocols.http.rest.rule_shapes import (
+    Executions,
+    ExplainMessageQuery,
+    ExplainTimeQuery,
+    Explanations,
+    NewRuleBody,
+    NewRuleQuery,
+    OwnRulesQuery,
+    ReplayBody,
+    ReplayObject,
+    RuleChangeBody,
+    RuleObject,
+    RuleQuery,
+    RulesOfUserQuery,
+    Testable,
+    hidden_rule,
+    replay_object,
+    rule_object,
+    why_object,
+)
+from protocols.http.schema import Data, Id, NumberedPage, about
+from storage.keys import Milliseconds
+from storage.records import UserRecord
+from storage.rules import RuleRecord
+
+_RULE: Final = "/rules/{ruleId}"
+_PROVISION_EXAMPLE: Final = f"""[[rules]]
+id = "{samples.RULE}"
+owner = "{samples.UID}"
+application = "{samples.AID}"
+name = "Dim"
+description = ""
+scope = "thisApplication"
+enabled = true
+"""
+
+
+class RuleCalls(RestCalls):
+    chapter = Chapter(
+        "Rules",
+        "If this happens, that is sent. A rule belongs to a user: `if` has conditions on the messages of the user's "
+        "devices, on times and on durations, and `then` has the Actions that follow, HTTP requests and mails among "
+        "them. All conditions must hold; they need not be met at the same time. Rules run beside the log: no message "
+        "waits for them, and a crash neither repeats nor loses an Action. "
+        "`explain` says why a rule triggered or did not, `replay` tries a rule on what has happened already.",
+    )
+    path_names = {"ruleId": (Annotated[Id, about("A rule")], samples.RULE)}
+
+    def __init__(self, accounts: AccountsRoom, devices: DevicesRoom, messages: MessagesRoom, rules: RulesRoom) -> None:
+        self._users = accounts.users
+        self._permissions = accounts.permissions
+        self._devices = devices.registry
+        self._mids = messages.mids
+        self._rules = rules
+
+    async def _seen(self, caller: Caller, rule_id: str) -> RuleRecord:
+        """A rule of a user for whom the caller acts. Raises NotFound, PermissionDenied."""
+        record = await self._rules.rulebook.find(rule_id)
+        await self._rules.access.require_user(caller, record)
+        return record
+
+    async def _own(self, caller: Caller, rule_id: str) -> RuleRecord:
+        """A rule that the caller may change. Raises NotFound, PermissionDenied."""
+        record = await self._rules.rulebook.find(rule_id)
+        await self._rules.access.require_own(caller, record)
+        return record
+
+    async def _shown(self, caller: Caller, rule_id: str) -> RuleRecord:
+        """A rule that the caller sees as a whole. Raises NotFound, PermissionDenied."""
+        record = await self._rules.rulebook.find(rule_id)
+        await self._rules.access.require_shown(caller, record)
+        return record
+
+    @RestCall(
+        "POST",
+        "/rules",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Create a rule",
+        about="The rule is checked as a whole, and all findings are answered at once. It needs READ on the sources and "
+        "WRITE on the destinations. With an application token, `uid` or `userId` names the user. `if` may be one "
+        "condition and `then` one Action.",
+        refusals={403: "A device or type is not the user's.", 404: "The user does not exist.", 409: TOO_MANY_RULES},
+        accepts=Accepts({"application/json": NewRuleBody}, NewRuleBody.example),
+    )
+    async def create(self, caller: Caller, query: NewRuleQuery, body: bytes) -> Data[RuleObject]:
+        try:
+            wanted = members(body, NewRuleBody, caller)
+        except ValidationFailed as error:
+            uid = json_object(body).get("uid", query.user_id or caller.user_id)
+            owner = await self._owner(caller, uid) if isinstance(uid, str) else None
+            raise await self._all_findings(error, caller, owner, body) from None
+        owner = await self._owner(caller, wanted.uid or query.user_id)
+        new = NewRule(wanted.name, bytes(wanted.rule), wanted.description or "", wanted.enabled, wanted.scope)
+        return Data(await self._object(await self._rules.rulebook.create(caller, owner, new)))
+
+    async def _all_findings(
+        self, error: ValidationFailed, caller: Caller, owner: UserRecord | None, body: bytes
+    ) -> ValidationFailed:
+        """What is wrong with the members, and with the rule itself. Raises PermissionDenied."""
+        rule = json_object(body).get("rule")
+        if owner is None or rule is None:
+            return error
+        return ValidationFailed((*error.findings, *await self._rules.rulebook.findings(caller, owner, rule)))
+
+    async def _owner(self, caller: Caller, uid: str | None) -> UserRecord:
+        """The user of the token, or the one that is named. Raises ValidationFailed, UserNotFound, PermissionDenied."""
+        if uid is None and caller.user is None:
+            raise ValidationFailed.of("uid", REQUIRED)
+        owner = await self._users.find(uid or caller.user_id or "", caller)
+        await self._permissions.require_user(caller, owner.key)
+        return owner
+
+    @RestCall(
+        "GET",
+        "/rules",
+        tokens=USER_OR_APPLICATION,
+        on=NOTHING,
+        summary="Rules of the application for a user",
+        refusals={404: "The user does not exist."},
+    )
+    async def own(self, caller: Caller, query: OwnRulesQuery) -> NumberedPage[list[RuleObject]]:
+        owner = await self._owner(caller, query.uid)
+        found, total = await self._rules.rulebook.made_by(caller, owner.key, offset=query.offset, count=query.count)
+        return await self._page(caller, found, total, query.offset, with_body=query.include_body)
+
+    @RestCall(
+        "GET",
+        "/users/{uid}/rules",
+        tokens=USER_OR_APPLICATION,
+        on=NAMED_USER,
+        summary="Rules of a user",
+        about="Those for all applications, and those of this application.",
+    )
+    async def of_user(
+        self, caller: Caller, user: UserRecord, query: RulesOfUserQuery
+    ) -> NumberedPage[list[RuleObject]]:
+        if not set(query.scope) <= set(SCOPES):
+            raise ValidationFailed.of("scope", INVALID)
+        found, total = await self._rules.rulebook.of_user(
+            caller,
+            user.key,
+            scopes=query.scope or SCOPES,
+            only_enabled=query.exclude_disabled,
+            offset=query.offset,
+            count=query.count,
+        )
+        return await self._page(caller, found, total, query.offset, with_body=query.include_body)
+
+    async def _page(
+        self, caller: Caller, found: list[RuleRecord], total: int, offset: int, *, with_body: bool
+    ) -> NumberedPage[list[RuleObject]]:
+        shown = [await self._visible(caller, record, with_body=with_body) for record in found]
+        return NumberedPage(shown, total, offset, len(shown))
+
+    async def _visible(
+        self, caller: Caller, record: RuleRecord, *, with_body: bool, with_waiting: bool = False
+    ) -> RuleObject:
+        if await self._rules.access.is_hidden(caller, record):
+            return hidden_rule(record)
+        return await self._object(record, with_body=with_body, with_waiting=with_waiting)
+
+    async def _object(self, record: RuleRecord, *, with_body: bool = False, with_waiting: bool = False) -> RuleObject:
+        shown = await self._rules.showing.shown(record, with_waiting=with_waiting)
+        return rule_object(shown, with_body=with_body)
+
+    @RestCall(
+        "GET",
+        _RULE,
+        tokens=USER_OR_APPLICATION,
+        on=_seen,
+        summary="One rule",
+        about="Says how the rule stands, when it triggered last, what it waits for, and what went wrong. A rule whose "
+        "device is gone has `error` in the place of `rule`.",
+    )
+    async def show(self, caller: Caller, record: RuleRecord, query: RuleQuery) -> Data[RuleObject]:
+        return Data(await self._visible(caller, record, with_body=query.include_body, with_waiting=True))
+
+    @RestCall(
+        "PUT",
+        _RULE,
+        tokens=USER_OR_APPLICATION,
+        on=_own,
+        summary="Change a rule",
+        about="Every member is optional. A rule that was invalid or stopped runs again. Running durations go on if "
+        "neither `rule` nor `enabled` changes.",
+        refusals={403: "A device or type is not the user's.", 409: CHANGED_MEANWHILE},
+        accepts=Accepts({"application/json": RuleChangeBody}, RuleChangeBody.example),
+    )
+    async def change(self, caller: Caller, record: RuleRecord, body: bytes) -> Data[RuleObject]:
+        try:
+            wanted = members(body, RuleChangeBody, caller)
+            if wanted.id is not None and wanted.id != record.id:
+                raise ValidationFailed((Finding("id", ("rule id mismatch",)),))
+        except ValidationFailed as error:
+            raise await self._all_findings(error, caller, await self._users.find(record.owner_id), body) from None
+        text = bytes(wanted.rule) if has_value(wanted.rule) else None
+        changes = RuleChanges(wanted.name, text, wanted.description, wanted.enabled, wanted.scope)
+        return Data(await self._object(await self._rules.rulebook.change(record, changes)))
+
+    @RestCall("DELETE", _RULE, tokens=USER_OR_APPLICATION, on=_own, summary="Delete a rule")
+    async def remove(self, record: RuleRecord) -> Data[RuleObject]:
+        shown = await self._object(record, with_body=True)
+        await self._rules.rulebook.remove(record)
+        return Data(shown)
+
+    @RestCall(
+        "GET",
+        f"{_RULE}/provision",
+        tokens=USER_OR_APPLICATION,
+        on=_shown,
+        summary="A rule as a provision file",
+        about="One table `[[rules]]`, to review it, keep it in git and apply it elsewhere.",
+        answers=Answers(content_type="application/toml", type=str, example=_PROVISION_EXAMPLE),
+    )
+    async def provision(self, record: RuleRecord) -> Response:
+        return Response(provision_text(record), content_type="application/toml")
+
+    @RestCall(
+        "GET",
+        f"{_RULE}/actions",
+        tokens=USER_OR_APPLICATION,
+        on=_shown,
+        summary="Whether a rule can be tested",
+        about="At least one Action is static: without `matched` and without `valueFrom`.",
+    )
+    async def testable(self, record: RuleRecord) -> Data[Testable]:
+        return Data(Testable((await self._rules.showing.shown(record)).is_testable))
+
+    @RestCall(
+        "POST",
+        f"{_RULE}/actions",
+        tokens=USER_OR_APPLICATION,
+        on=_shown,
+        summary="Test a rule: send its Actions",
+        about="If any Action is not static, nothing is sent.",
+        refusals={400: "Rule is not testable", 403: "WRITE on a destination is missing."},
+    )
+    async def test(self, caller: Caller, record: RuleRecord) -> Data[Testable]:
+        rule = await self._rules.rulebook.compiled(record)
+        await self._rules.access.require_write(caller, record, rule)
+        await self._rules.trial_runs.run(record, rule)
+        return Data(Testable(testable=True))
+
+    @RestCall("GET", f"{_RULE}/executions", tokens=USER_OR_APPLICATION, on=_shown, summary="How often a rule triggered")
+    async def executions(self, record: RuleRecord) -> Data[Executions]:
+        triggered, last_on = await self._rules.showing.executions(record)
+        return Data(Executions(triggered) if last_on is None else Executions(triggered, last_on))
+
+    @RestCall(
+        "GET",
+        f"{_RULE}/explain",
+        tokens=USER_OR_APPLICATION,
+        on=_shown,
+        summary="Why a rule triggered, or did not",
+        about="For one message, with `mid`, or for a time: which conditions held, with the values that were seen. For "
+        "any message that is kept, also of the time before the rule. Models of conditions with a `transformer` are "
+        "not asked. With durations it looks back over at most 10,000 messages and 31 days.",
+        refusals={404: "The message does not exist.", 409: TOO_MANY_DEVICES},
+    )
+    async def explain(self, record: RuleRecord, query: ExplainMessageQuery | ExplainTimeQuery) -> Data[Explanations]:
+        rule = await self._rules.rulebook.compiled(record)
+        if isinstance(query, ExplainMessageQuery):
+            found, is_complete = [await self._rules.reasons.of_message(record, rule, query.mid)], True
+        else:
+            start_ms, end_ms = Milliseconds(query.start_date), Milliseconds(query.end_date)
+            found, is_complete = await self._rules.reasons.of_time(record, rule, start_ms, end_ms)
+        shown = [why_object(one, None if one.row is None else self._mids.mid(one.row.position)) for one in found]
+        return Data(Explanations(shown, is_complete))
+
+    @RestCall(
+        "POST",
+        f"{_RULE}/replay",
+        tokens=USER_OR_APPLICATION,
+        on=_shown,
+        summary="Try a rule on what has happened",
+        about="What the rule would have sent. Nothing is sent. Reads at most 10,000 messages; a rule that is not "
+        "enabled can be tried, too.",
+        refusals={409: TOO_MANY_DEVICES},
+    )
+    async def replay(self, record: RuleRecord, body: ReplayBody) -> Data[ReplayObject]:
+        rule = await self._rules.rulebook.compiled(record)
+        start_ms, end_ms = Milliseconds(body.start_date), Milliseconds(body.end_date)
+        replayed = await self._rules.replays.run(rule, start_ms, end_ms)
+        sent = [one for triggered in replayed.shown for one in triggered.outgoing if isinstance(one, SendAction)]
+        devices: dict[int, str] = {one.device: await self._devices.id_of(one.device) or "" for one in sent}
+        rows = (triggered.row for triggered in replayed.shown if triggered.row is not None)
+        mids: dict[int, str] = {row.position: self._mids.mid(row.position) for row in rows}
+        return Data(replay_object(replayed, mids, devices))

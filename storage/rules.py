@@ -1,0 +1,304 @@
+"""Rules, what the engine knows of them, and the HTTP requests that they send. The caller holds the transaction."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from storage.keys import ApplicationKey, Milliseconds, OrganizationKey, Position, RuleKey, UserKey
+from storage.sql import StoreConnection, sure
+
+UseKind = Literal["device", "type"]
+_PROBLEMS_KEPT: Final = 20  # of one rule
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRecord:
+    """A rule. `body` is the JSON text as it was sent, `findings` JSON of what is wrong with an invalid rule, or ''.
+
+    The ids of its owner and its application are read from their tables.
+    """
+
+    key: RuleKey
+    id: str
+    owner: UserKey
+    application: ApplicationKey
+    scope: str
+    name: str
+    description: str
+    body: str
+    enabled: bool
+    since: Position
+    created_on: Milliseconds
+    modified_on: Milliseconds
+    invalidated_on: Milliseconds | None = None
+    findings: str = ""
+    stopped_on: Milliseconds | None = None
+    stop_reason: str = ""
+    revision: int = 0
+    owner_id: str = ""
+    application_id: str = ""
+    application_organization: OrganizationKey = OrganizationKey(0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the engine evaluates it."""
+        return self.enabled and self.invalidated_on is None and self.stopped_on is None
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """What the engine knows of a rule as of its position. `memory` is JSON of broker/rules: the running durations."""
+
+    rule: RuleKey
+    revision: int
+    triggered: int = 0
+    last_on: Milliseconds | None = None
+    failing: bool = False
+    memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProblem:
+    """Something that went wrong when the rule was triggered. `field` is the place in the rule, as in findings."""
+
+    rule: RuleKey
+    field: str
+    text: str
+    first_on: Milliseconds
+    last_on: Milliseconds
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRequest:
+    key: int
+    rule: RuleKey
+    owner: UserKey
+    field: str
+    content: str
+    created_on: Milliseconds
+
+
+_READ: Final = ("owner_id", "application_id", "application_organization")
+_COLUMNS: Final = tuple(one.name for one in fields(RuleRecord) if one.name not in _READ)
+_STATE: Final = tuple(one.name for one in fields(RuleState))
+_RULE: Final = (
+    f"SELECT {', '.join(f'r.{name}' for name in _COLUMNS)}, u.id AS owner_id, a.id AS application_id,"  # noqa: S608 - constants
+    " a.organization AS application_organization FROM rule AS r JOIN user AS u ON u.key = r.owner"
+    " JOIN application AS a ON a.key = r.application WHERE "
+)
+
+
+class RuleStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    # Rules
+
+    def rule(self, rule_id: str) -> RuleRecord | None:
+        row = self._db.execute(_RULE + "r.id = :id", {"id": rule_id}).one()
+        return _rule(row) if row else None
+
+    def rules_after(self, key: RuleKey, *, limit: int) -> list[RuleRecord]:
+        """All rules with a higher key, in the order of their keys."""
+        rows = self._db.execute(_RULE + "r.key > :key ORDER BY r.key LIMIT :limit", {"key": key, "limit": limit})
+        return [_rule(row) for row in rows]
+
+    def rules_with(self, keys: Iterable[RuleKey]) -> list[RuleRecord]:
+        rows = (self._db.execute(_RULE + "r.key = :key", {"key": key}).one() for key in keys)
+        return [_rule(row) for row in rows if row is not None]
+
+    def rules_of(
+        self,
+        owner: UserKey,
+        *,
+        application: ApplicationKey | None,
+        also_for_all: bool | None = None,
+        only_enabled: bool = False,
+        offset: int = 0,
+        limit: int,
+    ) -> tuple[list[RuleRecord], int]:
+        """A page of a user's rules in the order of creation, and how many there are in all.
+
+        Args:
+            owner: the user.
+            application: its rules.
+            also_for_all: None: whatever their scope. Otherwise its rules with the scope thisApplication, and with True
+                also the rules of any application that are for all.
+            only_enabled: leave out those that are not.
+            offset, limit: the page.
+        """
+        which = "r.application = :application"
+        if also_for_all is not None:
+            which += " AND r.scope = 'thisApplication'"
+        if also_for_all:
+            which = f"({which} OR r.scope = 'allApplications')"
+        which += " AND r.enabled = 1" if only_enabled else ""
+        which = f"r.owner = :owner AND {which}"
+        parameters = {"owner": owner, "application": application or 0, "offset": offset, "limit": limit}
+        counted = self._db.execute(f"SELECT count(*) AS count FROM rule AS r WHERE {which}", parameters)  # noqa: S608
+        rows = self._db.execute(f"{_RULE}{which} ORDER BY r.key LIMIT :limit OFFSET :offset", parameters)
+        return [_rule(row) for row in rows], int(sure(counted.one())["count"])
+
+    def count_of(self, owner: UserKey) -> int:
+        row = self._db.execute("SELECT count(*) AS count FROM rule WHERE owner = :owner", {"owner": owner}).one()
+        return int(sure(row)["count"])
+
+    def index_of(self, rule: RuleRecord) -> int:
+        """The rule's place among the rules of its owner, counted from 0 in the order of creation."""
+        row = self._db.execute(
+            "SELECT count(*) AS count FROM rule WHERE owner = :owner AND key < :key",
+            {"owner": rule.owner, "key": rule.key},
+        ).one()
+        return int(sure(row)["count"])
+
+    def add(self, rule: RuleRecord) -> RuleKey:
+        """Add a rule; its key is assigned."""
+        names = _COLUMNS[1:]
+        row = self._db.execute(
+            f"INSERT INTO rule ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) RETURNING key",  # noqa: S608
+            {name: getattr(rule, name) for name in names},
+        ).one()
+        return RuleKey(sure(row)["key"])
+
+    def put(self, rule: RuleRecord) -> None:
+        changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS[1:])
+        self._db.execute(
+            f"UPDATE rule SET {changes} WHERE key = :key",  # noqa: S608 - constants
+            {name: getattr(rule, name) for name in _COLUMNS},
+        )
+
+    def remove(self, rule: RuleKey) -> None:
+        for table in ("rule_state", "rule_use", "rule_problem", "rule_request"):
+            self._db.execute(f"DELETE FROM {table} WHERE rule = :rule", {"rule": rule})  # noqa: S608 - constants
+        self._db.execute("DELETE FROM rule WHERE key = :rule", {"rule": rule})
+
+    def stop(self, rule: RuleKey, on_ms: Milliseconds, reason: str) -> None:
+        self._db.execute(
+            "UPDATE rule SET stopped_on = :on, stop_reason = :reason WHERE key = :rule",
+            {"rule": rule, "on": on_ms, "reason": reason},
+        )
+
+    # What rules name
+
+    def put_uses(self, rule: RuleKey, uses: Iterable[tuple[UseKind, int]]) -> None:
+        self._db.execute("DELETE FROM rule_use WHERE rule = :rule", {"rule": rule})
+        for kind, key in set(uses):
+            self._db.execute(
+                "INSERT INTO rule_use (rule, kind, object) VALUES (:rule, :kind, :object)",
+                {"rule": rule, "kind": kind, "object": key},
+            )
+
+    def users_of(self, kind: UseKind, key: int) -> list[RuleKey]:
+        """The rules that name this device or device type."""
+        rows = self._db.execute(
+            "SELECT rule FROM rule_use WHERE kind = :kind AND object = :object", {"kind": kind, "object": key}
+        )
+        return [row["rule"] for row in rows]
+
+    def with_deleted_devices(self) -> list[RuleKey]:
+        """The rules that count as valid and name a device that is deleted."""
+        rows = self._db.execute(
+            "SELECT DISTINCT r.key FROM rule_use AS u JOIN rule AS r ON r.key = u.rule AND r.invalidated_on IS NULL"
+            " LEFT JOIN device AS d ON d.key = u.object AND d.deleted_on IS NULL"
+            " WHERE u.kind = 'device' AND d.key IS NULL"
+        )
+        return [row["key"] for row in rows]
+
+    # What the engine knows
+
+    def state(self, rule: RuleKey) -> RuleState | None:
+        row = self._db.execute("SELECT * FROM rule_state WHERE rule = :rule", {"rule": rule}).one()
+        return _state(row) if row else None
+
+    def begin_state(self, state: RuleState) -> None:
+        """Replace the state of a rule: the rule is new, or starts anew."""
+        self._db.put_many("rule_state", _STATE, ("rule",), [_values(state)])
+
+    def put_states(self, states: Iterable[RuleState]) -> None:
+        """Update the states of rules that still have these revisions."""
+        for state in states:
+            self._db.execute(
+                "UPDATE rule_state SET triggered = :triggered, last_on = :last_on, failing = :failing,"
+                " memory = :memory WHERE rule = :rule AND revision = :revision",
+                dict(zip(_STATE, _values(state), strict=True)),
+            )
+
+    def set_failing(self, rule: RuleKey) -> None:
+        self._db.execute("UPDATE rule_state SET failing = 1 WHERE rule = :rule", {"rule": rule})
+
+    def note_problem(self, rule: RuleKey, field: str, text: str, on_ms: Milliseconds, times: int = 1) -> None:
+        """Count a problem. Of one rule the latest 20 are kept."""
+        self._db.execute(
+            "INSERT INTO rule_problem (rule, field, text, first_on, last_on, times)"
+            " VALUES (:rule, :field, :text, :on, :on, :times) ON CONFLICT (rule, field, text)"
+            " DO UPDATE SET last_on = excluded.last_on, times = rule_problem.times + excluded.times",
+            {"rule": rule, "field": field, "text": text, "on": on_ms, "times": times},
+        )
+        self._db.execute(
+            "DELETE FROM rule_problem WHERE rule = :rule AND last_on < (SELECT min(last_on) FROM (SELECT last_on"
+            " FROM rule_problem WHERE rule = :rule ORDER BY last_on DESC LIMIT :kept) AS latest)",
+            {"rule": rule, "kept": _PROBLEMS_KEPT},
+        )
+
+    def problems(self, rule: RuleKey) -> list[RuleProblem]:
+        """The latest first."""
+        rows = self._db.execute(
+            "SELECT * FROM rule_problem WHERE rule = :rule ORDER BY last_on DESC, field, text LIMIT :kept",
+            {"rule": rule, "kept": _PROBLEMS_KEPT},
+        )
+        return [RuleProblem(**dict(row)) for row in rows]
+
+    def forget_problems(self, rule: RuleKey) -> None:
+        self._db.execute("DELETE FROM rule_problem WHERE rule = :rule", {"rule": rule})
+
+    # Requests
+
+    def requests_since(self, owner: UserKey, *, minute_ms: int, day_ms: int) -> tuple[int, int]:
+        """How many requests of this user's rules were added after `minute_ms`, and from `day_ms` on."""
+        row = self._db.execute(
+            "SELECT count(CASE WHEN created_on > :minute THEN 1 END) AS minute,"
+            " count(CASE WHEN created_on >= :day THEN 1 END) AS day"
+            " FROM rule_request WHERE owner = :owner AND created_on >= :since",
+            {"owner": owner, "minute": minute_ms, "day": day_ms, "since": min(minute_ms, day_ms)},
+        ).one()
+        return (int(row["minute"]), int(row["day"])) if row else (0, 0)
+
+    def add_request(self, rule: RuleKey, owner: UserKey, field: str, content: str, now_ms: Milliseconds) -> None:
+        self._db.execute(
+            "INSERT INTO rule_request (rule, owner, field, content, created_on)"
+            " VALUES (:rule, :owner, :field, :content, :now)",
+            {"rule": rule, "owner": owner, "field": field, "content": content, "now": now_ms},
+        )
+
+    def waiting_requests(self, *, after: int, limit: int) -> list[RuleRequest]:
+        rows = self._db.execute(
+            "SELECT * FROM rule_request WHERE content IS NOT NULL AND key > :after ORDER BY key LIMIT :limit",
+            {"after": after, "limit": limit},
+        )
+        return [RuleRequest(**dict(row)) for row in rows]
+
+    def finish_request(self, key: int) -> None:
+        """Mark a request as finished and erase its content."""
+        self._db.execute("UPDATE rule_request SET content = NULL WHERE key = :key", {"key": key})
+
+    def forget_requests(self, before_ms: int) -> None:
+        self._db.execute(
+            "DELETE FROM rule_request WHERE content IS NULL AND created_on < :before", {"before": before_ms}
+        )
+
+
+def _rule(row: Mapping[str, Any]) -> RuleRecord:
+    values = dict(row)
+    values["enabled"] = bool(values["enabled"])
+    return RuleRecord(**values)
+
+
+def _state(row: Mapping[str, Any]) -> RuleState:
+    values = dict(row)
+    values["failing"] = bool(values["failing"])
+    return RuleState(**values)
+
+
+def _values(state: RuleState) -> list[Any]:
+    return [getattr(state, name) if name != "failing" else int(state.failing) for name in _STATE]

@@ -1,0 +1,70 @@
+"""Ada's home: lights that send messages, and rules about them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trio.testing import wait_all_tasks_blocked
+
+from broker.accounts.tokens import Caller
+from broker.rules.rulebook import NewRule
+from broker.services import Services
+from storage.records import ActionRow
+from storage.rules import RuleRecord
+from tests.factories import ADA, ADA_TOKEN, KITCHEN
+
+ON: Mapping[str, Any] = {"action": "setOn", "parameters": {}}
+
+
+def when(field: str, operator: str, value: Any, device: Any = KITCHEN, **more: Any) -> dict[str, Any]:
+    """A condition."""
+    return {"sdid": device, "field": field, "operator": operator, "operand": {"value": value}} | more
+
+
+def body(conditions: list[dict[str, Any]] | dict[str, Any], *actions: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule's body; a bare condition stays one. Without Actions, the light in the hall goes on."""
+    wanted = {"and": conditions} if isinstance(conditions, list) else conditions
+    return {"if": wanted, "then": list(actions) or [{"ddid": HALL_ID, **ON}]}
+
+
+HALL_ID = "12" * 16
+
+
+@dataclass
+class Home:
+    services: Services
+
+    async def ada(self) -> Caller:
+        return await self.services.accounts.tokens.caller(ADA_TOKEN)
+
+    async def rule(self, content: Mapping[str, Any], name: str = "A rule", **more: Any) -> RuleRecord:
+        caller = await self.ada()
+        owner = await self.services.accounts.users.find(ADA)
+        new = NewRule(name, json.dumps(content).encode(), **more)
+        return await self.services.rules.rulebook.create(caller, owner, new)
+
+    async def says(self, data: Mapping[str, Any], device: str = KITCHEN, ts: int | None = None) -> str:
+        """A device sends a message; returns its mid when the rules have followed."""
+        ingest = self.services.messages.ingest
+        found = await self.services.devices.registry.find(device)
+        position = ingest.submit(found, json.dumps(data).encode(), ts)
+        await ingest.wait_committed()
+        await wait_all_tasks_blocked()
+        return ingest.mid(position)
+
+    async def actions(self) -> list[ActionRow]:
+        """All Actions in the log."""
+
+        def work(tx: Any) -> list[ActionRow]:
+            head = tx.messages.head()
+            return [row for position in range(1, head + 1) if (row := tx.messages.action(position)) is not None]
+
+        return await self.services.core.database.read(work)
+
+    async def count(self) -> int:
+        return len(await self.actions())
+
+    async def standing(self, rule: RuleRecord) -> Any:
+        record = await self.services.rules.rulebook.find(rule.id)
+        return await self.services.rules.showing.shown(record, with_waiting=True)
