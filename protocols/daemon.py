@@ -36,9 +36,11 @@ from protocols.http.front_door import serve_http
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.listeners import ListenerError
 from protocols.mqtt.server import serve_mqtt
+from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.mail import mail_transport
+from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.state import open_state
 from protocols.time_sync import is_clock_synchronized
@@ -101,6 +103,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                 third_party=third_party(settings),
                 processor=payment_processor(settings),
                 is_clock_synchronized=is_clock_synchronized,
+                callbacks=http_callbacks(settings),
+                streams=cloud_streams(settings),
             )
         )
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.
