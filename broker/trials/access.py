@@ -111,6 +111,7 @@ def _may_give(tx: Transaction, user: UserKey, through: ApplicationKey | None, de
         expires_on=None,
         user=user,
         application=through,
+        application_id=application.id,
         application_organization=application.organization,
     )
     reach = Reach(caller, Grants(tx.accounts.grants(through, user)))
