@@ -134,6 +134,7 @@ PMAX_SECONDS: Final = (3_600, 21_600, 86_400)
 TASK_EXPIRES_SECONDS: Final = (60, 604_800, 604_800)
 TASK_SCHEDULE_DAYS: Final = 365  # reference 15.2: how far ahead a task may be scheduled
 TASK_DIDS_MAX: Final = 10_000  # device ids that one task names
+TASKS_OPEN_MAX: Final = 1_000  # of one device type, that have not ended
 SERVER_PROPERTIES_BYTES: Final = 16 * 1024  # reference 15.1: of one device, as JSON
 SERVER_PROPERTIES_LEVELS: Final = 5
 DEVICE_PROPERTIES_BYTES: Final = 64 * 1024  # what a device may report in all, as JSON

@@ -95,6 +95,21 @@ class TaskStore:
         rows = self._db.execute(f"SELECT * FROM task WHERE status IN {_texts(statuses)} ORDER BY key")  # noqa: S608 - of an enum
         return [_task(row) for row in rows]
 
+    def first_with_status(self, statuses: Sequence[str]) -> TaskRecord | None:
+        """The oldest task with one of these statuses."""
+        row = self._db.execute(
+            f"SELECT * FROM task WHERE status IN {_texts(statuses)} ORDER BY key LIMIT 1"  # noqa: S608 - of an enum
+        ).one()
+        return _task(row) if row else None
+
+    def count_with_status(self, device_type: DeviceTypeKey, statuses: Sequence[str]) -> int:
+        """How many tasks of a type have one of these statuses."""
+        row = self._db.execute(
+            f"SELECT count(*) AS n FROM task WHERE device_type = :type AND status IN {_texts(statuses)}",  # noqa: S608 - of an enum
+            {"type": device_type},
+        ).one()
+        return int(row["n"]) if row else 0
+
     def page(
         self, device_type: DeviceTypeKey, status: str | None, *, sort: str, descending: bool, offset: int, limit: int
     ) -> tuple[list[TaskRecord], int]:

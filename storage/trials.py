@@ -159,8 +159,11 @@ class TrialStore:
 
     # Members
 
-    def add_member(self, trial: int, user: UserKey, role: str, *, now_ms: int) -> None:
-        given = {"trial": trial, "user": user, "role": role, "since": now_ms}
+    def add_member(
+        self, trial: int, user: UserKey, role: str, *, now_ms: int, application: ApplicationKey | None = None
+    ) -> None:
+        """`application`: with whose token the user accepted; None: on the page of the invitation."""
+        given = {"trial": trial, "user": user, "role": role, "since": now_ms, "application": application}
         self._insert("trial_member", tuple(given), given)
 
     def remove_member(self, trial: int, user: UserKey, role: str) -> None:
@@ -182,6 +185,14 @@ class TrialStore:
             {"trial": trial, "role": role},
         )
         return [row["user"] for row in rows]
+
+    def participants(self, trial: int) -> list[tuple[UserKey, ApplicationKey | None]]:
+        """The participants, each with the application of `add_member`."""
+        rows = self._db.execute(
+            "SELECT user, application FROM trial_member WHERE trial = :trial AND role = 'participant' ORDER BY key",
+            {"trial": trial},
+        )
+        return [(row["user"], row["application"]) for row in rows]
 
     def administered_by(self, user: UserKey) -> list[int]:
         """The keys of the trials that the user administers."""

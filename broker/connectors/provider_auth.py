@@ -270,6 +270,8 @@ def _is_of_application(tx: Transaction, caller: Caller, referer: str) -> bool:
     """
     if not referer or len(referer) > _REFERER_CHARACTERS or not referer.isprintable():
         return False
+    if "\\" in referer:  # a slash to browsers: they would go to another host than the one that is compared here
+        return False
     key = caller.application
     if key is None and (token := tx.devices.token_by_hash(caller.token)) is not None:
         key = token.application

@@ -131,6 +131,7 @@ class Engine:
 
     async def cancel_device_tasks(self, task: int) -> None:
         """Cancel what has not ended of a cancelled task."""
+        self._timers.cancel(("schedule", task))
         await self._in_batches(task, partial(cancel_some, failure=None))
 
     def changed(self, moves: Sequence[Moved]) -> None:
@@ -235,10 +236,11 @@ class Engine:
 
     async def _queue_next(self) -> bool:
         """Queue the device tasks of the oldest task that has none yet."""
-        waiting = await self._database.read(lambda tx: tx.tasks.with_status((TaskStatus.REQUESTED, TaskStatus.QUEUING)))
-        if not waiting:
+        task = await self._database.read(
+            lambda tx: tx.tasks.first_with_status((TaskStatus.REQUESTED, TaskStatus.QUEUING))
+        )
+        if task is None:
             return False
-        task = waiting[0]
         if task.status == TaskStatus.REQUESTED:
             await self._presence.flush()  # the filter may ask for connections
             await self._database.write(lambda tx: fix_devices(tx, task.key, self._clock.now_ms()))

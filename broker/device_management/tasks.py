@@ -18,6 +18,7 @@ from broker.device_management.rollouts import Phase, first_phase
 from broker.device_management.states import (
     ENDED,
     OPEN,
+    TASK_UNFINISHED,
     Acceptance,
     ErrorCode,
     Failure,
@@ -31,11 +32,13 @@ from broker.devices.registry import Device
 from broker.errors import INVALID, Conflict, DeviceNotFound, Finding, NotFound, ValidationFailed
 from broker.ids import new_id
 from broker.trace.audit import AuditEvent, note
+from config.limits import TASKS_OPEN_MAX
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds
 from storage.tasks import DeviceTaskRecord, TaskHistoryRecord, TaskRecord
 
 TASK_ENDED: Final = "Task has ended"
+TOO_MANY_TASKS: Final = f"At most {TASKS_OPEN_MAX} tasks of a device type at a time"
 NOT_WAITING: Final = "Update does not wait for acceptance"
 NOT_PAUSED: Final = "Roll-out is not paused"
 _HISTORY_ROWS: Final = 10_000
@@ -91,7 +94,7 @@ class Tasks:
     async def create(self, type_: DeviceType, request: TaskRequest, *, scheduled_on: Milliseconds | None) -> Task:
         """Create a task; it begins at once or at its time. `expires_after` 0 stands for that of the type.
 
-        Raises ValidationFailed; NotFound for an unknown device or image.
+        Raises ValidationFailed; NotFound for an unknown device or image; Conflict when the type has too many tasks.
         """
         now_ms = self._clock.now_ms()
         configuration = await self._configurations.of(type_)
@@ -121,6 +124,8 @@ class Tasks:
 
         def add(tx: Transaction) -> TaskRecord:
             _check_references(tx, request, type_.record.key)
+            if tx.tasks.count_with_status(type_.record.key, TASK_UNFINISHED) >= TASKS_OPEN_MAX:
+                raise Conflict(TOO_MANY_TASKS)
             note(
                 tx,
                 AuditEvent.TASK_CREATED,

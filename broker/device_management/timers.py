@@ -11,6 +11,7 @@ from broker.clock import Clock
 from broker.loops import Wakeup
 
 _LOOK_SECONDS: Final = 30.0  # the wall clock may be set while the task waits
+_HEAP_SLACK: Final = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -33,7 +34,11 @@ class Timers:
             self._wakeup.set()
 
     def cancel(self, name: Hashable) -> None:
-        self._waiting.pop(name, None)
+        if self._waiting.pop(name, None) is None or len(self._heap) <= _HEAP_SLACK + 2 * len(self._waiting):
+            return
+        # Most of the heap stands for calls that were cancelled or have another moment: some of these are a year away.
+        self._heap = [one for one in self._heap if self._waiting.get(one[2], (None,))[0] == one[1]]
+        heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._waiting)

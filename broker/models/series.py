@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +72,7 @@ def number_at(data: Any, path: Sequence[str]) -> float | None:
 
 
 def as_number(value: object) -> float | None:
-    if isinstance(value, bool | int | float) and isfinite(value) and abs(value) <= _LARGEST:
+    # An integer may be too large for a double: it is compared before it is converted. No comparison with NaN is true.
+    if isinstance(value, bool | int | float) and abs(value) <= _LARGEST:
         return float(value)
     return None

@@ -3,9 +3,9 @@
 All findings are collected, so that a caller learns of all of them at once.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from storage.keys import UserKey
 
 EVERY: Final = "every"
 _LEVELS_MAX: Final = 20  # of groups in a parameter
+_DOUBLE: Final = sys.float_info.max
 _NUMBERS: Final = frozenset({ValueClass.DOUBLE, ValueClass.FLOAT, ValueClass.INTEGER, ValueClass.LONG})
 _WHOLE: Final = {ValueClass.INTEGER: range(-(2**31), 2**31), ValueClass.LONG: range(-(2**63), 2**63)}
 
@@ -173,7 +174,7 @@ def _problem(value: object, kind: ValueClass | None) -> str:
         return "" if isinstance(value, bool) else BOOLEAN_ONLY
     if kind not in _NUMBERS or isinstance(value, bool) or not isinstance(value, int | float):
         return NUMERIC_ONLY
-    if not isfinite(value):  # TOML has such numbers, JSON has not
+    if not abs(value) <= _DOUBLE:  # TOML has infinite numbers, JSON has integers of thousands of digits
         return INVALID
     whole = _WHOLE.get(kind)
     return INVALID if whole is not None and (value != int(value) or int(value) not in whole) else ""

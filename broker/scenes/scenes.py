@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import trio
+
 from broker.accounts.acting import user_in_body
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
@@ -91,7 +93,11 @@ class Scenes:
         return readable[offset : offset + count], len(readable)
 
     async def _judged(self, record: SceneRecord) -> Scene:
-        """The scene as it is now: it is marked as invalid when it became so."""
+        """The scene as it is now: it is marked as invalid when it became so.
+
+        Other tasks have their turn first: a list may have hundreds of scenes, each with a hundred Actions.
+        """
+        await trio.lowlevel.checkpoint()
         actions = actions_in(record.actions)
         named = await self._resolver.named(actions)
         if record.findings is not None:
@@ -273,5 +279,8 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _place(finding: Finding) -> list[tuple[bool, int, str]]:
-    """Sorts findings by the members of the body, and Actions by their numbers."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in finding.field.split(".")]
+    """Sorts findings by the members of the body, and Actions by their numbers.
+
+    A member may have any name, also one of digits that `int` does not take. A longer number is a larger one.
+    """
+    return [(part.isdigit(), len(part) if part.isdigit() else 0, part) for part in finding.field.split(".")]

@@ -9,28 +9,40 @@ from dataclasses import replace
 
 from broker.accounts.consent import sign_in_grant
 from broker.accounts.issuance import Issuance
+from broker.accounts.permissions import READ_AND_WRITE, Grants, Reach
+from broker.accounts.tokens import Caller, TokenKind
 from broker.facts import ApplicationGrantsChanged, DeviceChanged
 from broker.trials.roles import TrialRole
 from storage.database import Transaction
-from storage.keys import DeviceTypeKey, UserKey
+from storage.keys import ApplicationKey, DeviceTypeKey, UserKey
 from storage.records import GrantRecord
 from storage.trials import TrialRecord
 
 
-def give(issuance: Issuance, trial: TrialRecord, user: UserKey) -> None:
-    """A new participant grants READ and WRITE on the trial's device types."""
+def give(issuance: Issuance, trial: TrialRecord, user: UserKey, through: ApplicationKey | None) -> None:
+    """A new participant grants READ and WRITE on the trial's device types.
+
+    `through`: the application with whose token the participant accepted. It cannot give what the user did not grant it:
+    else every application could make a trial, let its user take part, and reach all devices with the trial's
+    application.
+    """
     tx, granted = issuance.tx, sign_in_grant(trial.application, user)
     tx.accounts.add_grant(granted)
     for type_ in tx.trials.types(trial.key):
-        tx.accounts.add_grant(_of_type(granted, type_))
+        if _may_give(tx, user, through, type_):
+            tx.accounts.add_grant(_of_type(granted, type_))
     _tell(issuance, trial, [user])
 
 
 def give_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey) -> None:
-    """The trial has one more device type. Participants who revoked its application grant nothing."""
+    """The trial has one more device type. Participants who revoked its application grant nothing; see `give`, too."""
     tx = issuance.tx
     granting = {grant.user for grant in tx.accounts.grants(trial.application)}
-    users = [user for user in tx.trials.members(trial.key, TrialRole.PARTICIPANT) if user in granting]
+    users = [
+        user
+        for user, through in tx.trials.participants(trial.key)
+        if user in granting and _may_give(tx, user, through, device_type)
+    ]
     for user in users:
         tx.accounts.add_grant(_of_type(sign_in_grant(trial.application, user), device_type))
     _tell(issuance, trial, users)
@@ -84,6 +96,26 @@ def _end_tokens_of(issuance: Issuance, trial: TrialRecord, user: UserKey) -> Non
         issuance.end_family(family)
     for token in tx.accounts.tokens_of(trial.application, user):
         issuance.end_token(token)
+
+
+def _may_give(tx: Transaction, user: UserKey, through: ApplicationKey | None, device_type: DeviceTypeKey) -> bool:
+    """Whether the user's word, given with a token of this application, covers READ and WRITE on the device type."""
+    if through is None:  # the user's own word, on the page of the invitation
+        return True
+    application, type_ = tx.accounts.application(through), tx.device_types.device_type(device_type)
+    if application is None or type_ is None:
+        return False
+    caller = Caller(
+        kind=TokenKind.USER,
+        token=b"",
+        expires_on=None,
+        user=user,
+        application=through,
+        application_id=application.id,
+        application_organization=application.organization,
+    )
+    reach = Reach(caller, Grants(tx.accounts.grants(through, user)))
+    return all(reach.allows_type(user, type_, permission) for permission in READ_AND_WRITE)
 
 
 def _of_type(granted: GrantRecord, device_type: DeviceTypeKey) -> GrantRecord:

@@ -22,7 +22,7 @@ from config.limits import (
     TRIAL_MEMBERS,
 )
 from storage.database import Database, Transaction
-from storage.keys import Milliseconds, UserKey
+from storage.keys import ApplicationKey, Milliseconds, UserKey
 from storage.records import NEW_KEY, UserRecord
 from storage.trial_invitations import TrialInvitationRecord
 from storage.trials import TrialRecord
@@ -158,9 +158,17 @@ class Invitations:
         return await self._database.read(lambda tx: _behind(tx, code, now_ms))
 
     async def accept(
-        self, trial: TrialRecord, invitation_id: str, user: UserKey, *, code: str = ""
+        self,
+        trial: TrialRecord,
+        invitation_id: str,
+        user: UserKey,
+        *,
+        code: str = "",
+        through: ApplicationKey | None = None,
     ) -> TrialInvitationRecord:
         """Give the user the role. A participant grants the trial's application READ and WRITE on its device types.
+
+        `through`: the application with whose token the user accepts, which bounds the grants; None: on the page.
 
         Raises:
             NotFound: the invitation was deleted, or the trial.
@@ -176,7 +184,7 @@ class Invitations:
             current = present(tx, trial)
             _check_open(invitation, now_ms)
             if not tx.trials.has_role(current.key, user, invitation.role):
-                self._admit(issuance, current, user, TrialRole(invitation.role))
+                self._admit(issuance, current, user, TrialRole(invitation.role), through)
             if _is_code_of(invitation, code):
                 tx.accounts.verify_email(user, now_ms=now_ms)
             accepted = replace(invitation, status=InvitationStatus.ACCEPTED, accepted_on=now_ms, code_hash=None)
@@ -188,13 +196,15 @@ class Invitations:
         self._accepted += 1
         return accepted
 
-    def _admit(self, issuance: Issuance, trial: TrialRecord, user: UserKey, role: TrialRole) -> None:
+    def _admit(
+        self, issuance: Issuance, trial: TrialRecord, user: UserKey, role: TrialRole, through: ApplicationKey | None
+    ) -> None:
         tx, most = issuance.tx, TRIAL_MEMBERS[role]
         if tx.trials.count_members(trial.key, role) >= most:
             raise Conflict(f"At most {most} {role}s in a trial")
-        tx.trials.add_member(trial.key, user, role, now_ms=issuance.now_ms)
+        tx.trials.add_member(trial.key, user, role, now_ms=issuance.now_ms, application=through)
         if role is TrialRole.PARTICIPANT:
-            access.give(issuance, trial, user)
+            access.give(issuance, trial, user, through)
 
     async def revoke(self, trial: TrialRecord, invitation_id: str) -> TrialInvitationRecord:
         """Take an open invitation back. Raises NotFound: it was deleted; Conflict: it is not open any more."""

@@ -67,6 +67,9 @@ class _DeliveriesQuery(Shape):
     offset: Offset = 0
 
 
+_Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # as the store keeps times
+
+
 class _Replay(Shape, kw_only=True):
     example = {"startDate": samples.TS, "endDate": samples.CTS}
 
@@ -74,8 +77,8 @@ class _Replay(Shape, kw_only=True):
         Annotated[list[str], Meta(min_length=1, max_length=IDS_MAX, description="Notifications; or a range of time")]
         | None
     ) = None
-    start_date: Annotated[int, time_ms("Without `ids`: those made from this time on")] | None = None
-    end_date: Annotated[int, time_ms("Without `ids`: up to this time")] | None = None
+    start_date: Annotated[_Time, time_ms("Without `ids`: those made from this time on")] | None = None
+    end_date: Annotated[_Time, time_ms("Without `ids`: up to this time")] | None = None
 
 
 class _Replayed(Shape):

@@ -7,7 +7,7 @@ from msgspec import UNSET
 from broker.accounts.permissions import ADMINISTRATORS, Permission
 from broker.accounts.tokens import Caller
 from broker.device_management.states import Acceptance
-from broker.device_management.tasks import NOT_PAUSED, NOT_WAITING, TASK_ENDED, Task
+from broker.device_management.tasks import NOT_PAUSED, NOT_WAITING, TASK_ENDED, TOO_MANY_TASKS, Task
 from broker.device_types.catalog import DeviceType
 from broker.devices.registry import Device
 from protocols.http.calls import ANY_TOKEN, NOTHING, USER, USER_OR_APPLICATION, InQuery, RestCall
@@ -84,7 +84,7 @@ class TaskCalls(ManagementCalls):
         about="For administrators of the organization that owns the type, and its applications. One property on the "
         "devices `dids`, on those that fit `filter`, or on all of the type. `akc.update` installs a firmware image, "
         "with a `rollout` in steps.",
-        refusals={404: "The device type, a device or the image does not exist."},
+        refusals={404: "The device type, a device or the image does not exist.", 409: f"{TOO_MANY_TASKS}."},
     )
     async def create(self, caller: Caller, body: NewTask) -> Data[TaskObject]:
         type_ = await self._types.find(body.dtid)

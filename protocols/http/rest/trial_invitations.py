@@ -147,7 +147,8 @@ class TrialInvitationCalls(RestCalls):
         on=_of_either,
         summary="Accept or revoke an invitation",
         about="The invited user accepts; administrators revoke. Who accepts as a participant grants the trial's "
-        "application READ and WRITE on the trial's device types, also on those that are added later.",
+        "application READ and WRITE on the trial's device types, also on those that are added later: on those on "
+        "which the user granted both to the application of the token.",
         refusals={409: _NOT_OPEN},
     )
     async def answer(self, caller: Caller, found: _Found, body: _Answer) -> Data[TrialInvitationObject]:
@@ -158,7 +159,8 @@ class TrialInvitationCalls(RestCalls):
         user = caller.user
         if user is None or not await self._invitations.is_for(user, invitation):
             raise PermissionDenied(f"the invitation {invitation.id}")
-        return Data(self._object(trial, await self._invitations.accept(trial, invitation.id, user)))
+        accepted = await self._invitations.accept(trial, invitation.id, user, through=caller.application)
+        return Data(self._object(trial, accepted))
 
     @RestCall(
         "DELETE",

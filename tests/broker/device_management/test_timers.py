@@ -59,3 +59,15 @@ async def test_a_call_may_set_the_next_one(timers: Timers, autojump_clock: MockC
     again()
     await trio.sleep(95)
     assert called == [0, 30, 60, 90]
+
+
+async def test_cancelled_moments_take_no_room(timers: Timers, autojump_clock: MockClock) -> None:
+    """Whoever makes tasks for next year and cancels them at once must not fill the memory."""
+    start, called = mock_time().now_ms(), list[str]()
+    timers.set("kept", start + 5_000, lambda: called.append("kept"))
+    for number in range(1_000):
+        timers.set(number, start + 10_000, lambda: called.append("cancelled"))
+        timers.cancel(number)
+    assert len(timers._heap) < 200
+    await trio.sleep(20)
+    assert called == ["kept"]

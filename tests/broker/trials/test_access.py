@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from broker.accounts.permissions import ADMINISTRATORS, Permission
-from broker.accounts.tokens import Caller
+from broker.accounts.tokens import CONSOLE_ID, Caller
 from broker.errors import (
     Conflict,
     DeviceTypeNotFound,
@@ -27,8 +27,8 @@ from broker.trials.invitations import NewInvitation
 from broker.trials.roles import TooManyTrials, TrialRole
 from broker.trials.trials import NewTrial, Trial
 from storage.database import Transaction
-from storage.keys import Milliseconds
-from storage.records import AuditFilter, TokenRecord
+from storage.keys import ApplicationKey, Milliseconds
+from storage.records import NEW_KEY, ApplicationRecord, AuditFilter, TokenRecord
 from tests.broker.export.test_exports import exported, send, stamps
 from tests.broker.routing.test_feeds import Codec, Watcher
 from tests.factories import (
@@ -417,3 +417,21 @@ async def test_an_export_by_trial_ends_with_the_grant_and_with_the_trial(
 async def test_callers_of_trials_do_not_show_their_secret(made: TrialWorld) -> None:
     assert made.trial.secret is not None
     assert made.trial.secret not in repr(made.trial)
+
+
+async def test_who_accepts_in_the_console_grants_every_type(services: Services, world: World, made: TrialWorld) -> None:
+    """The console reaches what its user may reach, without a grant (reference 4.10)."""
+
+    def install(tx: Transaction) -> ApplicationKey:
+        owner = tx.accounts.add_organization("0c" * 16, "Console", -1).key
+        new = ApplicationRecord(NEW_KEY, CONSOLE_ID, owner, "Console", b"", (), (), ())
+        return tx.accounts.put_application(new).key
+
+    console = await services.core.database.write(install)
+    sam, trial = await services.accounts.users.find(SAM), made.trial.record
+    invited = await invite(services, world, made.trial, sam.email)
+    await services.trials.invitations.accept(trial, invited.id, sam.key, through=console)
+    await add_types(services.core.database, world)
+    await services.trials.device_types.add(await services.accounts.tokens.caller(ADA_TOKEN), trial, "example.sensor")
+    granted = await services.core.database.read(lambda tx: tx.accounts.grants(trial.application, sam.key))
+    assert [(one.read, one.write) for one in granted if one.device_type is not None] == [(True, True)] * 2

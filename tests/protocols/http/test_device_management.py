@@ -278,6 +278,18 @@ async def test_the_management_manifest_has_the_object_map(ada: Client) -> None:
 # Tasks
 
 
+async def test_a_type_has_a_bounded_number_of_tasks_that_have_not_ended(
+    ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.device_management.tasks.TASKS_OPEN_MAX", 1)
+    later: dict[str, Any] = {"dids": [KITCHEN], "scheduledOn": NOW_MS + 86_400_000}
+    task = await ada.task("serverProperties.site", **later)
+    body = {"dtid": LIGHT_TYPE, "taskType": "R", "property": "serverProperties.site", **later}
+    await ada("POST", "/devicemgmt/tasks", 409, json=body)
+    await ada("PUT", f"/devicemgmt/tasks/{task['id']}", json={"status": "CANCELLED"})
+    await ada("POST", "/devicemgmt/tasks", 200, json=body)
+
+
 async def test_a_task_as_it_is_created_and_as_it_ends(ada: Client) -> None:
     task = await ada.task("serverProperties.site", "write", dids=[KITCHEN], taskParameters={"value": 7})
     assert task == {

@@ -2,14 +2,17 @@ import json
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import httpx
 import pytest
 import trio
+from h11._receivebuffer import ReceiveBuffer
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from structlog.testing import capture_logs
 from structlog.types import EventDict
@@ -180,6 +183,24 @@ async def test_empty_lines_before_a_request_are_ignored(raw: Raw, stream: trio.S
         await wait_all_tasks_blocked()
         await stream.send_all(lines[1:] + GET_DEVICE)
         assert (await receive_answer(stream)).startswith(b"HTTP/1.1 200")
+
+
+async def test_thousands_of_empty_lines_behind_a_request_are_taken_at_once(raw: Raw) -> None:
+    """Strangers can send them: one by one, each would copy the rest of what came."""
+    taken = 0
+
+    def count(frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal taken
+        taken += event == "call" and frame.f_code is ReceiveBuffer.maybe_extract_at_most.__code__
+        taken += event == "call" and frame.f_code is ReceiveBuffer.maybe_extract_lines.__code__
+
+    sys.setprofile(count)
+    try:
+        answers = await raw(GET_DEVICE + b"\n" * (HEAD_BYTES - 1_000) + GET_DEVICE_AND_CLOSE)
+    finally:
+        sys.setprofile(None)
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert taken < 100
 
 
 async def test_an_upgrade_behind_another_request_is_handed_over_after_its_answer(raw: Raw) -> None:

@@ -219,6 +219,10 @@ async def test_a_ready_model_predicts(api: httpx.AsyncClient, services: Services
     for given, value in ((inputs, 22.5), (inputs[:1], 21.5), ([], 0.0)):
         answer = await api.post(path, json={"inputs": given}, headers=ada)
         assert answer.json() == {"data": {"outputs": [{"name": "predicted", "value": value, "confidence": 0.75}]}}
+    too_large = [{"name": INPUT, "value": 10**400}]
+    assert findings(await api.post(path, json={"inputs": too_large}, headers=ada)) == [
+        ("inputs.0.value", "Invalid value")
+    ]
     wrong = [{"name": "x", "value": 1}, {"name": INPUT, "value": "1"}, 5]
     assert findings(await api.post(path, json={"inputs": wrong}, headers=ada)) == [
         ("inputs.0.name", "Invalid value"),

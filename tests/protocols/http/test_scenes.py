@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+import trio
 
 from broker.envelope import Action
 from broker.facts import ActionStored
@@ -248,6 +249,46 @@ async def test_parameters_nest_at_most_20_levels(api: httpx.AsyncClient, world: 
     path = f"/scenes/{answer.json()['data']['id']}/provision"
     written = tomllib.loads((await api.get(path, headers=bearer(ADA_TOKEN))).text)["scenes"][0]
     assert written["actions"] == [EVERY]
+
+
+async def test_parameters_may_have_any_name(api: httpx.AsyncClient, world: World) -> None:
+    """Also one of a digit that stands for no number by itself. Findings have the order of the numbers."""
+    names = ["10", "9", "\u00b2"]
+    body = {"name": "x", "actions": [{**ON, "parameters": {name: {"value": 1} for name in names}}]}
+    found = [place for place, _ in findings(await api.post("/scenes", json=body, headers=bearer(ADA_TOKEN)))]
+    assert found == [f"actions.0.parameters.{name}" for name in ("9", "\u00b2", "10")]
+
+
+async def test_a_number_beyond_a_double_is_invalid(api: httpx.AsyncClient, lamp: str) -> None:
+    """JSON has integers of any length; a message cannot hold such a value."""
+    for name in ("level", "warmth"):
+        action = {"ddid": lamp, "action": "set", "parameters": {name: {"value": 10**400}}}
+        answer = await api.post("/scenes", json={"name": "x", "actions": [action]}, headers=bearer(ADA_TOKEN))
+        assert findings(answer) == [(f"actions.0.parameters.{name}.value", "Invalid value")]
+
+
+async def test_a_list_of_scenes_leaves_other_tasks_their_turn(
+    api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    """Judging a scene takes up to a millisecond, and a user has up to 200 of them."""
+    for _ in range(20):
+        await made(api)
+    caller, turns = await services.accounts.tokens.caller(ADA_TOKEN), _Turns(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(turns)
+    await services.scenes.scenes.page(caller, world.ada, offset=0, count=1)
+    trio.lowlevel.remove_instrument(turns)
+    assert turns.taken >= 20
+
+
+class _Turns(trio.abc.Instrument):
+    """Counts how often a task gets its turn."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self._task = task
+        self.taken = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.taken += task is self._task
 
 
 async def test_a_body_that_is_no_object_is_refused(api: httpx.AsyncClient, world: World) -> None:

@@ -19,7 +19,7 @@ from tests.protocols.http.test_order_of_checks import PARAMETER, Named, named, r
 __all__ = ["named"]
 
 #: Infinite as a double; more digits than Python reads; more than the store takes; and what is no number at all.
-VALUES: Final = ("1e999", "-" + "9" * 5_000, "9" * 30, "[]", "{}", r'"\ud800"')
+VALUES: Final = ("1e999", "-" + "9" * 5_000, "9" * 400, "9" * 30, "[]", "{}", r'"\ud800"')
 TOKENS: Final = {
     TokenKind.USER: ADA_TOKEN,
     TokenKind.APPLICATION: APPLICATION_TOKEN,

@@ -1,12 +1,17 @@
 """/trials over REST: who may make which call, and what the answers say (reference 2.11 and 14)."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from broker.accounts.consent import sign_in_grant
+from broker.secrets import token_hash
 from broker.services import Services
 from config.limits import DESCRIPTION_MAX_CHARACTERS, NAME_MAX_CHARACTERS
+from storage.database import Transaction
+from storage.records import NEW_KEY, TokenRecord
 from tests.factories import (
     ADA,
     ADA_TOKEN,
@@ -364,3 +369,46 @@ async def test_the_sessions_module_is_off_by_default(api: httpx.AsyncClient, mad
     ):
         for headers in (bearer(ADA_TOKEN), {}):
             error_of(await api.request(method, path, headers=headers), 404)
+
+
+@pytest.mark.parametrize("is_empty_at_first", [True, False])
+@pytest.mark.parametrize(("read", "write"), [(False, False), (True, False), (True, True)])
+async def test_no_application_reaches_more_by_a_trial_of_its_own(
+    api: httpx.AsyncClient, services: Services, world: World, read: bool, write: bool, is_empty_at_first: bool
+) -> None:
+    """An application of another organization has a token of Ada's. It makes a trial and lets Ada take part."""
+    await add_people(services, world)
+    token = "e1" * 16
+
+    def sign_in(tx: Transaction) -> None:
+        dashboard = tx.accounts.application(world.application)
+        light = tx.device_types.by_id_or_name(LIGHT_TYPE)
+        assert dashboard is not None
+        assert light is not None
+        other = tx.accounts.add_organization("0e" * 16, "Other", 100).key
+        new = replace(dashboard, key=NEW_KEY, id="a1" * 16, name="Other", organization=other)
+        application = tx.accounts.put_application(new).key
+        tx.accounts.put_token(TokenRecord(token_hash(token), application, world.ada, 1, NOW_MS * 2))
+        granted = sign_in_grant(application, world.ada)
+        tx.accounts.put_grant(granted)
+        if read:
+            tx.accounts.add_grant(replace(granted, device_type=light.key, read=read, write=write))
+
+    await services.core.database.write(sign_in)
+    types = [{"dtid": LIGHT_TYPE}]
+    invited = {"email": "ada@example.org", "invitationType": "participant"}
+    body = {"name": "x", "deviceTypes": [] if is_empty_at_first else types, "invitations": [invited]}
+    trial = await data_of(api, token, "POST", "/trials", body)
+    at = f"/trials/{trial['id']}"
+    (invitation,) = (await data_of(api, token, "GET", f"{at}/invitations"))["invitations"]
+    await data_of(api, token, "PUT", f"{at}/invitations/{invitation['id']}", {"status": "accepted"})
+    if is_empty_at_first:
+        await data_of(api, token, "POST", f"{at}/devicetypes", types[0])
+
+    record, own = await services.trials.trials.find(trial["id"]), "e2" * 16
+    of_trial = TokenRecord(token_hash(own), record.application, None, 1, NOW_MS * 2)
+    await services.core.database.write(lambda tx: tx.accounts.put_token(of_trial))
+    expected = 200 if read and write else 403
+    assert (await call(api, own, "GET", f"/devices/{KITCHEN}")).status_code == expected
+    message = {"sdid": KITCHEN, "data": {"state": True}}
+    assert (await call(api, own, "POST", "/messages", message)).status_code == expected

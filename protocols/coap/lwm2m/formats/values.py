@@ -16,7 +16,8 @@ Scalar = str | int | float | bool | bytes
 MAX_VALUES: Final = 2048
 _MAX_NUMBER: Final = 65_535
 _MILLISECONDS: Final = 1000
-_INTEGERS: Final = range(-(2**63), 2**64)
+_LARGEST: Final = 2**64
+_INTEGERS: Final = range(-(2**63), _LARGEST)
 _DEPTH: Final = 4  # object, instance, resource, resource instance
 _RESOURCE_DEPTH: Final = 3
 
@@ -58,7 +59,8 @@ def fit(path: ResourcePath, value: Scalar, kind: Kind | None) -> Scalar:
         case ((Kind.INTEGER | Kind.TIME | Kind.FLOAT), bool()):
             pass
         case Kind.INTEGER | Kind.TIME, int() | float() as number:
-            if math.isfinite(number) and number == int(number) and int(number) in _INTEGERS:
+            # Compared before it is converted: JSON has integers that are too large for a double, and infinite numbers.
+            if abs(number) <= _LARGEST and number == int(number) and int(number) in _INTEGERS:
                 return int(number) * (_MILLISECONDS if kind is Kind.TIME else 1)
         case Kind.FLOAT, int() | float() as number:
             return _finite(path, number)

@@ -141,6 +141,18 @@ class TestAnObjectInstance:
         with pytest.raises(Unreadable, match="which should be a number"):
             decode(TEXT, b"much", (4242, 0, 2), described)
 
+    @pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, str(2**64), "1e300"])
+    @pytest.mark.parametrize("path", [LEVEL, TIME])
+    def test_a_number_beyond_64_bits_is_unreadable(self, path: ResourcePath, number: str) -> None:
+        """JSON has integers that no double and no resource holds."""
+        text = "/".join(map(str, path))
+        for format_, payload in (
+            (SENML_JSON, '[{"n":"/%s","v":%s}]'),
+            (LWM2M_JSON, '{"bn":"/","e":[{"n":"%s","v":%s}]}'),
+        ):
+            with pytest.raises(Unreadable, match="which should be a"):
+                decode(format_, (payload % (text, number)).encode(), DEVICE)
+
     def test_without_any_resource(self) -> None:
         assert decode(TLV, b"", DEVICE) == {}
         assert decode(LWM2M_JSON, b'{"e":[]}', DEVICE) == {}

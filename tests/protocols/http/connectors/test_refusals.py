@@ -102,6 +102,7 @@ async def test_a_type_without_connector_is_a_conflict(api: httpx.AsyncClient, me
         "http://app.example.org/",
         "https://app.example.org.evil.org/",
         "https://app.example.org@evil.org/",
+        r"https://evil.org\@app.example.org/",  # browsers take the backslash for a slash
         "//app.example.org/",
         "app.example.org",
         "https://[app.example.org",
