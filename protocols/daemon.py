@@ -19,6 +19,7 @@ import trio
 from broker.device_management.objects import ObjectMap
 from broker.device_management.sessions import ResourcePath
 from broker.services import Services, open_services
+from broker.trace.origin import listening_as
 from config.settings import Address, Settings, SettingsError
 from protocols import systemd
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
@@ -35,6 +36,7 @@ from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.listeners import ListenerError
+from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -132,9 +134,10 @@ async def _listen(
     services: Services, settings: Settings, listeners: trio.Nursery, connections: trio.Nursery
 ) -> dict[str, Address]:
     websocket = partial(serve_websocket_connection, services)
+    vitals = Vitals(services.core)
     tls = _tls(settings)
     http, https = (
-        partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
+        partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context, vitals=vitals)
         for context in (None, tls)
     )
     secure = partial(
@@ -144,6 +147,7 @@ async def _listen(
         websocket=websocket,
         ssl_context=_tls_with_peers(settings, required=True) if settings.secure.tls_bind else None,
         is_secure=True,
+        vitals=vitals,
     )
     own_accounts = partial(
         serve_http,
@@ -152,6 +156,7 @@ async def _listen(
         websocket=None,
         ssl_context=tls,
         is_accounts=True,
+        vitals=vitals,
     )
     mqtt, mqtts = (
         partial(serve_mqtt, services, connections=connections, ssl_context=context)
@@ -176,6 +181,7 @@ async def _listen(
     if any((settings.lwm2m.dtls_bind, settings.lwm2m.tcp_bind, settings.lwm2m.tls_bind)):
         await listeners.start(lwm2m.run)
     addresses: dict[str, Address] = {}
+    closed: dict[str, str] = {}
     for name, bind, serve in (
         ("http", settings.http.bind, http),
         ("https", settings.http.tls_bind, https),
@@ -195,13 +201,16 @@ async def _listen(
     ):
         if bind is None:
             continue
+        listening_as(name)  # its tasks inherit the name
         try:
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
             raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
         except DtlsUnavailable as error:  # everything else works without it, so it must not keep the daemon down
+            closed[name] = str(error)
             _log.error("dtls_disabled", listener=name, reason=str(error))
-    counters: dict[str, Callable[[], object]] = {}
+    listening_as("")
+    counters = vitals.counters
     if "coap" in addresses:
         counters["coap"] = endpoint.statistics
     if "coaps" in addresses:
@@ -211,6 +220,7 @@ async def _listen(
     if "lwm2m_dtls" in addresses:
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
+    vitals.listens(closed)
     return addresses
 
 
