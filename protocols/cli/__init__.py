@@ -23,6 +23,7 @@ _COMMANDS = {
     "payments": "monetization",
     "statistics": "statistics",
     "audit": "audit",
+    "doctor": "doctor",
 }
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 
