@@ -93,7 +93,7 @@ class Tokens:
         self._swept_until = clock.now_ms()
         self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
-        self._wrong = wrong
+        self.wrong = wrong
         self._changes = Changes()
         router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
@@ -119,10 +119,10 @@ class Tokens:
         return caller
 
     async def _load(self, hashed: bytes) -> Caller:
-        self._wrong.check(hashed)
+        self.wrong.check(hashed)
         caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
         if caller is None:
-            self._wrong.note(hashed)
+            self.wrong.note(hashed)
             raise Unauthorized
         self._known[hashed] = caller
         if len(self._known) > _CACHED_TOKENS:
@@ -150,7 +150,7 @@ class Tokens:
             PermissionDenied: the token is a device token or a token of another application.
         """
         hashed = token_hash(token)
-        self._wrong.check(hashed)
+        self.wrong.check(hashed)
 
         def work(issuance: Issuance) -> None:
             tx = issuance.tx
@@ -231,7 +231,7 @@ class Tokens:
         """Empty the cache, because many tokens may have changed at once."""
         self._changes.note()
         self._known.clear()
-        self._wrong.clear()
+        self.wrong.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
         self._forget_hash(fact.hash)

@@ -21,7 +21,7 @@ from protocols.daemon import run_daemon
     help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
 )
 def serve(config: Path | None) -> None:
-    """Serve devices and applications until SIGTERM or SIGINT.
+    """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
     store cannot be opened.
@@ -29,7 +29,7 @@ def serve(config: Path | None) -> None:
     with failures_reported():
         settings = load_settings(config)
         configure_logging(settings.log.level, settings.log.format)
-        trio.run(partial(run_daemon, settings, ready=announce))
+        trio.run(partial(run_daemon, settings, ready=announce, load=partial(load_settings, config)))
 
 
 async def announce(_services: Services, addresses: Mapping[str, Address]) -> None:

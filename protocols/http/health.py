@@ -55,4 +55,4 @@ def _may_read(vitals: Vitals) -> bool:
     address = plain_address(client)
     if address is None:
         return False
-    return address.is_loopback or any(address in network for network in vitals.core.settings.metrics.networks)
+    return address.is_loopback or any(address in network for network in vitals.allowed)

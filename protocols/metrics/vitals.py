@@ -7,6 +7,7 @@ from typing import Final
 import trio
 
 from broker.core import Core
+from config.settings import Settings
 from protocols.systemd import write_something
 from storage.durations import Durations
 from storage.sql import StoreError, StoreFullError
@@ -39,9 +40,15 @@ class Vitals:
         #: The statistics of listeners, by the names of `trunkline statistics`.
         self.counters: dict[str, Callable[[], object]] = {}
         self.traffic: dict[str, Traffic] = {}  # by listener
+        #: Who may read /metrics besides this machine.
+        self.allowed = core.settings.metrics.networks
         self._closed: Mapping[str, str] | None = None
         self._probing = trio.Lock()
         self._refusal, self._refused_at = "", float("-inf")
+
+    def renew(self, settings: Settings) -> None:
+        """From now on these settings count."""
+        self.allowed = settings.metrics.networks
 
     def traffic_of(self, listener: str) -> Traffic:
         return self.traffic.setdefault(listener, Traffic())
