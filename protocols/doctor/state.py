@@ -5,6 +5,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from protocols.doctor.patient import Finding, Patient
@@ -66,12 +67,16 @@ def look_at_disk(patient: Patient) -> Iterator[Finding]:
     folder = patient.settings.state_dir
     while not folder.exists():
         folder = folder.parent
-    available = shutil.disk_usage(folder).free
     found = Growth(0, None)
     if patient.store.exists():
         with suppress(StoreError):  # the check of the store tells
             found = growth(patient.store, now_ms=time.time_ns() // 1_000_000)
-    yield disk_finding(available, found, patient.settings.storage.retention_days)
+    yield disk_finding(available_bytes(folder), found, patient.settings.storage.retention_days)
+
+
+def available_bytes(folder: Path) -> int:
+    """What the user of the service may still write there."""
+    return shutil.disk_usage(folder).free
 
 
 def disk_finding(available: int, found: Growth, retention_days: int) -> Finding:

@@ -37,8 +37,9 @@ MIB, GIB = 1024**2, 1024**3
 
 
 @pytest.fixture(autouse=True)
-def _synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of a machine that runs tests need not be."""
+def _well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs tests need not have a synchronised clock and room on its disk."""
+    monkeypatch.setattr("protocols.doctor.state.available_bytes", lambda _folder: 100 * GIB)
     monkeypatch.setattr("protocols.doctor.machine.is_clock_synchronized", lambda: True)
 
 
@@ -224,8 +225,9 @@ def test_a_clock_that_jumped_or_that_nobody_keeps_right(settings: Settings, monk
 
 
 def test_ports_that_are_free_taken_or_missing(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = Address("127.0.0.1", other.getsockname()[1])
+    host = "127.83.11.7"  # where no other test listens
+    with socket.create_server((host, 0)) as other:
+        address = Address(host, other.getsockname()[1])
         settings = Settings(state_dir=tmp_path, http=Http(bind=address))
         (taken,) = look_at_ports(patient_of(settings))
         assert (taken.ok, "ss -lnp" in taken.text) == (False, True)
