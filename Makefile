@@ -18,8 +18,10 @@ run: $(VENV)/.installed
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
-PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end. There is one
+# worker more than processors, because tests with other programs often wait.
+WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -64,9 +66,9 @@ $(VENV)/.created:
 
 # The stamps make a second run quick: pip is asked again only when what it would install has changed.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learning]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[learning,test]'
 	@touch $@

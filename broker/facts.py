@@ -5,7 +5,7 @@ batch; a rare one carries one event. Handlers are synchronous: a handler that ne
 queue of its own and returns. A handler that raises is logged; the publisher and the other handlers go on.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from operator import itemgetter
@@ -173,6 +173,14 @@ class GrantsChanged(Fact):
     user: UserKey
     application: ApplicationKey
     grants: tuple[GrantRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationGrantsChanged(Fact):
+    """Grants of many users for one application changed at once; `grants` are all that each grants it now."""
+
+    application: ApplicationKey
+    grants: Mapping[UserKey, tuple[GrantRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True)

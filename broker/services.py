@@ -24,17 +24,21 @@ from broker.limits.room import LimitsRoom, open_limits
 from broker.mail import Mails, MailTransport
 from broker.mail.room import open_mail
 from broker.messages.room import MessagesRoom, open_messages
+from broker.models.learner import Learner
+from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
 from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
 from broker.routing.room import RoutingRoom, open_routing
+from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
+from broker.trials.room import TrialsRoom, open_trials
 from broker.trusted_time import TrustedTime
 from config.settings import Settings
 from storage.database import Database
@@ -54,9 +58,12 @@ class Services:
     monetization: MonetizationRoom
     messages: MessagesRoom
     routing: RoutingRoom
+    trials: TrialsRoom
     export: Exports
     connectors: Connectors
     device_management: DeviceManagementRoom
+    scenes: ScenesRoom
+    models: ModelsRoom
     provisioning: Provisioning
 
 
@@ -71,6 +78,7 @@ async def open_services(
     providers: Providers | None = None,
     third_party: ThirdParty | None = None,
     processor: Processor | None = None,
+    learner: Learner | None = None,
     is_clock_synchronized: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
@@ -78,7 +86,7 @@ async def open_services(
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    four ports to the world outside may be missing; its capability's `room.py` says what happens then.
+    five ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -103,7 +111,7 @@ async def open_services(
         await nursery.start(_write, database, writer)
         try:
             await mark_store_key(database, vault)
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor)
+            services = await _open_rooms(core, mail_transport, providers, third_party, processor, learner)
             async with core.life.running():
                 yield services
         finally:
@@ -123,6 +131,7 @@ async def _open_rooms(
     providers: Providers | None,
     third_party: ThirdParty | None,
     processor: Processor | None,
+    learner: Learner | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -133,9 +142,12 @@ async def _open_rooms(
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
-    export = await open_export(core, mail, accounts, device_types, devices, messages)
+    trials = await open_trials(core, mail, accounts, device_types, devices)
+    export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
     connectors = await open_connectors(core, device_types, devices, limits, messages, third_party)
     device_management = await open_device_management(core, device_types, devices)
+    scenes = await open_scenes(core, accounts, device_types, devices, messages)
+    models = await open_models(core, accounts, devices, learner)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
@@ -150,8 +162,11 @@ async def _open_rooms(
         monetization=monetization,
         messages=messages,
         routing=routing,
+        trials=trials,
         export=export,
         connectors=connectors,
         device_management=device_management,
+        scenes=scenes,
+        models=models,
         provisioning=provisioning,
     )

@@ -144,6 +144,12 @@ class DeviceManagement(_Table, frozen=True):
     model_folder: str = ""
 
 
+class TrialSettings(_Table, frozen=True):
+    """The optional module of trials: sessions."""
+
+    sessions: Literal["off", "on"] = "off"
+
+
 class Tls(_Table, frozen=True):
     certificate: Path | None = None
     key: Path | None = None
@@ -255,6 +261,7 @@ class Settings(_Table, frozen=True):
     coap: Coap = Coap()
     lwm2m: Lwm2m = Lwm2m()
     device_management: DeviceManagement = DeviceManagement()
+    trials: TrialSettings = TrialSettings()
     tls: Tls = Tls()
     limits: Limits = Limits()
     storage: Storage = Storage()

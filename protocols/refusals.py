@@ -87,18 +87,20 @@ def device_text(error: DomainError) -> str:
     return str(error) if template is None else template.format(**vars(error))
 
 
-def rest_error_body(code: int | str, text: str, error_id: str, findings: tuple[Finding, ...] = ()) -> bytes:
+def rest_error_body(
+    code: int | str, text: str, error_id: str, findings: tuple[Finding, ...] = (), more: Mapping[str, str] | None = None
+) -> bytes:
     """The JSON body of a refused REST call or WebSocket handshake (reference 3.1)."""
     error: dict[str, Any] = {"code": code, "message": text, "id": error_id}
     if findings:
         error["errors"] = [[{"field": one.field, "messages": one.messages} for one in findings]]
-    return _encode({"error": error})
+    return _encode({"error": {**error, **(more or {})}})
 
 
-def rest_refusal_body(error: DomainError, error_id: str) -> bytes:
-    """The JSON body for `error` (reference 3.1)."""
+def rest_refusal_body(error: DomainError, error_id: str, more: Mapping[str, str] | None = None) -> bytes:
+    """The JSON body for `error` (reference 3.1). `more`: members that only some calls have."""
     findings = error.findings if isinstance(error, ValidationFailed) else ()
-    return rest_error_body(error.code, str(error), error_id, findings)
+    return rest_error_body(error.code, str(error), error_id, findings, more)
 
 
 def rest_refusal_headers(error: DomainError) -> dict[str, str]:

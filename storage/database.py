@@ -32,17 +32,22 @@ from storage.keys import Position
 from storage.limits import LimitStore
 from storage.mail import MailStore
 from storage.messages import MessageStore
+from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
 from storage.retention import RetentionStore
 from storage.rollups import RollupStore
+from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError, StoreFullError
 from storage.tasks import TaskStore
+from storage.trial_invitations import TrialInvitationStore
+from storage.trial_sessions import TrialSessionStore
+from storage.trials import TrialStore
 
 T = TypeVar("T")
 _READERS = 4
@@ -91,8 +96,10 @@ class Transaction:
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
+        self.scenes = SceneStore(connection)
         self.second_factors = SecondFactorStore(connection)
         self.sessions = SessionStore(connection)
+        self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
@@ -100,6 +107,9 @@ class Transaction:
         self.device_management = DeviceManagementStore(connection)
         self.tasks = TaskStore(connection)
         self.firmware = FirmwareStore(connection)
+        self.trials = TrialStore(connection)
+        self.trial_invitations = TrialInvitationStore(connection)
+        self.trial_sessions = TrialSessionStore(connection)
 
 
 @dataclass(slots=True)

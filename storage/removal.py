@@ -18,6 +18,8 @@ _KEPT_ONCE: Final = (
     "property_set",
     "device_task",
     "task_history",
+    "scene_device",
+    "model_device",
 )
 
 

@@ -10,6 +10,7 @@ from broker.accounts.provider_port import Providers
 from broker.clock import Clock
 from broker.connectors.port import ThirdParty
 from broker.mail import MailTransport
+from broker.models.learner import Learner
 from broker.monetization.port import Processor
 from broker.secrets import Vault
 from broker.services import Services, open_services
@@ -27,6 +28,7 @@ class Ports(TypedDict, total=False):
     providers: Providers
     third_party: ThirdParty
     processor: Processor
+    learner: Learner
 
 
 class ServicesOpener:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from broker.accounts.tokens import Caller, TokenKind
 from broker.changes import Changes
 from broker.errors import PermissionDenied
-from broker.facts import FactPhase, GrantsChanged, Router
+from broker.facts import ApplicationGrantsChanged, FactPhase, GrantsChanged, Router
 from storage.database import Database
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, UserKey
 from storage.records import GrantRecord
@@ -116,7 +116,8 @@ class Reach:
     - An application token reaches what its users reach, as far as they granted it.
 
     A grant is for a device type, or for every type that is not protected. Any grant covers all types of the
-    application's own organization. Protected types of other organizations are never reached.
+    application's own organization. Protected types of other organizations are never reached. The application of a trial
+    has no types but those that were granted.
     """
 
     def __init__(self, caller: Caller, grants: Grants) -> None:
@@ -149,7 +150,7 @@ class Reach:
         grants = self._grants.of(user)
         if organization == self.caller.application_organization:
             return bool(grants)
-        if protected:
+        if protected and organization != self.caller.trial_organization:
             return False
         return any(
             (grant.read if permission is Permission.READ else grant.write) and grant.device_type in {None, type_key}
@@ -180,6 +181,7 @@ class Permissions:
         self._users: OrderedDict[_Holder, Grants] = OrderedDict()
         self._changes = Changes()
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
+        router.subscribe(ApplicationGrantsChanged, self._many_changed, FactPhase.STATE)
 
     async def reach(self, caller: Caller) -> Reach:
         """The reach of `caller`, which stays up to date."""
@@ -200,6 +202,10 @@ class Permissions:
             recent.popitem(last=False)
         return grants
 
+    def _many_changed(self, fact: ApplicationGrantsChanged) -> None:
+        for user, grants in fact.grants.items():
+            self._grants_changed(GrantsChanged(user, fact.application, grants))
+
     def _grants_changed(self, fact: GrantsChanged) -> None:
         self._changes.note()
         for user in (fact.user, None):
@@ -215,6 +221,12 @@ class Permissions:
         """Raises PermissionDenied unless `caller` acts for this user."""
         if not (await self.reach(caller)).covers_user(user):
             raise PermissionDenied("access to this user")
+
+    async def _is_of_trial(self, application: ApplicationKey | None, type_: DeviceTypeKey) -> bool:
+        """The application is that of a trial which has the device type."""
+        return application is not None and await self._database.read(
+            lambda tx: tx.trials.is_type_of_application(application, type_)
+        )
 
     async def require_granted(self, caller: Caller, user: UserKey, type_: GuardedType, permission: Permission) -> None:
         """Raises PermissionDenied unless `caller` has `permission` for the user's devices of this type."""
@@ -248,7 +260,8 @@ class Permissions:
 
     async def require_type(self, caller: Caller, type_: GuardedType, *, user: UserKey | None = None) -> None:
         """Check that the caller may use a device type. Unpublished and protected types are for the members of their
-        organization and for callers with a token of one of its applications.
+        organization and for callers with a token of one of its applications; of a trial's application, if the trial
+        has the type.
 
         Args:
             user: the user for whom the caller acts, if that is not the user of the caller's token.
@@ -257,6 +270,8 @@ class Permissions:
             PermissionDenied: the type is unpublished or protected, and the caller may not use it.
         """
         if (type_.published and not type_.protected) or caller.application_organization == type_.organization:
+            return
+        if caller.trial_organization == type_.organization and await self._is_of_trial(caller.application, type_.key):
             return
         user = caller.user if user is None else user
         if user is None or await self._database.read(lambda tx: tx.accounts.role_of(type_.organization, user)) is None:

@@ -50,7 +50,8 @@ class Caller:
     user_id: str | None = None
     application: ApplicationKey | None = None
     application_id: str | None = None
-    application_organization: OrganizationKey | None = None
+    application_organization: OrganizationKey | None = None  # whose rights the application has
+    trial_organization: OrganizationKey | None = None  # instead, when it is the application of a trial (reference 14.2)
     device: DeviceKey | None = None
     device_id: str | None = None
 
@@ -268,6 +269,7 @@ def _resolve(tx: Transaction, hashed: bytes) -> Caller | None:
     user = tx.accounts.user(token.user) if token.user is not None else None
     if is_of_user and user is None:
         return None
+    is_of_trial = tx.trials.of_application(application.key) is not None
     return Caller(
         kind=TokenKind.USER if is_of_user else TokenKind.APPLICATION,
         token=hashed,
@@ -276,5 +278,6 @@ def _resolve(tx: Transaction, hashed: bytes) -> Caller | None:
         user_id=user.id if user else None,
         application=application.key,
         application_id=application.id,
-        application_organization=application.organization,
+        application_organization=None if is_of_trial else application.organization,
+        trial_organization=application.organization if is_of_trial else None,
     )

@@ -87,6 +87,10 @@ class DeviceTypeLists:
         """The types on which the caller's application requests permissions."""
         return await self._page(caller, _requested(application, _viewer(caller)), count, offset)
 
+    async def with_ids(self, caller: Caller, ids: Sequence[str], *, count: int, offset: int) -> TypePage:
+        """These types; that the caller may see them is already checked."""
+        return await self._page(caller, TypeSearch(visible_to=None, ids=tuple(ids)), count, offset)
+
     async def see(self, caller: Caller, record: DeviceTypeRecord) -> SeenType:
         """One type for the caller. Raises PermissionDenied when the caller may not see it."""
         if caller.kind is TokenKind.DEVICE:

@@ -66,6 +66,10 @@ class Device:
         """The users who accepted a share."""
         return self.record.shared_with
 
+    def is_held_by(self, user: UserKey) -> bool:
+        """The user owns the device or accepted a share of it."""
+        return user == self.record.owner or user in self.record.shared_with
+
     @property
     def enabled(self) -> bool:
         return self.record.enabled
@@ -98,6 +102,16 @@ class Devices:
         if (known := self._live.get(self._keys.get(device_id, DeviceKey(-1)))) is not None:
             return known
         return await self._load(partial(_by_id, device_id), device_id)
+
+    async def find_all(self, device_ids: Iterable[str]) -> dict[str, Device | None]:
+        """By ids; None: there is no such device."""
+        found: dict[str, Device | None] = {}
+        for device_id in device_ids:
+            try:
+                found[device_id] = await self.find(device_id)
+            except DeviceNotFound:
+                found[device_id] = None
+        return found
 
     async def get(self, key: DeviceKey) -> Device:
         """By key. Raises DeviceNotFound."""

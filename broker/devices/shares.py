@@ -127,7 +127,7 @@ class Shares:
         member, text = ("email", email) if email is not None else ("uid", uid)
         if text is None:
             raise ValidationFailed.of("email", REQUIRED)
-        address = _address(member, text) if member == "email" or "@" in text else None
+        address = invited_address(member, text) if member == "email" or "@" in text else None
 
         def work(tx: Transaction) -> tuple[UserRecord | None, UserRecord | None]:
             found = tx.accounts.user_by_id(text) if address is None else tx.accounts.user_by_email(address)
@@ -244,8 +244,8 @@ def _address_of(user: UserRecord) -> str:
     return user.email if user.email_verified_on is not None else ""
 
 
-def _address(member: str, text: str) -> str:
-    """Raises ValidationFailed."""
+def invited_address(member: str, text: str) -> str:
+    """The address of an invitation, as it is kept. Raises ValidationFailed, with `member` as the field."""
     try:
         if len(text) <= EMAIL_MAX_CHARACTERS:
             return mail_address(text)

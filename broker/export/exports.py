@@ -219,6 +219,7 @@ class Exports:
     async def _write(self, record: ExportRecord) -> None:
         request = msgspec.json.decode(record.request, type=ExportRequest)
         plan = msgspec.json.decode(record.plan, type=ExportPlan)
+        request = plan.narrowed(request)
         devices = await self._still_there(key for _, keys in plan.groups for key in keys)
         record = replace(record, status=ExportStatus.IN_PROGRESS)
         if record.expected_messages is None:

@@ -10,8 +10,9 @@ from broker.accounts.tokens import Caller
 from broker.accounts.users import Users
 from broker.device_types.catalog import DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import INVALID, REQUIRED, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
+from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed, too_long
 from broker.messages.intervals import DAY_MS, MINUTE_MS
+from broker.trials.exports import TrialExports
 from config.limits import EXPORT_IDS_MAX, EXPORT_PAST_DAYS, EXPORT_RANGE_DAYS, EXPORT_URL_CHARACTERS
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 from storage.records import UserRecord
@@ -63,6 +64,13 @@ class ExportPlan(msgspec.Struct, frozen=True):
 
     groups: list[tuple[str, list[DeviceKey]]]
     recipients: list[UserKey]  # the keys of the users who get a mail
+    end_ms: Milliseconds | None = None  # the end of a trial: messages after it are not exported
+
+    def narrowed(self, request: ExportRequest) -> ExportRequest:
+        """The request up to the end of the trial."""
+        if self.end_ms is None or self.end_ms >= request.end_ms:
+            return request
+        return msgspec.structs.replace(request, end_ms=self.end_ms)
 
 
 def items(text: str | None) -> list[str]:
@@ -72,16 +80,24 @@ def items(text: str | None) -> list[str]:
 class Planner:
     """Finds the devices of a request and checks the caller's permissions."""
 
-    def __init__(self, users: Users, devices: Devices, device_types: DeviceTypes, permissions: Permissions) -> None:
+    def __init__(
+        self,
+        users: Users,
+        devices: Devices,
+        device_types: DeviceTypes,
+        permissions: Permissions,
+        trials: TrialExports,
+    ) -> None:
         self._users = users
         self._devices = devices
         self._types = device_types
         self._permissions = permissions
+        self._trials = trials
 
     async def plan(self, caller: Caller, request: ExportRequest) -> ExportPlan:
-        """Raises NotFound for an unknown id in a list, PermissionDenied."""
+        """Raises NotFound for an unknown id in a list or an unknown trial, PermissionDenied."""
         if request.trial_id is not None:
-            raise NotFound  # this version has no Trials, so no trial has this id
+            return await self._of_trial(caller, request, request.trial_id)
         users = [await self._user(caller, uid) for uid in items(request.uids)]
         types = {(await self._types.find(sdtid)).key for sdtid in items(request.sdtids)}
         listed = [await self._readable(caller, sdid) for sdid in items(request.sdids)]
@@ -93,6 +109,24 @@ class Planner:
             groups = [(user.id, await self._owned(caller, user, types)) for user in users]
         recipients = [caller.user] if caller.user is not None else [user.key for user in users]
         return ExportPlan(groups, recipients or list(dict.fromkeys(one.owner for one in listed)))
+
+    async def _of_trial(self, caller: Caller, request: ExportRequest, trial_id: str) -> ExportPlan:
+        """The connected devices of the trial's participants, by participant; of those that the lists name, if any."""
+        scope = await self._trials.scope(caller, trial_id)
+        users = [await self._users.find(uid, caller) for uid in items(request.uids)]
+        if any(user.key not in scope.participants for user in users):
+            raise PermissionDenied(f"a participant of trial {trial_id}")
+        types = {(await self._types.find(sdtid)).key for sdtid in items(request.sdtids)}
+        listed = {(await self._devices.find(sdid)).key for sdid in items(request.sdids)}
+        if not listed <= {one.key for one in scope.devices}:
+            raise PermissionDenied(f"a device of trial {trial_id}")
+        groups: dict[str, list[DeviceKey]] = {user.id: [] for user in users}
+        for one in scope.devices:
+            is_named = not users or one.owner_id in groups
+            if is_named and _is_of(one, types) and (not listed or one.key in listed):
+                groups.setdefault(one.owner_id, []).append(one.key)
+        recipients = scope.administrators if caller.user is None else [caller.user]
+        return ExportPlan(list(groups.items()) or [(scope.owner_id, [])], recipients, scope.ended_on)
 
     async def _user(self, caller: Caller, uid: str) -> UserRecord:
         user = await self._users.find(uid, caller)

@@ -8,6 +8,7 @@ from broker.export.exports import Exports
 from broker.export.requests import Planner
 from broker.mail import Mails
 from broker.messages.room import MessagesRoom
+from broker.trials.room import TrialsRoom
 
 
 async def open_export(
@@ -17,8 +18,9 @@ async def open_export(
     device_types: DeviceTypesRoom,
     devices: DevicesRoom,
     messages: MessagesRoom,
+    trials: TrialsRoom,
 ) -> Exports:
-    planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions)
+    planner = Planner(accounts.users, devices.registry, device_types.catalog, accounts.permissions, trials.exports)
     folder = core.settings.state_dir / "exports"
     exports = Exports(core.database, devices.registry, messages.mids, mails, core.clock, planner, folder)
     core.life.worker("exports", exports.work_forever, statistics=exports.statistics)

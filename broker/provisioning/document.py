@@ -142,6 +142,17 @@ class FirmwareEntry(_Entry, frozen=True, kw_only=True):
     file: str
 
 
+class SceneEntry(_Entry, frozen=True, kw_only=True):
+    """A scene, with its Actions as in a call."""
+
+    id: str | None = None
+    owner: str
+    application: str
+    name: str
+    description: str | None = None
+    actions: tuple[dict[str, Any], ...]
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[OrganizationEntry, ...] = ()
     users: tuple[UserEntry, ...] = ()
@@ -155,6 +166,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[ShareEntry, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
     firmware: tuple[FirmwareEntry, ...] = ()
+    scenes: tuple[SceneEntry, ...] = ()
 
 
 #: What may stand at keys with few values; the error about another value names them.
@@ -296,4 +308,5 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     "grants": {"permissions": _some},
     "plans": {"free_messages_per_day": _per_day, "paid_cost": _cost},
     "firmware": {"id": _ID, "version": _name, "type": _name},
+    "scenes": {"id": _ID},
 }

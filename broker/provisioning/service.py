@@ -23,6 +23,7 @@ from broker.provisioning.firmware_tables import FirmwareTables, staged_images
 from broker.provisioning.plan_tables import PlanTables
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.scene_tables import SceneTables
 from broker.registration.trust import Trust
 from broker.secrets import Passwords, Vault
 from broker.site import Site
@@ -162,6 +163,7 @@ def _put_all(run: ProvisioningRun, document: Document, accounts: AccountTables, 
         ("shares", document.shares, devices.put_share),
         ("plans", document.plans, PlanTables(run).put_plan),
         ("firmware", document.firmware, firmware.put_image),
+        ("scenes", document.scenes, SceneTables(run).put_scene),
     )
     for table, entries, put in tables:
         if entries:

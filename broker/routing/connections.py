@@ -19,6 +19,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import (
     ActionStored,
+    ApplicationGrantsChanged,
     DeviceChanged,
     DeviceConnectedAgain,
     DeviceWentOffline,
@@ -123,6 +124,7 @@ class Connections:
         router.subscribe(DeviceChanged, self._end_disabled, FactPhase.EFFECT)
         router.subscribe(SharesChanged, self._shares_changed, FactPhase.EFFECT)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.EFFECT)
+        router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.EFFECT)
 
     @contextmanager
     def connect(
@@ -210,7 +212,7 @@ class Connections:
     def _shares_changed(self, fact: SharesChanged) -> None:
         self._end_forbidden(self._links.get(fact.device, ()))
 
-    def _grants_changed(self, _fact: GrantsChanged) -> None:
+    def _grants_changed(self, _fact: GrantsChanged | ApplicationGrantsChanged) -> None:
         self._end_forbidden(self._every_link())
 
     def _end_forbidden(self, links: Iterable[DeviceLink]) -> None:

@@ -15,6 +15,7 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.facts import (
     ActionStored,
+    ApplicationGrantsChanged,
     DeviceChanged,
     FactPhase,
     GrantsChanged,
@@ -70,6 +71,7 @@ class Feeds:
         router.subscribe(ActionStored, self._action_stored, FactPhase.EFFECT)
         router.subscribe(DeviceChanged, self._device_changed, FactPhase.STATE)
         router.subscribe(GrantsChanged, self._grants_changed, FactPhase.STATE)
+        router.subscribe(ApplicationGrantsChanged, self._grants_changed, FactPhase.STATE)
         router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
 
     @contextmanager
@@ -124,7 +126,7 @@ class Feeds:
     def _device_changed(self, fact: DeviceChanged) -> None:
         self._interested.pop(fact.device, None)
 
-    def _grants_changed(self, _fact: GrantsChanged) -> None:
+    def _grants_changed(self, _fact: GrantsChanged | ApplicationGrantsChanged) -> None:
         self._interested.clear()
 
     def _token_revoked(self, fact: TokenRevoked) -> None:

@@ -52,6 +52,7 @@ _DEVICES = (
     _Device("d0" * 15 + "04", "Your light", _LIGHT, None),
     _Device("d0" * 15 + "05", "Workshop board", _BOARD, "lwm2m"),
 )
+_SCENE = "5c" * 16
 
 
 @click.command()
@@ -147,6 +148,15 @@ def _document(user_token: str) -> Mapping[str, Any]:
         "tokens": [
             {"value": user_token, "application": _APPLICATION, "user": _ADMINISTRATOR, "expires_in": _DAY_SECONDS}
         ],
+        "scenes": [
+            {
+                "id": _SCENE,
+                "owner": _ADMINISTRATOR,
+                "application": _APPLICATION,
+                "name": "Good night",
+                "actions": [{"ddid": {"selector": "every", "dtid": _LIGHT}, "action": "setOff"}],
+            }
+        ],
     }
 
 
@@ -195,6 +205,14 @@ def _introduction(
     message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
     data = '{"state":true,"intensity":40}'
     action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
+    source = {"did": _DEVICES[1].id, "field": "temperature"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    definition = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    model = msgspec.json.encode(definition).decode()
+    invitation = {"email": _ADMINISTRATOR, "invitationType": "participant"}
+    trial = msgspec.json.encode(
+        {"name": "Sleep and light", "deviceTypes": [{"dtid": _LIGHT}], "invitations": [invitation]}
+    ).decode()
     json = ["-H", "Content-Type: application/json"]
     return [
         "",
@@ -226,6 +244,15 @@ def _introduction(
         "",
         "Send an Action to the kitchen light; it prints what it receives here",
         _line("curl", "-s", "-X", "POST", f"{api}/actions", "-H", authorization, *json, "-d", action),
+        "",
+        "Activate the scene Good night: all lights go off",
+        _line("curl", "-s", "-X", "POST", f"{api}/scenes/{_SCENE}", "-H", authorization),
+        "",
+        "Let a model learn the garden's temperature of the next minute; it is ready when it has 50 values",
+        _line("curl", "-s", "-X", "POST", f"{api}/ml/models", "-H", authorization, *json, "-d", model),
+        "",
+        "Begin a trial of lights; the invitation is a file in the outbox of the state directory",
+        _line("curl", "-s", "-X", "POST", f"{api}/trials", "-H", authorization, *json, "-d", trial),
         "",
         "Publish over MQTT as your light",
         _line(

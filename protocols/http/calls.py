@@ -244,6 +244,11 @@ class RestCalls:
     #: those that several nouns use.
     path_names: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 
+    @property
+    def is_served(self) -> bool:
+        """False: the operator left this module out, and its paths are unknown ones."""
+        return True
+
     @classmethod
     def built_for(cls, services: Services) -> Self:
         """Build the noun with the rooms that its constructor names. Raises AttributeError for an unknown room."""

@@ -12,7 +12,7 @@ from typing import Any, Final, get_origin
 from quart import Quart, Response, request
 
 from broker.accounts.tokens import Caller
-from broker.errors import BadRequest, NotInThisVersion, ValidationFailed
+from broker.errors import BadRequest, NotFound, NotInThisVersion, ValidationFailed
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
@@ -36,7 +36,8 @@ class Dispatcher:
         for noun in nouns:
             for call in noun.declared():
                 if is_secure or not call.needs_certificate:
-                    _route(app, call, _Endpoint(call, noun, self._guard, self._named).answer)
+                    endpoint = _Endpoint(call, noun, self._guard, self._named)
+                    _route(app, call, endpoint.answer if noun.is_served else _unknown_path)
 
     def install_refusals(self, app: Quart, calls: Iterable[RestCall]) -> None:
         """Route calls of capabilities that a later version serves."""
@@ -48,6 +49,10 @@ def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]
     path = REST_ROOT + call.path.replace("{", "<").replace("}", ">")
     endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
     app.add_url_rule(path, endpoint, answer, methods=[call.method])
+
+
+async def _unknown_path(**_names: str) -> Response:
+    raise NotFound
 
 
 class _Admission:

@@ -14,6 +14,7 @@ from broker.ids import new_id
 from broker.trace.refusals import Refusals
 from protocols.http.answers import error_answer
 from protocols.http.peers import note_origin
+from protocols.http.scene_errors import scene_members
 from protocols.refusals import note_refusal, refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
 from storage.sql import StoreError
 
@@ -45,7 +46,7 @@ async def _refused(error: DomainError) -> Response:
     error_id = new_id()
     about = _about(error_id, error.status)
     note_refusal(app_refusals(), "http", error, code=error.code, **about)
-    answer = error_answer(error.status, rest_refusal_body(error, error_id))
+    answer = error_answer(error.status, rest_refusal_body(error, error_id, scene_members(route_of_request(), error)))
     answer.headers.update(rest_refusal_headers(error))
     if error.status == 503:
         answer.headers["Retry-After"] = str(_RETRY_SECONDS)

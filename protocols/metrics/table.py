@@ -218,6 +218,24 @@ BROKER: Final[Mapping[str, Part]] = {
         "cancelled": _total("device_tasks", _TASKS, outcome="cancelled"),
         "tried_again": _total("device_tasks_tried_again", "Device tasks that were tried again."),
     },
+    "scenes": {
+        "invalidated": _total("scenes_invalidated", "Scenes that became invalid."),
+        "devices_waiting": _now("scene_waiting_devices", "Changed devices whose scenes are still to be looked at."),
+    },
+    "models": {
+        "ready": _now("models_ready", "Models that are ready."),
+        "trained": _total("model_trainings", "Trainings of models, by how they ended.", outcome="trained"),
+        "failed": _total("model_trainings", "Trainings of models, by how they ended.", outcome="failed"),
+    },
+    "trials": {
+        "created": _total("trials_created", "Trials that were created."),
+        "stopped": _total("trials_stopped", "Trials that were stopped."),
+        "deleted": _total("trials_deleted", "Trials that were deleted."),
+    },
+    "trial invitations": {
+        "sent": _total("trial_invitations", "Invitations to trials, by what became of them.", outcome="sent"),
+        "accepted": _total("trial_invitations", "Invitations to trials, by what became of them.", outcome="accepted"),
+    },
 }
 
 #: The counters of listeners, by the same names; each with the name of its listener in the ready line.

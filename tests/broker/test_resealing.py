@@ -29,6 +29,7 @@ NOT_SEALED = {
     ("rollup", "min"),
     ("rollup", "sum"),
     ("session", "password"),
+    ("trial_invitation", "code_hash"),
     ("upgrade_token", "token"),
 }
 

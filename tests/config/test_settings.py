@@ -61,6 +61,7 @@ _VARIABLES = [
     ("LWM2M_TLS_BIND", "h:9", "lwm2m.tls_bind", Address("h", 9)),
     ("DEVICE_MANAGEMENT_IMAGE_MAX_BYTES", "1024", "device_management.image_max_bytes", 1024),
     ("DEVICE_MANAGEMENT_MODEL_FOLDER", "/srv/models", "device_management.model_folder", "/srv/models"),
+    ("TRIALS_SESSIONS", "on", "trials.sessions", "on"),
     ("TLS_CERTIFICATE", "/c.pem", "tls.certificate", Path("/c.pem")),
     ("TLS_KEY", "/k.pem", "tls.key", Path("/k.pem")),
     ("TLS_CERTIFICATE_RSA", "/rc.pem", "tls.certificate_rsa", Path("/rc.pem")),

@@ -11,10 +11,23 @@ import httpx
 
 from protocols.http.openapi import samples
 from tests.certificates import Authority
-from tests.daemon import ADA, DASHBOARD, LIGHT_TYPE, USER_TOKEN
+from tests.daemon import ADA, ADA_EMAIL, DASHBOARD, LIGHT_TYPE, USER_TOKEN
 
 LIGHT: Final = "example.light"
 HOUR_MS: Final = 3_600_000
+
+
+#: What some calls do to a trial leaves nothing for the calls after them: these have a trial of their own.
+OWN_TRIALS: Final = (
+    ("delete", "/trials/{tid}"),
+    ("put", "/trials/{tid}/invitations/{iid}"),
+    ("delete", "/trials/{tid}/participants/{uid}"),
+    ("delete", "/trials/{tid}/participants/{uid}/devices/{did}"),
+    ("delete", "/trials/{tid}/devicetypes/{dtid}"),
+    ("post", "/trials/{tid}/devicetypes"),
+    ("post", "/trials/{tid}/participants/{uid}/devices"),
+    ("delete", "/trials/sessions/{sid}"),
+)
 
 
 def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
@@ -34,7 +47,13 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    scene = {"name": "Evening", "actions": [{"ddid": kitchen, "action": "setOn"}]}
+    source = {"did": kitchen, "field": "intensity"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     return {
+        samples.MODEL: made("POST", "/ml/models", json=model)["id"],
+        samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
         samples.IMAGE: image["updateId"],
         samples.UID: ADA,
@@ -51,6 +70,61 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
         "steps": "intensity",
         "-----BEGIN CERTIFICATE-----\\n…\\n-----END CERTIFICATE-----\\n": to_be_signed.replace("\n", "\\n"),
     }
+
+
+def furnish_trials(client: httpx.Client, kitchen: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Ada's trial that the examples are about, by what stands for it; and the ids for the paths of `OWN_TRIALS`."""
+
+    def made(method: str, path: str, **body: Any) -> Any:
+        return client.request(method, path, json=body or None).raise_for_status().json()["data"]
+
+    def trial(*, types: bool, joined: bool, connected: bool) -> dict[str, str]:
+        given = [{"dtid": LIGHT_TYPE}] if types else []
+        tid: str = made("POST", "/trials", name="Trial", deviceTypes=given)["id"]
+        path = f"/trials/{tid}"
+        invitation = made("POST", f"{path}/invitations", email=ADA_EMAIL, invitationType="participant")
+        if joined:
+            made("PUT", f"{path}/invitations/{invitation['id']}", status="accepted")
+        if connected:
+            made("POST", f"{path}/participants/self/devices", did=kitchen)
+        return {"tid": tid, "iid": invitation["id"], "uid": ADA, "did": kitchen, "dtid": LIGHT_TYPE}
+
+    main = trial(types=True, joined=True, connected=True)
+    path = f"/trials/{main['tid']}"
+    note, about_rules = [
+        made("POST", f"{path}/sessions/{kind}", key="mood")["id"] for kind in ("metadata", "rules/metadata")
+    ]
+    world = {
+        samples.TRIAL: main["tid"],
+        samples.TRIAL_INVITATION: made(
+            "POST", f"{path}/invitations", email="zoe@example.org", invitationType="participant"
+        )["id"],
+        samples.TRIAL_SESSION: made("POST", "/trials/sessions", trialId=main["tid"], participantId=ADA)["id"],
+        samples.TRIAL_METADATA: note,
+        samples.TRIAL_RULE: made("POST", f"{path}/sessions/rules", name="Remind")["id"],
+        samples.RULE_METADATA: about_rules,
+    }
+    own = [
+        trial(types=types, joined=joined, connected=connected)
+        for types, joined, connected in (
+            (False, False, False),
+            (True, False, False),
+            (True, True, False),
+            (True, True, True),
+            (True, False, False),
+            (False, False, False),
+            (True, True, False),
+        )
+    ]
+    return world, [*own, {"sid": made("POST", "/trials/sessions", trialId=main["tid"], participantId=ADA)["id"]}]
+
+
+def with_own_trials(document: dict[str, Any], own: list[dict[str, str]]) -> None:
+    """Put the ids of `furnish_trials` into the examples of the calls of `OWN_TRIALS`."""
+    for (method, path), ids in zip(OWN_TRIALS, own, strict=True):
+        for parameter in document["paths"][path][method]["parameters"]:
+            if parameter["in"] == "path":
+                parameter["example"] = ids[parameter["name"]]
 
 
 def about_this_world(document: str, world: Mapping[str, str]) -> str:
@@ -102,6 +176,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "users": [ADA, "self"],
         "shares": [world[samples.SHARE_ID]],
         "uploads": [world[samples.UPLOAD]],
+        "models": [world[samples.MODEL]],
+        "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
@@ -115,6 +191,8 @@ _BOUND: Final = {
     "path.uid": "users",
     "path.shareId": "shares",
     "path.uploadId": "uploads",
+    "path.sceneId": "scenes",
+    "path.modelId": "models",
     "path.exportId": "exports",
     "query.sdid": "devices",
     "query.ddid": "devices",

@@ -52,7 +52,7 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
         reset_blueprint(accounts.resets, browsers),
         accept_share_blueprint(rooms.devices.shares, browsers),
         upgrade_blueprint(rooms.monetization.payments),
-        accept_trial_blueprint(),
+        accept_trial_blueprint(rooms.trials.invitations, browsers),
         external_blueprint(flow, provider_redirects, accounts.external, accounts.sessions, browsers),
         sign_out_blueprint(accounts.applications, accounts.sessions, browsers),
         check_session_blueprint(browsers),

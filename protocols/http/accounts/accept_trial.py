@@ -1,16 +1,80 @@
-"""/accept/trial (reference 2.1), which answers 501 because this version has no trials."""
+"""/accept/trial, the page that the link of an invitation to a trial leads to (reference 14.3)."""
+
+from urllib.parse import urlencode
 
 from quart import Blueprint, Response
 
-from broker.errors import NotInThisVersion
-from protocols.http.accounts.pages import pages_blueprint
+from broker.accounts.sessions import Session
+from broker.errors import PermissionDenied
+from broker.trials.invitations import Invitation, Invitations
+from broker.trials.roles import TrialRole
+from protocols.http.accounts.browsers import TRIAL_PARAMETER, Browsers
+from protocols.http.accounts.forms import FormData, shown
+from protocols.http.accounts.pages import notice, pages_blueprint, render_page
+from protocols.http.accounts.sign_in import OLD_FORM
+from protocols.http.reading import Query
+
+_OTHER_ACCOUNT = "This invitation was sent to another e-mail address. Please sign in with the account that has it."
 
 
-def accept_trial_blueprint() -> Blueprint:
+def accept_trial_blueprint(invitations: Invitations, browsers: Browsers) -> Blueprint:
     routes = pages_blueprint("accept_trial")
 
     @routes.get("/accept/trial")
-    async def accept_trial() -> Response:
-        raise NotInThisVersion("Trials")
+    async def show() -> Response:
+        """Show the invitation. GET changes nothing, because mail programs open links; the page's form answers."""
+        code = Query.of_request().text("code") or ""
+        invitation = await invitations.behind(code)
+        session = await browsers.session()
+        if session is None:
+            return browsers.sign_in_page(_query(code))
+        if not await invitations.is_for(session.user.key, invitation.record, code=code):
+            return browsers.sign_in_page(_query(code), status=403, problem=_OTHER_ACCOUNT)
+        return _page(session, code, invitation)
+
+    @routes.post("/accept/trial")
+    async def accept() -> Response:
+        form = await FormData.of_request()
+        code = form.text("code")
+        invitation = await invitations.behind(code)
+        session = await browsers.session()
+        if session is None:
+            return browsers.sign_in_page(_query(code))
+        if not session.proves(form.text("csrf"), *shown("trial", invitation)):
+            return _page(session, code, invitation, status=403, problem=OLD_FORM)
+        if form.text("decision") != "accept":
+            return _page(session, code, invitation, status=400, problem="Please choose Accept, or close this page.")
+        try:
+            await invitations.accept(invitation.trial, invitation.record.id, session.user.key, code=code)
+        except PermissionDenied:
+            return browsers.sign_in_page(_query(code), status=403, problem=_OTHER_ACCOUNT)
+        if invitation.record.role == TrialRole.PARTICIPANT:
+            return notice(
+                "You take part",
+                f"You are a participant of {invitation.trial.name} now.",
+                "Its application can reach your devices of the types that you saw. You may close this page.",
+            )
+        return notice(
+            "You administer this trial",
+            f"You are an administrator of {invitation.trial.name} now.",
+            "You may close this page.",
+        )
 
     return routes
+
+
+def _page(session: Session, code: str, invitation: Invitation, *, status: int = 200, problem: str = "") -> Response:
+    return render_page(
+        "accept_trial.html",
+        status,
+        problem=problem,
+        user=session.user,
+        invitation=invitation,
+        takes_part=invitation.record.role == TrialRole.PARTICIPANT,
+        code=code,
+        csrf=session.proof(*shown("trial", invitation)),
+    )
+
+
+def _query(code: str) -> bytes:
+    return urlencode({TRIAL_PARAMETER: code}).encode()

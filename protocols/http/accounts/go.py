@@ -8,7 +8,13 @@ from quart import Blueprint, Response, request
 from broker.accounts.device_codes import DeviceCodes, UserCodeNotFound, WaitingDevice
 from broker.accounts.sessions import Session
 from broker.errors import DomainError, TooManyAttempts
-from protocols.http.accounts.browsers import ACCOUNT_PARAMETER, SHARE_PARAMETER, Browsers, remote_address
+from protocols.http.accounts.browsers import (
+    ACCOUNT_PARAMETER,
+    SHARE_PARAMETER,
+    TRIAL_PARAMETER,
+    Browsers,
+    remote_address,
+)
 from protocols.http.accounts.caching import accounts_path
 from protocols.http.accounts.forms import FormData, shown
 from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
@@ -61,6 +67,8 @@ def after_sign_in(query: bytes) -> str:
     given = Query(query)
     if (share := given.text(SHARE_PARAMETER)) is not None:
         return f"/accept/share?{urlencode({'code': share})}"
+    if (trial := given.text(TRIAL_PARAMETER)) is not None:
+        return f"/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:
         return "/account/second-factor" if place == "second-factor" else "/account"
     code = given.text("user_code")

@@ -6,6 +6,7 @@ from broker.accounts.room import AccountsRoom
 from broker.devices.room import DevicesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.registration.room import RegistrationRoom
+from broker.trials.room import TrialsRoom
 
 
 class AccountsServerRooms(Protocol):
@@ -22,3 +23,6 @@ class AccountsServerRooms(Protocol):
 
     @property
     def registration(self) -> RegistrationRoom: ...
+
+    @property
+    def trials(self) -> TrialsRoom: ...

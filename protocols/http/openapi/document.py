@@ -57,9 +57,9 @@ class _Document:
     def __init__(self, nouns: tuple[type[RestCalls], ...]) -> None:
         self._nouns = nouns
         self._schemas = Schemas()
-        self._path_names = dict(PATH_NAMES)
-        for noun in nouns:
-            self._path_names |= noun.path_names
+        self._path_names = {
+            call.path: {**PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
+        }
 
     def described(self, server_url: str) -> dict[str, Any]:
         chapters = dict.fromkeys(noun.chapter for noun in self._nouns)
@@ -123,7 +123,7 @@ class _Document:
 
     def _in_path(self, call: RestCall) -> Iterator[dict[str, Any]]:
         for name in call.names:
-            kind, example = self._path_names[name]
+            kind, example = self._path_names[call.path][name]
             yield {"name": name, "in": "path", "required": True, "schema": self._schemas.of(kind), "example": example}
 
     def _in_query(self, call: RestCall) -> Iterator[dict[str, Any]]:

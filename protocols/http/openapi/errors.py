@@ -1,7 +1,7 @@
 """The bodies of refusals (reference 3), and the refusals that all calls of a kind have."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -9,7 +9,8 @@ from broker.errors import BodyTooLarge, NotFound, PermissionDenied, Unauthorized
 from broker.limits.refusals import TooManyRequests
 from protocols.http.calls import RestCall
 from protocols.http.openapi import samples
-from protocols.http.schema import Id, Shape, about, integer, text
+from protocols.http.scene_errors import ERROR_TYPES
+from protocols.http.schema import Id, Shape, about, integer, one_of, text
 
 USUAL_REASONS: Final = {
     "400": "The body is not a JSON object, or something in the request is wrong.",
@@ -22,7 +23,10 @@ USUAL_REASONS: Final = {
 }
 
 
-class _Finding(Shape):
+class FindingObject(Shape):
+    shape = "Finding"
+    example: ClassVar[Any] = {"field": "name", "messages": [too_long(64)]}
+
     field: Annotated[str, text("Where it is: names and indexes, separated by dots")]
     messages: Annotated[list[str], about("", minItems=1)]
 
@@ -33,11 +37,13 @@ class _Error(Shape, kw_only=True):
     id: Annotated[Id, Meta(description="Also in the server's log")]
     errors: (
         Annotated[
-            list[Annotated[list[_Finding], about("", minItems=1)]],
+            list[Annotated[list[FindingObject], about("", minItems=1)]],
             about("With code 4001: one list with everything that is wrong", minItems=1, maxItems=1),
         ]
         | UnsetType
     ) = UNSET
+    error_type: Annotated[str, one_of(ERROR_TYPES, "Of scenes")] | UnsetType = UNSET
+    error_message: Annotated[str, about("Of scenes: all that is wrong in one text")] | UnsetType = UNSET
 
 
 class ErrorBody(Shape):

@@ -145,7 +145,7 @@ class DeviceTypeCalls(RestCalls):
 
     @RestCall("GET", "/devicetypes/{dtid}", tokens=ANY_TOKEN, on=_seen, summary="One device type")
     async def show(self, seen: SeenType) -> Data[DeviceTypeObject]:
-        return Data(_record(seen))
+        return Data(type_record(seen))
 
     @RestCall(
         "GET",
@@ -183,10 +183,10 @@ class DeviceTypeCalls(RestCalls):
 
 
 def _page(found: TypePage, offset: int) -> NumberedPage[_DeviceTypes]:
-    return NumberedPage(_DeviceTypes(list(map(_record, found.types))), found.total, offset, len(found.types))
+    return NumberedPage(_DeviceTypes(list(map(type_record, found.types))), found.total, offset, len(found.types))
 
 
-def _record(seen: SeenType) -> DeviceTypeObject:
+def type_record(seen: SeenType) -> DeviceTypeObject:
     type_ = seen.record
     return DeviceTypeObject(
         id=type_.id,

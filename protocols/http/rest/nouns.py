@@ -19,11 +19,19 @@ from protocols.http.rest.export import ExportCalls
 from protocols.http.rest.images import ImageCalls
 from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
+from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.registrations import RegistrationCalls
+from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
+from protocols.http.rest.trial_device_types import TrialTypeCalls
+from protocols.http.rest.trial_documents import TrialDocumentCalls
+from protocols.http.rest.trial_invitations import TrialInvitationCalls
+from protocols.http.rest.trial_members import TrialMemberCalls
+from protocols.http.rest.trial_sessions import TrialSessionCalls
+from protocols.http.rest.trials import TrialCalls
 from protocols.http.rest.users import UserCalls
 
 _METHODS: Final[tuple[HttpMethod, ...]] = ("GET", "POST", "PUT", "DELETE")
@@ -47,6 +55,14 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DevicePropertyCalls,
     TaskCalls,
     ImageCalls,
+    SceneCalls,
+    ModelCalls,
+    TrialCalls,
+    TrialTypeCalls,
+    TrialInvitationCalls,
+    TrialMemberCalls,
+    TrialSessionCalls,
+    TrialDocumentCalls,
     UserCalls,
     SessionCalls,
     AccountsCalls,
@@ -87,35 +103,5 @@ TO_COME: Final[tuple[RestCall, ...]] = (
         "GET POST /rules/{id_}/actions",
         "GET /rules/{id_}/executions",
         "GET /users/{user_id}/rules",
-    ),
-    *_to_come(
-        "Scenes",
-        "GET POST /scenes",
-        "GET POST PUT DELETE /scenes/{id_}",
-        "GET /users/{user_id}/scenes",
-    ),
-    *_to_come(
-        "Models",
-        "GET POST /ml/models",
-        "GET DELETE /ml/models/{id_}",
-        "POST /ml/models/{id_}/predict",
-    ),
-    *_to_come(
-        "Trials",
-        "POST /trials",
-        "GET PUT DELETE /trials/{id_}",
-        "PUT /trials/{id_}/application",
-        "GET POST /trials/{id_}/invitations",
-        "GET PUT DELETE /trials/{id_}/invitations/{invitation_id}",
-        "GET /trials/{id_}/administrators",
-        "GET /trials/{id_}/participants",
-        "DELETE /trials/{id_}/administrators/{user_id}",
-        "DELETE /trials/{id_}/participants/{user_id}",
-        "GET /trials/{id_}/devices",
-        "GET POST /trials/{id_}/participants/{user_id}/devices",
-        "DELETE /trials/{id_}/participants/{user_id}/devices/{device_id}",
-        "GET POST /trials/{id_}/devicetypes",
-        "DELETE /trials/{id_}/devicetypes/{type_id}",
-        "GET /users/{user_id}/trials",
     ),
 )

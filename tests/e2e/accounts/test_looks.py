@@ -89,6 +89,17 @@ def accept_share(person: Person) -> None:
     person.sign_in(SHARON_EMAIL)
 
 
+def accept_trial(person: Person) -> None:
+    invitation = {"email": OWN_EMAILS[10], "invitationType": "participant"}
+    types = [{"dtid": "brightlight.lamp"}, {"dtid": "brightlight.weather_station"}]
+    about = "Does dimmed light help?"
+    person.site.of_ada(
+        "POST", "/trials", name="Sleep and light", description=about, deviceTypes=types, invitations=[invitation]
+    )
+    person.browser.open(Postbox(person.site, person.browser).link_to(OWN_EMAILS[10]))
+    person.sign_in(OWN_EMAILS[10])
+
+
 def upgrade(person: Person) -> None:
     offered = person.site.of_ada("GET", f"/pricing/devices/{device_id(0)}/revenueshare/upgradepath")
     person.browser.open(offered["url"])
@@ -193,6 +204,7 @@ PAGES: Final[list[Callable[[Person], None]]] = [
     invitation,
     new_password,
     accept_share,
+    accept_trial,
     upgrade,
     upgrade_waiting,
     no_such_page,

@@ -18,7 +18,7 @@ THEA_EMAIL: Final = "thea@example.org"  # a user with too many wrong passwords
 FRIDA_EMAIL: Final = "frida@example.org"  # a user who sets a new password
 GALE_EMAIL: Final = "gale@example.org"  # a user who asks for a reset and sets no new password
 SHARON_EMAIL: Final = "sharon@example.org"  # a user with whom Ada shares a light
-OWN_EMAILS: Final = tuple(f"own{number}@example.org" for number in range(10))  # each for one test
+OWN_EMAILS: Final = tuple(f"own{number}@example.org" for number in range(11))  # each for one test
 WEB, MOBILE, PAGE, SERVER, TV = (f"e{number}" * 16 for number in range(5))
 SECRETS: Final = {WEB: "s3cret %2B+:x", SERVER: "server s3cret"}
 WEB_NAME, MOBILE_NAME, TV_NAME = "Window Blinds", "Pocket Remote", "Living Room Television"
@@ -45,7 +45,7 @@ class Site:
     def users_self(self) -> str:
         return f"{self.origin}/v1.1/users/self"
 
-    def of_ada(self, method: str, path: str, **body: str) -> Any:
+    def of_ada(self, method: str, path: str, **body: Any) -> Any:
         """The member `data` of the answer to a REST call with Ada's token."""
         answer = httpx.request(method, self.daemon.base_url + path, json=body or None, headers=bearer(USER_TOKEN))
         return answer.raise_for_status().json()["data"]

@@ -18,7 +18,11 @@ from broker.device_management.states import TaskStatus
 from broker.export.requests import ExportRequest
 from broker.export.status import ExportStatus
 from broker.services import Services
-from config.settings import Limits, Settings
+from broker.trials.documents import DocumentKind
+from broker.trials.invitations import NewInvitation
+from broker.trials.roles import TrialRole
+from broker.trials.trials import NewTrial
+from config.settings import Limits, Settings, TrialSettings
 from protocols.http.answers import REST_ROOT
 from protocols.http.application import build_app
 from storage.database import Transaction
@@ -43,7 +47,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
-from tests.type_world import BETA_APPLICATION, CAROL, add_types
+from tests.type_world import BETA_APPLICATION, CAROL, CAROL_TOKEN, add_types
 
 ID: Final = "f" * 32
 UNKNOWN_TYPE: Final = "dt" + "e" * 32
@@ -122,6 +126,59 @@ PUT /devicemgmt/tasks/{task}/devices/{managed} 400
 POST /devicemgmt/tasks/{task}/devices/{managed}/acceptance 400
 GET /devicemgmt/devices/{managed}/tasks 4001
 GET /devicemgmt/devices/{managed}/pendingtasks -
+GET /users/{user}/scenes 4001
+GET /scenes/{scene} -
+PUT /scenes/{scene} 400
+DELETE /scenes/{scene} -
+POST /scenes/{scene} 400
+GET /scenes/{scene}/provision -
+GET /ml/models/{model} -
+DELETE /ml/models/{model} -
+POST /ml/models/{model}/predict 400
+GET /users/{user}/trials 4001
+GET /trials/{trial} -
+PUT /trials/{trial} 400
+DELETE /trials/{trial} -
+PUT /trials/{trial}/application -
+POST /trials/{trial}/invitations 400
+GET /trials/{trial}/invitations 4001
+GET /trials/{trial}/invitations/{asked} -
+PUT /trials/{trial}/invitations/{asked} 400
+DELETE /trials/{trial}/invitations/{asked} -
+GET /trials/{trial}/administrators 4001
+DELETE /trials/{trial}/administrators/{member} -
+GET /trials/{trial}/participants 4001
+DELETE /trials/{trial}/participants/{member} -
+GET /trials/{trial}/devices 4001
+GET /trials/{trial}/participants/{member}/devices 4001
+POST /trials/{trial}/participants/{member}/devices 400
+DELETE /trials/{trial}/participants/{member}/devices/{device} -
+GET /trials/{trial}/devicetypes 4001
+POST /trials/{trial}/devicetypes 400
+DELETE /trials/{trial}/devicetypes/{type} -
+GET /trials/sessions/{sitting} -
+PUT /trials/sessions/{sitting} 400
+DELETE /trials/sessions/{sitting} -
+GET /trials/{trial}/sessions 4001
+GET /trials/{trial}/sessions/ongoing 4001
+GET /trials/{trial}/sessions/metadata 4001
+POST /trials/{trial}/sessions/metadata 400
+GET /trials/{trial}/sessions/metadata/{kept} -
+PUT /trials/{trial}/sessions/metadata/{kept} 400
+DELETE /trials/{trial}/sessions/metadata/{kept} -
+GET /trials/{trial}/sessions/metadata/key/{word} 4001
+GET /trials/{trial}/sessions/rules 4001
+POST /trials/{trial}/sessions/rules 400
+GET /trials/sessions/rules/{ruled} -
+PUT /trials/sessions/rules/{ruled} 400
+DELETE /trials/sessions/rules/{ruled} -
+GET /trials/sessions/rules/{ruled}/sharing -
+PUT /trials/sessions/rules/{ruled}/sharing 400
+GET /trials/{trial}/sessions/rules/metadata 4001
+POST /trials/{trial}/sessions/rules/metadata 400
+GET /trials/{trial}/sessions/rules/metadata/{about} -
+PUT /trials/{trial}/sessions/rules/metadata/{about} 400
+DELETE /trials/{trial}/sessions/rules/metadata/{about} -
 """
 #: Something is wrong with this, whatever a call reads. It has the type of a form, but no form is there.
 BROKEN_BODY: Final = b"{"
@@ -145,7 +202,7 @@ class Named:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     limits = Limits(rest_user="1/1000", messages_user="1/1000", rest_device="1/1000", quotas="off")
-    return Settings(state_dir=settings.state_dir, limits=limits)
+    return Settings(state_dir=settings.state_dir, limits=limits, trials=TrialSettings(sessions="on"))
 
 
 @pytest.fixture
@@ -182,6 +239,9 @@ async def named(services: Services, world: World) -> dict[str, Named]:
         "task": Named(
             ID, await a_task(services, FOREIGN_TYPE, FOREIGN_DEVICE), await a_task(services, LIGHT_TYPE, KITCHEN)
         ),
+        "model": Named(ID, await a_model(services, bob, BOBS), await a_model(services, ada, KITCHEN)),
+        "scene": Named(ID, await a_scene(services, bob, BOBS), await a_scene(services, ada, KITCHEN)),
+        **await trials(services, world),
         "export": Named(ID, await exported(services, bob, BOBS), await exported(services, ada, KITCHEN)),
     }
 
@@ -233,6 +293,31 @@ async def a_task(services: Services, type_id: str, device: str) -> str:
     return task.id
 
 
+async def a_model(services: Services, caller: Caller, device: str) -> str:
+    """One that has too few values to be trained."""
+    source = {"did": device, "field": "temperature"}
+    parameters = {"sourceToPredict": source, "predictIn": 60}
+    members = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+    model = (await services.models.models.create(caller, members)).record
+    with trio.fail_after(10):
+        while await services.core.database.read(lambda tx: tx.models.due(NOW_MS, latest_ms=NOW_MS * 2)) is not None:
+            await trio.lowlevel.checkpoint()
+
+    def not_today(tx: Transaction) -> None:
+        status, reason = model.status, model.reason
+        tx.models.set_training(
+            model.key, status=status, reason=reason, next_training_on=NOW_MS + 86_400_000, trained_on=None, state=None
+        )
+
+    await services.core.database.write(not_today)
+    return model.id
+
+
+async def a_scene(services: Services, caller: Caller, device: str) -> str:
+    members = {"name": "Evening", "actions": [{"ddid": device, "action": "setOn"}]}
+    return (await services.scenes.scenes.create(caller, members)).record.id
+
+
 async def sessions(services: Services, *users: str) -> list[str]:
     """A browser session of each, and an application that may change their profiles."""
     ids = []
@@ -241,6 +326,27 @@ async def sessions(services: Services, *users: str) -> list[str]:
         await allow(services, GrantRecord(found.key, ApplicationKey(1), None, read=False, write=False, profile=True))
         ids += [session.id for session in await services.accounts.open_sessions.of(found)]
     return ids
+
+
+async def trials(services: Services, world: World) -> dict[str, Named]:
+    """Carol's trial of lights, and Ada's, in each of which its administrator takes part with a session."""
+    carol = (await services.accounts.users.find(CAROL)).key
+    made = []
+    for token, user, device in ((CAROL_TOKEN, carol, None), (ADA_TOKEN, world.ada, KITCHEN)):
+        caller, room = await services.accounts.tokens.caller(token), services.trials
+        invited = NewInvitation("eve@example.org", TrialRole.PARTICIPANT)
+        trial = (await room.trials.create(caller, NewTrial("Trial", None, [LIGHT_TYPE], [invited]))).record
+        owner = await services.accounts.users.self_of(caller)
+        own = await room.invitations.invite(owner, trial, NewInvitation(owner.email, TrialRole.PARTICIPANT))
+        await room.invitations.accept(trial, own.id, user)
+        if device is not None:
+            await room.members.connect(trial, user, await services.devices.registry.find(device))
+        (asked, _), _ = await room.invitations.of_trial(trial, None, offset=0, count=2)
+        session = await room.sessions.create(trial, owner, [])
+        kept = [(await room.documents.add(trial, kind, {"key": "mood"})).record.id for kind in DocumentKind]
+        made.append((trial.id, asked.id, owner.id, session.id, *kept, "mood"))
+    names = ("trial", "asked", "member", "sitting", "kept", "ruled", "about", "word")
+    return {name: Named(ID, foreign, own) for name, foreign, own in zip(names, *made, strict=True)}
 
 
 async def exported(services: Services, caller: Caller, device: str) -> str:

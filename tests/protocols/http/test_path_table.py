@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from config.settings import Accounts, Limits, Settings
+from config.settings import Accounts, Limits, Settings, TrialSettings
 from tests.factories import World
 
 ID = "f" * 32
@@ -136,6 +136,7 @@ GET /scenes
 GET /scenes/{}
 PUT /scenes/{}
 DELETE /scenes/{}
+GET /scenes/{}/provision
 POST /scenes/{}
 POST /ml/models
 GET /ml/models
@@ -189,6 +190,31 @@ DELETE /trials/{}/participants/{}/devices/{}
 GET /trials/{}/devicetypes
 POST /trials/{}/devicetypes
 DELETE /trials/{}/devicetypes/{}
+POST /trials/sessions
+GET /trials/sessions/{}
+PUT /trials/sessions/{}
+DELETE /trials/sessions/{}
+GET /trials/sessions/search
+GET /trials/{}/sessions
+GET /trials/{}/sessions/ongoing
+GET /trials/{}/sessions/metadata
+POST /trials/{}/sessions/metadata
+GET /trials/{}/sessions/metadata/{}
+PUT /trials/{}/sessions/metadata/{}
+DELETE /trials/{}/sessions/metadata/{}
+GET /trials/{}/sessions/metadata/key/{}
+GET /trials/{}/sessions/rules
+POST /trials/{}/sessions/rules
+GET /trials/sessions/rules/{}
+PUT /trials/sessions/rules/{}
+DELETE /trials/sessions/rules/{}
+GET /trials/sessions/rules/{}/sharing
+PUT /trials/sessions/rules/{}/sharing
+GET /trials/{}/sessions/rules/metadata
+POST /trials/{}/sessions/rules/metadata
+GET /trials/{}/sessions/rules/metadata/{}
+PUT /trials/{}/sessions/rules/metadata/{}
+DELETE /trials/{}/sessions/rules/metadata/{}
 GET /cloudconnectors/{}/auth
 GET /cloudconnectors/{}/thirdpartynotifications
 POST /cloudconnectors/{}/thirdpartynotifications
@@ -202,9 +228,12 @@ def rows(table: str, root: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Open sign-up: otherwise the page /signup is hidden."""
+    """Open sign-up: otherwise the page /signup is hidden. With the sessions of trials, which are hidden, too."""
     return Settings(
-        state_dir=tmp_path, accounts=Accounts(signup="open"), limits=Limits(rate_limits="off", quotas="off")
+        state_dir=tmp_path,
+        accounts=Accounts(signup="open"),
+        limits=Limits(rate_limits="off", quotas="off"),
+        trials=TrialSettings(sessions="on"),
     )
 
 

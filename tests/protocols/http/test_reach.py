@@ -115,6 +115,25 @@ LISTS: Final = {
     "GET /devices/registrations/{rid}/status",
     "POST /devices",
 }
+#: Scenes name devices in their Actions. `test_scenes_…` below has them.
+SCENES: Final = {
+    "POST /scenes",
+    "GET /scenes",
+    "GET /users/{uid}/scenes",
+    "GET /scenes/{sceneId}",
+    "GET /scenes/{sceneId}/provision",
+    "PUT /scenes/{sceneId}",
+    "DELETE /scenes/{sceneId}",
+    "POST /scenes/{sceneId}",
+}
+#: Models name devices as their sources: test_models.py and `test_models_…` below.
+MODELS: Final = {
+    "POST /ml/models",
+    "GET /ml/models",
+    "GET /ml/models/{modelId}",
+    "DELETE /ml/models/{modelId}",
+    "POST /ml/models/{modelId}/predict",
+}
 #: Device types: test_device_types.py and test_manifests.py.
 TYPES_ALONE: Final = {
     "GET /devicetypes",
@@ -136,12 +155,20 @@ NO_DEVICE: Final = (
     "/users/{uid}/properties",
     "/users/{uid}/applications",
     "/users/{uid}/sessions",
+    "/users/{uid}/trials",
     "/accounts/",
     "/cert/",
     "/cloudconnectors/",
 )
-#: Calls for administrators, of the owner on a task, and without a token (test_device_management.py).
-MANAGEMENT: Final = ("/devicemgmt/devicetypes/", "/devicemgmt/tasks", "/devicemgmt/devices/properties", "/updates/")
+#: Calls for administrators, of the owner on a task, and without a token (test_device_management.py); for members of a
+#: trial (test_trials.py).
+MANAGEMENT: Final = (
+    "/trials",
+    "/devicemgmt/devicetypes/",
+    "/devicemgmt/tasks",
+    "/devicemgmt/devices/properties",
+    "/updates/",
+)
 #: How parameters and members are called that name devices.
 DEVICES: Final = {"did", "dids", "sdid", "sdids", "ddid", "ddids", "device_id", "device_ids"}
 
@@ -165,7 +192,7 @@ def test_the_tables_have_every_call() -> None:
         "GET /devices/status"
     }
     left = {str(call) for call in others if not call.path.startswith(NO_DEVICE)}
-    assert left == set(IN_QUERY_OR_BODY) | LISTS | TYPES_ALONE
+    assert left == set(IN_QUERY_OR_BODY) | LISTS | SCENES | MODELS | TYPES_ALONE
 
 
 @pytest.fixture
@@ -258,6 +285,76 @@ async def test_lists_leave_out_what_is_not_granted(
         shares = (await api.get(f"/users/{ADA}/shares", headers=headers)).json()
         assert {one["did"] for one in shares["data"]["shares"]} == reachable - own
         assert shares["total"] == len(reachable - own)
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+async def test_scenes_need_what_their_devices_need(
+    api: httpx.AsyncClient, services: Services, reach: ReachWorld, grants: str
+) -> None:
+    """Of own devices and of shared ones. A scene of what is not granted is there, and neither shown nor sent."""
+    scenes = {
+        place: {"id": f"{number:032x}", "owner": ADA, "application": "Dashboard", "name": "Old", "actions": actions}
+        for number, (place, id_) in enumerate(reach.devices.items())
+        if (actions := [{"ddid": id_, "action": "setOn"}]) and place[0] != "foreign"
+    }
+    await services.provisioning.apply({"scenes": list(scenes.values())})
+    await reach.grant(grants)
+    wrong = []
+    for token, (place, id_) in product(TOKENS.values(), reach.devices.items()):
+        headers = bearer(token)
+        may_write = place[0] != "foreign" and is_granted(grants, place[1], "WRITE")
+        may_read = may_write and is_granted(grants, place[1], "READ")
+        body = {"uid": ADA, "name": "New", "actions": [{"ddid": id_, "action": "setOn"}]}
+        ways = [("POST", "/scenes", may_write, body)]
+        if place in scenes:
+            path = f"/scenes/{scenes[place]['id']}"
+            ways += [("GET", path, may_read, {}), ("GET", f"{path}/provision", may_read, {})]
+            ways += [("PUT", path, may_write, {}), ("POST", path, may_write, {})]
+        for method, path, may, json_body in ways:
+            answer = await api.request(method, path, headers=headers, json=json_body or None)
+            if answer.status_code != (200 if may else 403):
+                wrong.append((token, place, method, path, answer.status_code))
+    assert wrong == []
+    shown = {
+        str(scene["id"])
+        for place, scene in scenes.items()
+        if is_granted(grants, place[1], "READ") and is_granted(grants, place[1], "WRITE")
+    }
+    for name, token in TOKENS.items():
+        listed = await api.get(f"/users/{ADA}/scenes", headers=bearer(token))
+        if name == "application" and grants == "none":  # it does not act for Ada
+            assert listed.status_code == 403
+        else:
+            assert {one["id"] for one in listed.json()["data"]["scenes"] if one["name"] == "Old"} == shown
+
+
+@pytest.mark.parametrize("grants", GRANTS)
+async def test_models_need_read_on_their_sources(api: httpx.AsyncClient, reach: ReachWorld, grants: str) -> None:
+    """Those of own devices and of shared ones: made when all is granted, and shown as far as it still is."""
+    wrong: list[tuple[object, ...]] = []
+    for token in TOKENS.values():
+        made = {}
+        for way in ("*", grants):
+            await reach.grant(way)
+            for place, id_ in reach.devices.items():
+                source = {"did": id_, "field": "temperature"}
+                parameters = {"sourceToPredict": source, "predictIn": 60}
+                body = {"uid": ADA, "data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
+                answer = await api.post("/ml/models", json=body, headers=bearer(token))
+                may_read = place[0] != "foreign" and is_granted(way, place[1], "READ")
+                if answer.status_code != (200 if may_read else 403):
+                    wrong.append((token, way, place, answer.status_code))
+                elif way == "*" and may_read:
+                    made[place] = answer.json()["data"]["id"]
+        for place, id_ in made.items():
+            statuses = [
+                (await api.request(method, f"/ml/models/{id_}{way}", headers=bearer(token))).status_code
+                for method, way in (("GET", ""), ("POST", "/predict"), ("DELETE", ""))
+            ]
+            may_read = is_granted(grants, place[1], "READ")
+            if statuses != ([200, 400, 200] if may_read else [403, 403, 403]):
+                wrong.append((token, grants, place, statuses))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("grants", GRANTS)

@@ -1,0 +1,1 @@
+"""Models: they learn from the history of devices, predict values and find anomalies (reference 12.6)."""

@@ -1,0 +1,329 @@
+"""The calls on models, and what rules ask of them (reference 12.6)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from broker.accounts.acting import user_in_body
+from broker.accounts.permissions import Permission, Permissions, Reach
+from broker.accounts.tokens import Caller
+from broker.accounts.users import Users
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.errors import (
+    INVALID,
+    REQUIRED,
+    Conflict,
+    Finding,
+    NotFound,
+    PermissionDenied,
+    ValidationFailed,
+)
+from broker.ids import new_id
+from broker.models.definition import (
+    Definition,
+    ModelStatus,
+    ModelType,
+    Port,
+    Source,
+    judge,
+    ports,
+    read_definition,
+)
+from broker.models.errors import LearningNotInstalled
+from broker.models.learner import Learner
+from broker.models.series import as_number
+from broker.models.shelf import Answer, Shelf, Value, ready_model
+from broker.models.training import IS_TRAINING, Training
+from broker.trace.audit import AuditEvent, note
+from config.limits import MODEL_SENSITIVITY, MODELS_OF_RULES, MODELS_OF_USER
+from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, DeviceKey, Milliseconds, UserKey
+from storage.models import ModelRecord
+
+TOO_MANY_MODELS: Final = f"A user has at most {MODELS_OF_USER} models"
+TOO_MANY_OF_RULES: Final = f"The rules of a user have at most {MODELS_OF_RULES} models"
+OF_A_RULE: Final = "Model belongs to a rule"
+NOT_READY: Final = "Model is not ready"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as it is shown."""
+
+    record: ModelRecord
+    definition: Definition
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleModel:
+    """What a rule wants a model for: one condition, and the device whose field it looks at.
+
+    `ahead_seconds` for a prediction, `sensitivity` for an anomaly.
+    """
+
+    condition: int
+    device: Device
+    field: str
+    kind: ModelType
+    ahead_seconds: int | None = None
+    sensitivity: float | None = None
+
+
+class Models:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        users: Users,
+        permissions: Permissions,
+        devices: Devices,
+        training: Training,
+        learner: Learner,
+        shelf: Shelf,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._users = users
+        self._permissions = permissions
+        self._devices = devices
+        self._training = training
+        self._learner = learner
+        self._shelf = shelf
+
+    # Calls
+
+    async def create(self, caller: Caller, members: Mapping[str, Any]) -> Model:
+        """Make a model; its training begins at once.
+
+        Raises ValidationFailed with all findings; PermissionDenied for a user or a device that the caller may not read;
+        Conflict when the user has too many models; LearningNotInstalled.
+        """
+        findings: list[Finding] = []
+        user = await user_in_body(self._users, self._permissions, caller, members.get("uid"), findings)
+        read = read_definition(members, findings)
+        if user is None:
+            raise ValidationFailed(tuple(findings))
+        devices = {} if read is None else await self._devices.find_all(read[1].dids)
+        reach = await self._permissions.reach(caller)
+        # Of a device that the caller may not read, nothing is told but that.
+        refused = [id_ for id_, one in devices.items() if one is not None and not _may_read(reach, user, one)]
+        if read is not None:
+            findings += judge(read[1], {id_: one for id_, one in devices.items() if id_ not in refused})
+        if findings:
+            raise ValidationFailed(tuple(findings))
+        if refused or read is None:
+            raise PermissionDenied(f"READ on device {refused[0]}")
+        if not self._learner.is_installed:
+            raise LearningNotInstalled
+        kind, definition = read
+        record = _record(user, caller.application or ApplicationKey(0), kind, definition, devices, self._clock.now_ms())
+        keys = [one.key for one in devices.values() if one is not None]
+
+        def add(tx: Transaction) -> ModelRecord:
+            if tx.models.count(user, of_rules=False) >= MODELS_OF_USER:
+                raise Conflict(TOO_MANY_MODELS)
+            added = tx.models.add(record, keys)
+            _note(tx, AuditEvent.MODEL_CREATED, added, record.created_on)
+            return added
+
+        return _shown(await self._database.write(add, announce=lambda _: self._training.wake()))
+
+    async def find(self, caller: Caller, model_id: str) -> Model:
+        """A model, for a caller who acts for its user and may read its sources.
+
+        Sources that the user does not have any more do not count. Raises NotFound, PermissionDenied.
+        """
+        record = await self._database.read(lambda tx: tx.models.by_id(model_id))
+        if record is None:
+            raise NotFound
+        model = _shown(await self._training.judged(record))
+        if missing := self._missing(
+            await self._permissions.reach(caller), model, await self._devices.find_all(model.definition.dids)
+        ):
+            raise PermissionDenied(missing)
+        return model
+
+    async def page(self, caller: Caller, uid: str | None, *, offset: int, count: int) -> tuple[list[Model], int]:
+        """A page of a user's models that the caller may read, oldest first, and their number.
+
+        Raises UserNotFound, PermissionDenied; ValidationFailed when an application does not say whose.
+        """
+        if uid is None and caller.user is None:
+            raise ValidationFailed.of("uid", REQUIRED)
+        user = caller.user if uid is None else (await self._users.find(uid, caller)).key
+        if user is None:
+            raise PermissionDenied("access to this user")
+        await self._permissions.require_user(caller, user)
+        reach = await self._permissions.reach(caller)
+        readable = []
+        for record in await self._database.read(lambda tx: tx.models.of_user(user)):
+            model = _shown(await self._training.judged(record))
+            if not self._missing(reach, model, await self._devices.find_all(model.definition.dids)):
+                readable.append(model)
+        return readable[offset : offset + count], len(readable)
+
+    async def remove(self, model: Model) -> None:
+        """Raises Conflict for a model of a rule, which goes with its rule."""
+        if model.record.rule is not None:
+            raise Conflict(OF_A_RULE)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.models.remove(model.record.key)
+            _note(tx, AuditEvent.MODEL_REMOVED, model.record, now_ms)
+
+        await self._database.write(work, announce=lambda _: self._shelf.drop(model.record.id))
+
+    def predict(self, model: Model, inputs: object) -> Answer:
+        """What the model says to these inputs: a list of `{name, value}`. An input that is missing counts as its mean.
+
+        Raises ValidationFailed with all findings; Conflict when the model is not ready.
+        """
+        values = _values(model, inputs)
+        ready = ready_model(model.record)
+        if ready is None:
+            raise Conflict(f"{NOT_READY}: {model.record.reason}")
+        answer = ready.answer(values, self._clock.now_ms())
+        if answer is None:
+            raise ValidationFailed.of("inputs", REQUIRED)
+        return answer
+
+    # Rules
+
+    def create_for_rule(
+        self, tx: Transaction, rule: int, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
+    ) -> None:
+        """Make the models of a rule that it does not have yet, in the transaction that makes or changes the rule. Call
+        `rules_changed` after the commit.
+
+        Raises LearningNotInstalled; Conflict when the user's rules have too many models.
+        """
+        known = {(one.condition, one.rule_device) for one in tx.models.of_rule(rule)}
+        missing = [one for one in wanted if (one.condition, one.device.key) not in known]
+        if missing and not self._learner.is_installed:
+            raise LearningNotInstalled
+        if missing and tx.models.count(user, of_rules=True) + len(missing) > MODELS_OF_RULES:
+            raise Conflict(TOO_MANY_OF_RULES)
+        now_ms = self._clock.now_ms()
+        for one in missing:
+            source, device = Source(one.device.id, one.field), one.device
+            ahead = one.ahead_seconds if one.kind is ModelType.PREDICTION else None
+            sensitivity = MODEL_SENSITIVITY if one.sensitivity is None else one.sensitivity
+            definition = Definition((source,), source, ahead, sensitivity)
+            record = _record(user, application, one.kind, definition, {device.id: device}, now_ms)
+            of_rule = replace(record, rule=rule, condition=one.condition, rule_device=device.key)
+            tx.models.add(of_rule, [device.key])
+
+    def delete_for_rule(self, tx: Transaction, rule: int) -> None:
+        """Remove the models of a rule in the transaction that changes or removes it. Then call `rules_changed`."""
+        tx.models.remove_of_rule(rule)
+
+    def rules_changed(self) -> None:
+        """A transaction with `create_for_rule` or `delete_for_rule` is durable."""
+        self._training.wake(reload=True)
+
+    def output(self, model_id: str, values: Mapping[str, Value]) -> Value | None:
+        """What a model says to these values, by the names of its inputs, without waiting; None: it is not ready."""
+        ready = self._shelf.get(model_id)
+        if ready is None:
+            return None
+        numbers = {name: number for name, value in values.items() if (number := as_number(value)) is not None}
+        answer = ready.answer(numbers, self._clock.now_ms())
+        return None if answer is None else answer.value
+
+    def output_for_rule(self, rule: int, condition: int, device: DeviceKey, value: Value) -> Value | None:
+        """What the model of a rule's condition says to a value of the device's field, without waiting; None: there is
+        no model, or it is not ready."""
+        found = self._shelf.of_rule((rule, condition, device))
+        return None if found is None else self.output(found.id, {found.input: value})
+
+    def waiting(self, rule: int, condition: int, device: DeviceKey) -> tuple[str, str] | None:
+        """The id of the model of a condition that is not ready, and why (warning 6316); None when it is."""
+        found = self._shelf.of_rule((rule, condition, device))
+        if found is None:
+            return "", IS_TRAINING
+        return None if self._shelf.get(found.id) is not None else (found.id, found.reason or IS_TRAINING)
+
+    # Checks
+
+    def _missing(self, reach: Reach, model: Model, devices: Mapping[str, Device | None]) -> str:
+        """What the caller lacks for a model; empty when nothing is missing."""
+        user = model.record.user
+        if not reach.covers_user(user):
+            return "access to this user"
+        for id_, device in devices.items():
+            if device is not None and device.is_held_by(user) and not _may_read(reach, user, device):
+                return f"READ on device {id_}"
+        return ""
+
+
+def _note(tx: Transaction, event: AuditEvent, model: ModelRecord, now_ms: int) -> None:
+    note(tx, event, f"model {model.id}", now_ms=now_ms, owner=model.user_id)
+
+
+def _may_read(reach: Reach, user: UserKey, device: Device) -> bool:
+    return device.is_held_by(user) and reach.allows_type(user, device.type.record, Permission.READ)
+
+
+def _record(
+    user: UserKey,
+    application: ApplicationKey,
+    kind: ModelType,
+    definition: Definition,
+    devices: Mapping[str, Device | None],
+    now_ms: Milliseconds,
+) -> ModelRecord:
+    inputs, outputs = ports(kind, definition, devices)
+    return ModelRecord(
+        key=0,
+        id=new_id(),
+        user=user,
+        application=application,
+        type=kind,
+        definition=_encode(definition).decode(),
+        inputs=_encode(inputs).decode(),
+        outputs=_encode(outputs).decode(),
+        rule=None,
+        condition=None,
+        rule_device=None,
+        status=ModelStatus.TRAINING,
+        reason=IS_TRAINING,
+        created_on=now_ms,
+        next_training_on=now_ms,
+    )
+
+
+def _shown(record: ModelRecord) -> Model:
+    return Model(
+        record,
+        msgspec.json.decode(record.definition, type=Definition),
+        msgspec.json.decode(record.inputs, type=list[Port]),
+        msgspec.json.decode(record.outputs, type=list[Port]),
+    )
+
+
+def _values(model: Model, inputs: object) -> dict[str, float]:
+    """The numbers of the inputs by their names. Raises ValidationFailed with all findings."""
+    if not isinstance(inputs, list):
+        raise ValidationFailed.of("inputs", REQUIRED if inputs is None else INVALID)
+    known = {one.name for one in model.inputs}
+    findings: list[Finding] = []
+    values: dict[str, float] = {}
+    for index, one in enumerate(inputs[: len(known) + 1]):
+        name, value = (one.get("name"), one.get("value")) if isinstance(one, dict) else (None, None)
+        if not isinstance(name, str) or name not in known or name in values:
+            findings.append(Finding(f"inputs.{index}.name", (REQUIRED if name is None else INVALID,)))
+        elif (number := as_number(value)) is None:
+            findings.append(Finding(f"inputs.{index}.value", (REQUIRED if value is None else INVALID,)))
+        else:
+            values[name] = number
+    if findings:
+        raise ValidationFailed(tuple(findings))
+    return values

@@ -1,0 +1,38 @@
+"""Builds models."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.devices.room import DevicesRoom
+from broker.models.learner import Learner, ProcessLearner
+from broker.models.models import Models
+from broker.models.shelf import Shelf
+from broker.models.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsRoom:
+    models: Models
+    training: Training
+
+
+async def open_models(
+    core: Core, accounts: AccountsRoom, devices: DevicesRoom, learner: Learner | None = None
+) -> ModelsRoom:
+    """`learner` trains the models; None: processes of this daemon do."""
+    shelf, learner = Shelf(), learner or ProcessLearner()
+    training = Training(core.database, core.clock, core.router, devices.registry, learner, shelf)
+    models = Models(
+        core.database,
+        core.clock,
+        accounts.users,
+        accounts.permissions,
+        devices.registry,
+        training,
+        learner,
+        shelf,
+    )
+    core.life.worker("model checks", training.check_forever)
+    core.life.worker("models", training.train_forever, statistics=training.statistics)
+    return ModelsRoom(models, training)

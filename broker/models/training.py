@@ -1,0 +1,230 @@
+"""Trains models: at creation and every day, one at a time; what stops half-way is begun again (reference 12.6)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.devices.registry import Device, Devices
+from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
+from broker.loops import Wakeup, repeat
+from broker.models.definition import Definition, ModelStatus, ModelType, judge
+from broker.models.errors import LearningFailed
+from broker.models.learner import Learner
+from broker.models.series import read_series
+from broker.models.shelf import Shelf
+from broker.models.state import Job
+from config.limits import MODEL_RETRY_SECONDS, MODEL_VALUES_MIN
+from storage.database import Database
+from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.models import ModelRecord
+from storage.sql import StoreError
+
+IS_TRAINING: Final = "is training"
+_DAY_MS: Final = 86_400_000
+_HOUR_OF_TRAINING_MS: Final = 3 * 3_600_000  # `trainingCron`: at 03:00 GMT
+_LOOK_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 5.0
+_CHANGED_MAX: Final = 10_000
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatistics:
+    """`trained` and `failed` count since the start."""
+
+    ready: int
+    trained: int
+    failed: int
+
+
+def next_training(now_ms: int) -> Milliseconds:
+    """The next 03:00 GMT."""
+    return Milliseconds((now_ms - _HOUR_OF_TRAINING_MS) // _DAY_MS * _DAY_MS + _DAY_MS + _HOUR_OF_TRAINING_MS)
+
+
+def _soon(record: ModelRecord, now_ms: int) -> Milliseconds:
+    """When the history of a model with too few values is looked at again: ever later, at the latest at 03:00 GMT."""
+    wait_ms = max(MODEL_RETRY_SECONDS * 1000, now_ms - record.created_on)
+    return min(Milliseconds(now_ms + wait_ms), next_training(now_ms))
+
+
+def reason_against(definition: Definition, user: UserKey, devices: Mapping[str, Device | None]) -> str:
+    """Why the user's sources cannot be used; empty when they can."""
+    for did, device in devices.items():
+        if device is not None and not device.is_held_by(user):
+            return f'Device "{did}" is no longer shared'
+    findings = judge(definition, devices)
+    return findings[0].messages[0] if findings else ""
+
+
+class Training:
+    def __init__(
+        self, database: Database, clock: Clock, router: Router, devices: Devices, learner: Learner, shelf: Shelf
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._devices = devices
+        self._learner = learner
+        self._shelf = shelf
+        self._wakeup, self._changes = Wakeup(), Wakeup()
+        self._changed: dict[DeviceKey, None] = {}
+        self._is_stale = True
+        self._trained = self._failed = 0
+        router.subscribe(DeviceDeleted, self._deleted, FactPhase.STATE)
+        router.subscribe(SharesChanged, self._shares_changed, FactPhase.STATE)
+
+    # Facts
+
+    def _deleted(self, fact: DeviceDeleted) -> None:
+        self._shelf.drop_device(fact.device_id)
+        self._note(fact.device)
+
+    def _shares_changed(self, fact: SharesChanged) -> None:
+        if (device := self._devices.get_nowait(fact.device)) is not None:
+            self._shelf.drop_device(device.id)
+        self._note(fact.device)
+
+    def _note(self, device: DeviceKey) -> None:
+        """Models of this device answer again when they were judged."""
+        if len(self._changed) < _CHANGED_MAX:
+            self._changed[device] = None
+        else:  # too many to remember: what is not judged one by one is read anew
+            self._is_stale = True
+        self._changes.set()
+
+    def wake(self, *, reload: bool = False) -> None:
+        """There is a new model. `reload`: models of rules were made or removed; read all models again."""
+        self._is_stale = self._is_stale or reload
+        self._changes.set()
+        self._wakeup.set()
+
+    # Work
+
+    async def train_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self.train, every=_LOOK_SECONDS, wakeup=self._wakeup, at_once=True, failure="models_not_trained")
+
+    async def check_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep what is in memory true; beside the training, which may take its time."""
+        await self.check()
+        task_status.started()
+        await repeat(self.check, wakeup=self._changes, failure="models_not_checked", retry_seconds=_RETRY_SECONDS)
+
+    async def check(self) -> bool:
+        """Read the models again if they are not known, or judge those of one device that changed; return whether more
+        devices wait."""
+        if self._is_stale:
+            self._is_stale = False
+            try:
+                self._shelf.replace(*await self._shelf.changes.settled(self._read_all))
+            except StoreError:
+                self._is_stale = True
+                raise
+        if self._changed:
+            device = next(iter(self._changed))
+            del self._changed[device]
+            try:
+                for record in await self._database.read(lambda tx: tx.models.of_device(device)):
+                    self._shelf.put(await self.judged(record))
+            except StoreError:
+                self._changed[device] = None
+                raise
+        return bool(self._changed)
+
+    async def _read_all(self) -> tuple[list[ModelRecord], list[ModelRecord]]:
+        """The ready models, and those of rules."""
+        return await self._database.read(lambda tx: (tx.models.all_ready(), tx.models.of_rules()))
+
+    async def train(self) -> bool:
+        """Train the model that is due; return whether another one may be."""
+        now_ms = self._clock.now_ms()
+        due = await self._database.read(lambda tx: tx.models.due(now_ms, latest_ms=now_ms + _DAY_MS))
+        if due is None:
+            return False
+        await self._train(due, now_ms)
+        return True
+
+    async def judged(self, record: ModelRecord) -> ModelRecord:
+        """The model as it is now: with the status `error` when a source cannot be used any more.
+
+        A source that can be used again makes the model ready at its next training.
+        """
+        if record.status == ModelStatus.ERROR:
+            return record
+        definition = msgspec.json.decode(record.definition, type=Definition)
+        reason = reason_against(definition, record.user, await self._devices.find_all(definition.dids))
+        if not reason:
+            return record
+        wrong = replace(record, status=ModelStatus.ERROR, reason=reason)
+        await self._database.write(
+            lambda tx: tx.models.set_status(record.key, wrong.status, reason), announce=lambda _: self._shelf.put(wrong)
+        )
+        return wrong
+
+    async def _train(self, record: ModelRecord, now_ms: Milliseconds) -> None:
+        """Train a model, and write how it came out."""
+        try:
+            trained = await self._trained_on_history(record, now_ms)
+            self._trained += trained.status == ModelStatus.READY
+        except LearningFailed as error:
+            self._failed += 1
+            _log.warning("model_not_trained", model=record.id, reason=str(error))
+            trained = replace(
+                record, status=ModelStatus.ERROR, reason=str(error), next_training_on=next_training(now_ms)
+            )
+        await self._database.write(
+            lambda tx: (
+                tx.models.set_training(
+                    record.key,
+                    status=trained.status,
+                    reason=trained.reason,
+                    next_training_on=trained.next_training_on,
+                    trained_on=trained.trained_on,
+                    state=trained.state,
+                )
+                if tx.models.by_id(record.id) is not None
+                else None
+            )
+        )
+        now = await self._database.read(lambda tx: tx.models.by_id(record.id))
+        if now is None:  # deleted meanwhile
+            self._shelf.drop(record.id)
+        else:
+            self._shelf.put(await self.judged(now))  # a source may have gone meanwhile
+
+    async def _trained_on_history(self, record: ModelRecord, now_ms: Milliseconds) -> ModelRecord:
+        """Raises LearningFailed."""
+        definition = msgspec.json.decode(record.definition, type=Definition)
+        devices = await self._devices.find_all(definition.dids)
+        if reason := reason_against(definition, record.user, devices):
+            raise LearningFailed(reason)
+        known = {did: device for did, device in devices.items() if device is not None}
+        series = await read_series(self._database, definition, known, now_ms)
+        name = definition.target.name
+        if len(series[name]) < MODEL_VALUES_MIN:
+            return replace(
+                record, status=ModelStatus.TRAINING, reason=IS_TRAINING, next_training_on=_soon(record, now_ms)
+            )
+        if not self._learner.is_installed:
+            raise LearningFailed("the extra learning is not installed")
+        is_ahead = record.type == ModelType.PREDICTION
+        inputs = definition.sources if is_ahead else [one for one in definition.sources if one != definition.target]
+        ahead_ms = (definition.ahead_seconds or 0) * 1000 if is_ahead else 0
+        wanted = {one.name: series[one.name] for one in (*inputs, definition.target)}
+        learned = await self._learner(Job(name, [one.name for one in inputs], ahead_ms, wanted))
+        return replace(
+            record,
+            status=ModelStatus.READY,
+            reason="",
+            next_training_on=next_training(now_ms),
+            trained_on=now_ms,
+            state=msgspec.json.encode(learned).decode(),
+        )
+
+    def statistics(self) -> TrainingStatistics:
+        return TrainingStatistics(len(self._shelf), self._trained, self._failed)

@@ -1,0 +1,179 @@
+"""The Actions of a scene: read from JSON, and judged by the devices and Manifests that they name (reference 12.5).
+
+All findings are collected, so that a caller learns of all of them at once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from broker.device_types.catalog import DeviceType
+from broker.device_types.manifest import DeclaredAction, Field, Manifest, ValueClass
+from broker.devices.registry import Device
+from broker.errors import BOOLEAN_ONLY, INVALID, NUMERIC_ONLY, REQUIRED, TEXT_ONLY, Finding, too_long
+from config.limits import MAX_DATA_BYTES, SCENE_ACTIONS_MAX
+from storage.keys import UserKey
+
+EVERY: Final = "every"
+_LEVELS_MAX: Final = 20  # of groups in a parameter
+_NUMBERS: Final = frozenset({ValueClass.DOUBLE, ValueClass.FLOAT, ValueClass.INTEGER, ValueClass.LONG})
+_WHOLE: Final = {ValueClass.INTEGER: range(-(2**31), 2**31), ValueClass.LONG: range(-(2**63), 2**63)}
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class SceneAction:
+    """One Action. It goes to the device with the id `device`, or to all of the user's devices of the type `every`, an
+    id or a unique name; the other of the two is empty. `parameters` has plain values."""
+
+    path: str
+    device: str
+    every: str
+    name: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def data(self) -> bytes:
+        """The data of the Action message (reference 9.1)."""
+        return _encode({"actions": [{"name": self.name, "parameters": self.parameters}]})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the Actions name, by the text they name it with; None: there is no such device or type."""
+
+    devices: Mapping[str, Device | None]
+    types: Mapping[str, DeviceType | None]
+
+
+def read_actions(given: object, findings: list[Finding]) -> list[SceneAction]:
+    """The Actions of a JSON value. What is wrong with them is added to `findings`, and those Actions are left out."""
+    if not isinstance(given, list):
+        findings.append(Finding("actions", (REQUIRED if given is None else INVALID,)))
+        return []
+    if not 1 <= len(given) <= SCENE_ACTIONS_MAX:
+        findings.append(Finding("actions", (too_long(SCENE_ACTIONS_MAX) if given else REQUIRED,)))
+        return []
+    return [action for index, one in enumerate(given) if (action := _read(f"actions.{index}", one, findings))]
+
+
+def _read(path: str, given: object, findings: list[Finding]) -> SceneAction | None:
+    if not isinstance(given, dict):
+        findings.append(Finding(path, (INVALID,)))
+        return None
+    before = len(findings)
+    device = every = ""
+    destination = given.get("ddid")
+    if isinstance(destination, dict):
+        every = _text(f"{path}.ddid.dtid", destination.get("dtid"), findings)
+        selector = _text(f"{path}.ddid.selector", destination.get("selector"), findings)
+        if selector and selector != EVERY:
+            findings.append(Finding(f"{path}.ddid.selector", (INVALID,)))
+    else:
+        device = _text(f"{path}.ddid", destination, findings)
+    name = _text(f"{path}.action", given.get("action"), findings)
+    parameters = given.get("parameters")
+    if not isinstance(parameters, dict | None):
+        findings.append(Finding(f"{path}.parameters", (INVALID,)))
+        parameters = None
+    values = {key: _value(f"{path}.parameters.{key}", one, findings) for key, one in (parameters or {}).items()}
+    action = SceneAction(path, device, every, name, values)
+    if len(findings) == before and len(action.data) > MAX_DATA_BYTES:
+        findings.append(Finding(f"{path}.parameters", (too_long(MAX_DATA_BYTES),)))
+    return action if len(findings) == before else None
+
+
+def _text(path: str, given: object, findings: list[Finding]) -> str:
+    """A text that is not empty; else an empty one, and a finding."""
+    if given is None or given == "":
+        findings.append(Finding(path, (REQUIRED,)))
+    elif not isinstance(given, str):
+        findings.append(Finding(path, (TEXT_ONLY,)))
+    else:
+        return given
+    return ""
+
+
+def _value(path: str, given: object, findings: list[Finding], level: int = 1) -> Any:
+    """The plain value of a value object: `{"value": …}`, whose value may have such objects as its members."""
+    if not isinstance(given, dict) or level > _LEVELS_MAX:
+        findings.append(Finding(path, (INVALID,)))
+        return None
+    findings += [Finding(f"{path}.{key}", (INVALID,)) for key in given if key != "value"]
+    value = given.get("value")
+    if value is None:
+        findings.append(Finding(f"{path}.value", (REQUIRED,)))
+    if isinstance(value, dict):
+        return {key: _value(f"{path}.value.{key}", one, findings, level + 1) for key, one in value.items()}
+    return value
+
+
+def judge(user: UserKey, actions: Sequence[SceneAction], named: Named) -> list[Finding]:
+    """What keeps the user's Actions from being sent, as devices, shares and Manifests are now."""
+    return [finding for action in actions for finding in _judge(user, action, named)]
+
+
+def _judge(user: UserKey, action: SceneAction, named: Named) -> Iterator[Finding]:
+    if action.every:
+        type_ = named.types[action.every]
+        if type_ is None:
+            yield Finding(f"{action.path}.ddid.dtid", (f'Device type "{action.every}" does not exist',))
+        else:
+            yield from _judge_action(action, type_.latest.manifest)
+        return
+    device = named.devices[action.device]
+    if device is None:
+        yield Finding(f"{action.path}.ddid", (f'Device "{action.device}" does not exist',))
+    elif not device.is_held_by(user):
+        yield Finding(f"{action.path}.ddid", (f'Device "{action.device}" is no longer shared',))
+    else:
+        yield from _judge_action(action, device.manifest.manifest)
+
+
+def _judge_action(action: SceneAction, manifest: Manifest) -> Iterator[Finding]:
+    declared = next((one for one in manifest.actions if one.name == action.name), None)
+    if declared is None:
+        yield Finding(f"{action.path}.action", (f'Action "{action.name}" does not exist',))
+    else:
+        yield from _judge_parameters(f"{action.path}.parameters", action, declared)
+
+
+def _judge_parameters(path: str, action: SceneAction, declared: DeclaredAction) -> Iterator[Finding]:
+    for name, value in action.parameters.items():
+        yield from _judge_member(f"{path}.{name}", name, value, declared.parameters)
+
+
+def _judge_member(path: str, name: str, value: object, fields: Iterable[Field]) -> Iterator[Finding]:
+    field = next((one for one in fields if one.name == name), None)
+    if field is None:
+        yield Finding(path, (f'Field "{name}" does not exist',))
+    elif field.is_group:
+        if not isinstance(value, dict):
+            yield Finding(f"{path}.value", (INVALID,))
+            return
+        for member, inner in value.items():
+            yield from _judge_member(f"{path}.value.{member}", member, inner, field.children)
+    elif field.is_collection:
+        items = value if isinstance(value, list) else [None]
+        if problem := next((found for one in items if (found := _problem(one, field.value_class))), ""):
+            yield Finding(f"{path}.value", (problem if isinstance(value, list) else INVALID,))
+    elif problem := _problem(value, field.value_class):
+        yield Finding(f"{path}.value", (problem,))
+
+
+def _problem(value: object, kind: ValueClass | None) -> str:
+    """What is wrong with a value of this class; empty when nothing is."""
+    if kind is ValueClass.STRING:
+        return "" if isinstance(value, str) else TEXT_ONLY
+    if kind is ValueClass.BOOLEAN:
+        return "" if isinstance(value, bool) else BOOLEAN_ONLY
+    if kind not in _NUMBERS or isinstance(value, bool) or not isinstance(value, int | float):
+        return NUMERIC_ONLY
+    if not isfinite(value):  # TOML has such numbers, JSON has not
+        return INVALID
+    whole = _WHOLE.get(kind)
+    return INVALID if whole is not None and (value != int(value) or int(value) not in whole) else ""

@@ -1,0 +1,55 @@
+"""Marks scenes as invalid when a device that they name was deleted or is no longer shared (reference 12.5).
+
+The mark has its time from here. What this worker has not come to, or forgot at a stop, reading the scene finds.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from broker.facts import DeviceDeleted, FactPhase, Router, SharesChanged
+from broker.loops import Wakeup, repeat
+from broker.scenes.scenes import Scenes
+from storage.keys import DeviceKey
+
+_WAITING_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SceneStatistics:
+    """`invalidated`: scenes that became invalid by facts since the start."""
+
+    invalidated: int
+    devices_waiting: int
+
+
+class Invalidation:
+    def __init__(self, router: Router, scenes: Scenes) -> None:
+        self._scenes = scenes
+        self._waiting: dict[DeviceKey, None] = {}
+        self._wakeup = Wakeup()
+        self._invalidated = 0
+        router.subscribe(DeviceDeleted, self._changed, FactPhase.EFFECT)
+        router.subscribe(SharesChanged, self._changed, FactPhase.EFFECT)
+
+    def _changed(self, fact: DeviceDeleted | SharesChanged) -> None:
+        if len(self._waiting) < _WAITING_MAX:
+            self._waiting[fact.device] = None
+            self._wakeup.set()
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self.step, wakeup=self._wakeup, failure="scenes_not_invalidated")
+
+    async def step(self) -> bool:
+        """Judge the scenes of one device; return whether more devices wait."""
+        if not self._waiting:
+            return False
+        device = next(iter(self._waiting))
+        del self._waiting[device]
+        self._invalidated += await self._scenes.invalidate(device)
+        return bool(self._waiting)
+
+    def statistics(self) -> SceneStatistics:
+        return SceneStatistics(self._invalidated, len(self._waiting))

@@ -1,0 +1,34 @@
+"""Builds scenes."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.messages.room import MessagesRoom
+from broker.scenes.invalidation import Invalidation
+from broker.scenes.resolving import Resolver
+from broker.scenes.scenes import Scenes
+from broker.scenes.sending import Sender
+
+
+@dataclass(frozen=True, slots=True)
+class ScenesRoom:
+    scenes: Scenes
+
+
+async def open_scenes(
+    core: Core, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom, messages: MessagesRoom
+) -> ScenesRoom:
+    scenes = Scenes(
+        core.database,
+        core.clock,
+        accounts.users,
+        accounts.permissions,
+        Resolver(devices.registry, device_types.catalog),
+        Sender(core.database, devices.registry, messages.ingest),
+    )
+    invalidation = Invalidation(core.router, scenes)
+    core.life.worker("scenes", invalidation.run_forever, statistics=invalidation.statistics)
+    return ScenesRoom(scenes)

@@ -1,0 +1,277 @@
+"""The scenes of users: made, changed, listed and activated (reference 12.5).
+
+A scene is judged anew whenever it is read or activated, so it is never shown as valid when it cannot be activated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from broker.accounts.acting import user_in_body
+from broker.accounts.permissions import Permission, Permissions, Reach
+from broker.accounts.tokens import Caller, TokenKind
+from broker.accounts.users import Users
+from broker.clock import Clock
+from broker.devices.registry import Device
+from broker.errors import (
+    INVALID,
+    Conflict,
+    Finding,
+    NotFound,
+    PermissionDenied,
+    ValidationFailed,
+)
+from broker.ids import new_id
+from broker.scenes.actions import Named, SceneAction, judge
+from broker.scenes.reading import actions_in, packed, read_scene, unpacked
+from broker.scenes.resolving import Resolver
+from broker.scenes.sending import Sender
+from broker.trace.audit import AuditEvent, note
+from config.limits import SCENES_OF_USER
+from storage.database import Database, Transaction
+from storage.keys import ApplicationKey, DeviceKey, UserKey
+from storage.scenes import SceneRecord
+
+TOO_MANY_SCENES: Final = f"A user has at most {SCENES_OF_USER} scenes"
+_JUDGED_AT_ONCE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A scene as it is now. `findings` is empty for a valid scene."""
+
+    record: SceneRecord
+    actions: Sequence[SceneAction]
+    named: Named
+    findings: tuple[Finding, ...]
+
+
+class Scenes:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        users: Users,
+        permissions: Permissions,
+        resolver: Resolver,
+        sender: Sender,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._users = users
+        self._permissions = permissions
+        self._resolver = resolver
+        self._sender = sender
+
+    # Reading
+
+    async def find(self, caller: Caller, scene_id: str, permissions: Sequence[Permission]) -> Scene:
+        """A scene, for a caller who acts for its user and has these permissions on the devices that it uses.
+
+        Raises NotFound, PermissionDenied.
+        """
+        record = await self._database.read(lambda tx: tx.scenes.by_id(scene_id))
+        if record is None:
+            raise NotFound
+        scene = await self._judged(record)
+        if refusal := _missing(await self._permissions.reach(caller), scene, permissions):
+            raise PermissionDenied(refusal)
+        return scene
+
+    async def page(self, caller: Caller, user: UserKey, *, offset: int, count: int) -> tuple[list[Scene], int]:
+        """A page of the user's scenes that the caller may read, oldest first, and their number.
+
+        Raises PermissionDenied when the caller does not act for the user.
+        """
+        await self._permissions.require_user(caller, user)
+        reach = await self._permissions.reach(caller)
+        found = [await self._judged(one) for one in await self._database.read(lambda tx: tx.scenes.of_user(user))]
+        readable = [one for one in found if not _missing(reach, one, (Permission.READ, Permission.WRITE))]
+        return readable[offset : offset + count], len(readable)
+
+    async def _judged(self, record: SceneRecord) -> Scene:
+        """The scene as it is now: it is marked as invalid when it became so."""
+        actions = actions_in(record.actions)
+        named = await self._resolver.named(actions)
+        if record.findings is not None:
+            return Scene(record, actions, named, unpacked(record.findings))
+        findings = judge(record.user, actions, named)
+        if not findings:
+            return Scene(record, actions, named, ())
+        now_ms, text = self._clock.now_ms(), packed(findings)
+        await self._database.write(lambda tx: tx.scenes.invalidate(record, now_ms=now_ms, findings=text))
+        return Scene(replace(record, invalidated_on=now_ms, findings=text), actions, named, tuple(findings))
+
+    async def invalidate(self, device: DeviceKey) -> int:
+        """Judge the valid scenes whose Actions name a device; return how many became invalid."""
+        invalid, after = 0, 0
+        while records := await self._database.read(partial(_valid_with_device, device, after)):
+            invalid += sum([bool((await self._judged(one)).findings) for one in records])
+            after = records[-1].key
+        return invalid
+
+    # Changes
+
+    async def create(self, caller: Caller, members: Mapping[str, Any]) -> Scene:
+        """Make a scene of the user of the caller's token; with an application token, of the user in `uid`.
+
+        Raises ValidationFailed with all findings; PermissionDenied for a user or a device that the caller may not
+        use; Conflict when the user has too many scenes.
+        """
+        findings: list[Finding] = []
+        user = await user_in_body(self._users, self._permissions, caller, members.get("uid"), findings)
+        form = read_scene(members, findings, is_new=True)
+        if user is None:
+            raise ValidationFailed(_sorted(findings))
+        named = await self._checked(caller, user, form.actions, findings)
+        now_ms = self._clock.now_ms()
+        record = SceneRecord(
+            key=0,
+            id=new_id(),
+            user=user,
+            application=caller.application or ApplicationKey(0),
+            name=form.name or "",
+            description=form.description or "",
+            actions=form.text or "",
+            created_on=now_ms,
+            modified_on=now_ms,
+        )
+
+        def add(tx: Transaction) -> SceneRecord:
+            if tx.scenes.count_of_user(user) >= SCENES_OF_USER:
+                raise Conflict(TOO_MANY_SCENES)
+            added = tx.scenes.add(record, _keys(named))
+            _note(tx, AuditEvent.SCENE_CREATED, added, now_ms)
+            return added
+
+        return Scene(await self._database.write(add), form.actions, named, ())
+
+    async def change(self, caller: Caller, scene: Scene, members: Mapping[str, Any]) -> Scene:
+        """Change the members that are given. New Actions make an invalid scene valid again.
+
+        Raises ValidationFailed with all findings; PermissionDenied for a device that the caller may not use; NotFound
+        when the scene was deleted meanwhile.
+        """
+        findings: list[Finding] = []
+        if members.get("uid") not in (None, scene.record.user_id):
+            findings.append(Finding("uid", (INVALID,)))
+        form = read_scene(members, findings, is_new=False)
+        named = await self._checked(caller, scene.record.user, form.actions, findings)
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> SceneRecord:
+            known = tx.scenes.scene(scene.record.key)
+            if known is None:
+                raise NotFound
+            changed = replace(
+                known,
+                name=form.name or known.name,
+                description=known.description if form.description is None else form.description,
+                modified_on=now_ms,
+            )
+            if form.text is None:
+                tx.scenes.change(changed, None)
+            else:
+                changed = replace(changed, actions=form.text, invalidated_on=None, findings=None)
+                tx.scenes.change(changed, _keys(named))
+            _note(tx, AuditEvent.SCENE_CHANGED, changed, now_ms)
+            return changed
+
+        return await self._judged(await self._database.write(work))
+
+    async def remove(self, scene: Scene) -> None:
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> None:
+            tx.scenes.remove(scene.record.key)
+            _note(tx, AuditEvent.SCENE_REMOVED, scene.record, now_ms)
+
+        await self._database.write(work)
+
+    async def activate(self, scene: Scene) -> None:
+        """Send the Actions; return when they are durable. The caller's permission is already checked.
+
+        Raises SceneInvalid, DestinationDeviceDisabled, and what a quota refuses with.
+        """
+        await self._sender.send(scene.record.user, scene.actions, scene.named, scene.findings)
+
+    # Checks
+
+    async def _checked(
+        self, caller: Caller, user: UserKey, actions: Sequence[SceneAction], findings: list[Finding]
+    ) -> Named:
+        """What the Actions name. Of a device that the caller may not use, nothing is told but that.
+
+        Raises ValidationFailed with these findings and those of the Actions; PermissionDenied.
+        """
+        named = await self._resolver.named(actions)
+        reach = await self._permissions.reach(caller)
+        refused = await self._refused(caller, reach, user, named)
+        judged = [one for one in actions if (one.device or one.every) not in refused]
+        findings += judge(user, judged, named)
+        if findings:
+            raise ValidationFailed(_sorted(findings))
+        if refused:
+            raise PermissionDenied(next(iter(refused.values())))
+        return named
+
+    async def _refused(self, caller: Caller, reach: Reach, user: UserKey, named: Named) -> dict[str, str]:
+        """The devices and types that the caller may not use for this user, each with the permission that is missing."""
+        refused = {
+            id_: f"WRITE on device {id_}"
+            for id_, device in named.devices.items()
+            if device is not None and not _may(reach, user, device, Permission.WRITE)
+        }
+        for name, type_ in named.types.items():
+            if type_ is None:
+                continue
+            try:
+                await self._permissions.require_granted(caller, user, type_.record, Permission.WRITE)
+                await self._permissions.require_type(caller, type_.record, user=user)
+            except PermissionDenied as denied:
+                refused[name] = denied.missing
+        return refused
+
+
+def _note(tx: Transaction, event: AuditEvent, scene: SceneRecord, now_ms: int) -> None:
+    note(tx, event, f"scene {scene.id}", now_ms=now_ms, owner=scene.user_id)
+
+
+def _valid_with_device(device: DeviceKey, after: int, tx: Transaction) -> list[SceneRecord]:
+    return tx.scenes.valid_with_device(device, after=after, limit=_JUDGED_AT_ONCE)
+
+
+def _may(reach: Reach, user: UserKey, device: Device, permission: Permission) -> bool:
+    return device.is_held_by(user) and reach.allows_type(user, device.type.record, permission)
+
+
+def _missing(reach: Reach, scene: Scene, permissions: Sequence[Permission]) -> str:
+    """What the caller lacks for a scene; empty when nothing is missing.
+
+    Devices that the user has no more do not count: their owner can still read and mend the scene.
+    """
+    user, named = scene.record.user, scene.named
+    if reach.caller.kind is TokenKind.DEVICE or not reach.covers_user(user):
+        return "access to this user"
+    for permission in permissions:
+        for id_, device in named.devices.items():
+            if device is not None and device.is_held_by(user) and not _may(reach, user, device, permission):
+                return f"{permission.value} on device {id_}"
+        for type_ in named.types.values():
+            if type_ is not None and not reach.allows_type(user, type_.record, permission):
+                return f"{permission.value} on device type {type_.id}"
+    return ""
+
+
+def _keys(named: Named) -> list[DeviceKey]:
+    return [device.key for device in named.devices.values() if device is not None]
+
+
+def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=_place))
+
+
+def _place(finding: Finding) -> list[tuple[bool, int, str]]:
+    """Sorts findings by the members of the body, and Actions by their numbers."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in finding.field.split(".")]

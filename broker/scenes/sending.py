@@ -1,0 +1,82 @@
+"""Activation: every Action of a scene becomes an Action message to each of its destinations (reference 12.5)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from broker.devices.registry import Device, Devices
+from broker.errors import DestinationDeviceDisabled, DomainError, Finding
+from broker.messages.ingest import Ingest
+from broker.scenes.actions import Named, SceneAction
+from broker.scenes.errors import SceneInvalid
+from config.limits import SCENE_MESSAGES_MAX
+from storage.database import Database
+from storage.keys import DeviceTypeKey, UserKey
+
+SCENE_INVALID: Final = "Scene is invalid"
+TOO_MANY_MESSAGES: Final = f"Scene sends more than {SCENE_MESSAGES_MAX} Actions"
+_SENT_AT_ONCE: Final = 50  # in one commit
+
+
+class Sender:
+    def __init__(self, database: Database, devices: Devices, ingest: Ingest) -> None:
+        self._database = database
+        self._devices = devices
+        self._ingest = ingest
+
+    async def send(
+        self, user: UserKey, actions: Sequence[SceneAction], named: Named, findings: Sequence[Finding]
+    ) -> None:
+        """Send the Actions in their order; return when they are durable.
+
+        Nothing is sent of an invalid scene, or when a device that it names is disabled. `every` leaves disabled devices
+        out. What a quota refuses does not stop the other Actions.
+
+        Raises SceneInvalid, DestinationDeviceDisabled; after the others are sent, a refusal of a quota.
+        """
+        if findings:
+            raise SceneInvalid(SCENE_INVALID)
+        if any(device is not None and not device.enabled for device in named.devices.values()):
+            raise DestinationDeviceDisabled
+        messages = await self._messages(user, actions, named)
+        refused: DomainError | None = None
+        for first in range(0, len(messages), _SENT_AT_ONCE):
+            await self._ingest.wait_room()
+            refused = self._submit(messages[first : first + _SENT_AT_ONCE]) or refused
+            await self._ingest.wait_committed()  # also lets other tasks have their turn
+        if refused is not None:
+            raise refused
+
+    def _submit(self, messages: Sequence[tuple[Device, bytes]]) -> DomainError | None:
+        """Submit these; return a refusal, if there was one."""
+        refused = None
+        for device, data in messages:
+            try:
+                self._ingest.submit_action(device, device, data)
+            except DomainError as error:
+                refused = error
+        return refused
+
+    async def _messages(
+        self, user: UserKey, actions: Sequence[SceneAction], named: Named
+    ) -> list[tuple[Device, bytes]]:
+        """Each destination with its data. Raises SceneInvalid when there are too many."""
+        of_type: dict[str, list[Device]] = {}
+        for name, type_ in named.types.items():
+            if type_ is not None:
+                of_type[name] = await self._enabled(user, type_.key)
+        messages: list[tuple[Device, bytes]] = []
+        for action in actions:
+            device = named.devices.get(action.device)
+            destinations = [device] if device is not None else of_type.get(action.every, [])
+            if len(messages) + len(destinations) > SCENE_MESSAGES_MAX:
+                raise SceneInvalid(TOO_MANY_MESSAGES)
+            data = action.data
+            messages += [(destination, data) for destination in destinations]
+        return messages
+
+    async def _enabled(self, user: UserKey, type_: DeviceTypeKey) -> list[Device]:
+        """The user's own devices of a type that are enabled. Raises SceneInvalid when there are too many."""
+        found = await self._database.read(lambda tx: tx.devices.listed(user, own=True, shared=False, device_type=type_))
+        if len(found) > SCENE_MESSAGES_MAX:
+            raise SceneInvalid(TOO_MANY_MESSAGES)
+        return [device for device in await self._devices.get_all(one.key for one in found) if device.enabled]

@@ -1,0 +1,1 @@
+"""Trials: participants and administrators around device types, with an application of their own (reference 14)."""

@@ -1,0 +1,96 @@
+"""What a trial's application may do for the participants, and how that ends (reference 14.2).
+
+All changes are part of the caller's transaction; what they end and the facts about them come after its commit
+(`broker/accounts/tokens.py: Tokens.change`).
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from broker.accounts.consent import sign_in_grant
+from broker.accounts.issuance import Issuance
+from broker.facts import ApplicationGrantsChanged, DeviceChanged
+from broker.trials.roles import TrialRole
+from storage.database import Transaction
+from storage.keys import DeviceTypeKey, UserKey
+from storage.records import GrantRecord
+from storage.trials import TrialRecord
+
+
+def give(issuance: Issuance, trial: TrialRecord, user: UserKey) -> None:
+    """A new participant grants READ and WRITE on the trial's device types."""
+    tx, granted = issuance.tx, sign_in_grant(trial.application, user)
+    tx.accounts.add_grant(granted)
+    for type_ in tx.trials.types(trial.key):
+        tx.accounts.add_grant(_of_type(granted, type_))
+    _tell(issuance, trial, [user])
+
+
+def give_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey) -> None:
+    """The trial has one more device type. Participants who revoked its application grant nothing."""
+    tx = issuance.tx
+    granting = {grant.user for grant in tx.accounts.grants(trial.application)}
+    users = [user for user in tx.trials.members(trial.key, TrialRole.PARTICIPANT) if user in granting]
+    for user in users:
+        tx.accounts.add_grant(_of_type(sign_in_grant(trial.application, user), device_type))
+    _tell(issuance, trial, users)
+
+
+def end_type(issuance: Issuance, trial: TrialRecord, device_type: DeviceTypeKey) -> None:
+    _tell(issuance, trial, issuance.tx.trials.remove_type_grants(trial.application, device_type))
+
+
+def end_users(issuance: Issuance, trial: TrialRecord, users: Collection[UserKey]) -> None:
+    """End what these users granted, their tokens of the application, and the tokens that it made for their devices."""
+    tx = issuance.tx
+    for user in set(users).intersection(tx.trials.token_holders(trial.application)):
+        _end_tokens_of(issuance, trial, user)
+    for user in users:
+        for device, hashed in tx.trials.tokens_of_devices(user, trial.application):
+            tx.devices.remove_token(device)
+            issuance.revoked.append(hashed)
+            issuance.facts.append(DeviceChanged(device))
+        tx.accounts.remove_grants(user, trial.application)
+    _tell(issuance, trial, users)
+
+
+def end_tokens(issuance: Issuance, trial: TrialRecord) -> None:
+    """End all tokens of users and of the application itself. Grants and tokens of devices stay."""
+    for user in issuance.tx.trials.token_holders(trial.application):
+        _end_tokens_of(issuance, trial, user)
+    for token in issuance.tx.accounts.tokens_of(trial.application, None):
+        issuance.end_token(token)
+
+
+def end_everything(issuance: Issuance, trial: TrialRecord) -> None:
+    granting = {grant.user for grant in issuance.tx.accounts.grants(trial.application)}
+    members = issuance.tx.trials.members(trial.key, TrialRole.PARTICIPANT)
+    end_users(issuance, trial, sorted(granting.union(members)))
+    end_tokens(issuance, trial)
+
+
+def readable_types(tx: Transaction, trial: TrialRecord) -> dict[UserKey, set[DeviceTypeKey]]:
+    """The device types that the participants let the trial's application read."""
+    found: dict[UserKey, set[DeviceTypeKey]] = {}
+    for grant in tx.accounts.grants(trial.application):
+        if grant.read and grant.device_type is not None:
+            found.setdefault(grant.user, set()).add(grant.device_type)
+    return found
+
+
+def _end_tokens_of(issuance: Issuance, trial: TrialRecord, user: UserKey) -> None:
+    tx = issuance.tx
+    for family in tx.authorizations.families_of(user, trial.application):
+        issuance.end_family(family)
+    for token in tx.accounts.tokens_of(trial.application, user):
+        issuance.end_token(token)
+
+
+def _of_type(granted: GrantRecord, device_type: DeviceTypeKey) -> GrantRecord:
+    return replace(granted, device_type=device_type, read=True, write=True)
+
+
+def _tell(issuance: Issuance, trial: TrialRecord, users: Iterable[UserKey]) -> None:
+    of = {user: tuple(issuance.tx.accounts.grants(trial.application, user)) for user in users}
+    if of:
+        issuance.facts.append(ApplicationGrantsChanged(trial.application, of))

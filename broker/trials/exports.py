@@ -1,0 +1,84 @@
+"""Which devices an export by trial covers (reference 10.1 and 14.2)."""
+
+from dataclasses import dataclass
+
+from broker.accounts.tokens import Caller, TokenKind
+from broker.devices.registry import Device, Devices
+from broker.errors import NotFound, PermissionDenied
+from broker.trials.access import readable_types
+from broker.trials.roles import TrialRole
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, OrganizationKey, UserKey
+from storage.trials import TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TrialScope:
+    """The connected devices that may be read, whose mails tell of the export, and the id of the trial's creator."""
+
+    devices: list[Device]
+    participants: set[UserKey]
+    administrators: list[UserKey]
+    owner_id: str
+    ended_on: Milliseconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    trial: TrialRecord
+    owner_id: str
+    organization: OrganizationKey
+    connected: list[DeviceKey]
+    participants: set[UserKey]
+    administrators: list[UserKey]
+    readable: dict[UserKey, set[DeviceTypeKey]]
+
+
+class TrialExports:
+    def __init__(self, database: Database, devices: Devices) -> None:
+        self._database = database
+        self._devices = devices
+
+    async def scope(self, caller: Caller, trial_id: str) -> TrialScope:
+        """For administrators of the trial, and for its application.
+
+        While the trial goes on: the connected devices whose participants still grant its application READ. After its
+        end: those that were connected then.
+
+        Raises NotFound, PermissionDenied.
+        """
+        found = await self._database.read(lambda tx: _found(tx, trial_id))
+        trial = found.trial
+        is_application = caller.kind is TokenKind.APPLICATION and caller.application == trial.application
+        if not is_application and caller.user not in found.administrators:
+            raise PermissionDenied(f"administrator of trial {trial.id}")
+        devices = [
+            device
+            for device in await self._devices.get_all(found.connected)
+            if trial.ended_on is not None or _is_readable(device, found)
+        ]
+        return TrialScope(devices, found.participants, found.administrators, found.owner_id, trial.ended_on)
+
+
+def _is_readable(device: Device, found: _Found) -> bool:
+    """As `broker/accounts/permissions.py: Reach` decides for the trial's application."""
+    if device.type_protected and device.type_organization != found.organization:
+        return False
+    return device.type_key in found.readable.get(device.owner, ())
+
+
+def _found(tx: Transaction, trial_id: str) -> _Found:
+    trial = tx.trials.by_id(trial_id)
+    owner = None if trial is None else tx.accounts.user(trial.owner)
+    application = None if trial is None else tx.accounts.application(trial.application)
+    if trial is None or owner is None or application is None:
+        raise NotFound
+    return _Found(
+        trial,
+        owner.id,
+        application.organization,
+        [row.device for row in tx.trials.devices(trial.key)],
+        set(tx.trials.members(trial.key, TrialRole.PARTICIPANT)),
+        tx.trials.members(trial.key, TrialRole.ADMINISTRATOR),
+        readable_types(tx, trial),
+    )

@@ -1,0 +1,49 @@
+"""Builds trials."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.mail import Mails
+from broker.trials.applications import TrialApplications
+from broker.trials.device_types import TrialTypes
+from broker.trials.documents import Documents
+from broker.trials.exports import TrialExports
+from broker.trials.invitations import Invitations
+from broker.trials.members import Members
+from broker.trials.sessions import TrialSessions
+from broker.trials.trials import Trials
+
+
+@dataclass(frozen=True, slots=True)
+class TrialsRoom:
+    trials: Trials
+    device_types: TrialTypes
+    invitations: Invitations
+    members: Members
+    exports: TrialExports
+    sessions: TrialSessions
+    documents: Documents
+
+
+async def open_trials(
+    core: Core, mails: Mails, accounts: AccountsRoom, device_types: DeviceTypesRoom, devices: DevicesRoom
+) -> TrialsRoom:
+    database, clock, tokens = core.database, core.clock, accounts.tokens
+    types = TrialTypes(database, tokens, accounts.permissions, device_types.catalog, device_types.lists)
+    invitations = Invitations(database, clock, tokens, mails)
+    applications = TrialApplications(core.vault)
+    trials = Trials(database, clock, tokens, accounts.users, types, applications, invitations)
+    core.life.observe("trials", trials.statistics)
+    core.life.observe("trial invitations", invitations.statistics)
+    return TrialsRoom(
+        trials=trials,
+        device_types=types,
+        invitations=invitations,
+        members=Members(database, clock, tokens, devices.registry),
+        exports=TrialExports(database, devices.registry),
+        sessions=TrialSessions(database, clock, devices.registry, trials, is_on=core.settings.trials.sessions == "on"),
+        documents=Documents(database, clock),
+    )

@@ -1,0 +1,249 @@
+"""Trials from their creation to their end (reference 14.1 and 14.2)."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from broker.accounts.issuance import Issuance
+from broker.accounts.tokens import Caller, Tokens
+from broker.accounts.users import Users
+from broker.clock import Clock
+from broker.errors import Conflict, NotFound, PermissionDenied
+from broker.ids import new_id
+from broker.trace.audit import AuditEvent, note
+from broker.trials import access
+from broker.trials.applications import TrialApplications, name_of
+from broker.trials.device_types import TrialTypes, add_type
+from broker.trials.guards import going, note_trial, present
+from broker.trials.invitations import Invitations, NewInvitation
+from broker.trials.roles import TooManyTrials, TrialRole
+from config.limits import TRIALS_OF_ONE_USER, TRIALS_PER_DAY
+from storage.database import Database, Transaction
+from storage.keys import Milliseconds, UserKey
+from storage.records import NEW_KEY
+from storage.trials import TrialRecord
+
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial as it is shown. Only administrators see the id and the secret of its application."""
+
+    record: TrialRecord
+    owner_id: str
+    application_id: str | None = None
+    secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTrial:
+    name: str
+    description: str | None
+    device_types: Sequence[str] = ()  # ids or unique names
+    invitations: Sequence[NewInvitation] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatistics:
+    """Counts since the start."""
+
+    created: int
+    stopped: int
+    deleted: int
+
+
+class Trials:
+    """The caller of a method without a `Caller` has checked the role (`require`)."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        tokens: Tokens,
+        users: Users,
+        device_types: TrialTypes,
+        applications: TrialApplications,
+        invitations: Invitations,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._tokens = tokens
+        self._users = users
+        self._types = device_types
+        self._applications = applications
+        self._invitations = invitations
+        self._created = self._stopped = self._deleted = 0
+
+    # Finding and permissions
+
+    async def find(self, trial_id: str) -> TrialRecord:
+        """Raises NotFound."""
+        found = await self._database.read(lambda tx: tx.trials.by_id(trial_id))
+        if found is None:
+            raise NotFound
+        return found
+
+    async def has_role(self, trial: TrialRecord, user: UserKey | None, role: TrialRole) -> bool:
+        return user is not None and await self._database.read(lambda tx: tx.trials.has_role(trial.key, user, role))
+
+    async def require(self, caller: Caller, trial: TrialRecord, roles: Collection[TrialRole]) -> None:
+        """Raises PermissionDenied unless the caller's user has one of the roles in the trial."""
+        for role in roles:
+            if await self.has_role(trial, caller.user, role):
+                return
+        raise PermissionDenied(f"{' or '.join(sorted(roles))} of trial {trial.id}")
+
+    # Showing
+
+    async def shown(self, trial: TrialRecord, viewer: UserKey | None) -> Trial:
+        """The trial as its members see it. Raises NotFound: it was deleted meanwhile."""
+
+        def work(tx: Transaction) -> Trial:
+            return self._shown(tx, present(tx, trial), viewer)
+
+        return await self._database.read(work)
+
+    async def of_user(
+        self, user: UserKey, roles: Sequence[TrialRole], *, offset: int, count: int
+    ) -> tuple[list[Trial], int]:
+        """A page of the trials in which the user has one of the roles, and the number of all."""
+
+        def work(tx: Transaction) -> tuple[list[Trial], int]:
+            found, total = tx.trials.page_of_user(user, roles, offset=offset, limit=count)
+            return [self._shown(tx, one, user) for one in found], total
+
+        return await self._database.read(work)
+
+    def _shown(self, tx: Transaction, trial: TrialRecord, viewer: UserKey | None) -> Trial:
+        if viewer is not None and tx.trials.has_role(trial.key, viewer, TrialRole.ADMINISTRATOR):
+            return self._whole(tx, trial)
+        return replace(self._whole(tx, trial), application_id=None, secret=None)
+
+    def _whole(self, tx: Transaction, trial: TrialRecord) -> Trial:
+        owner, application = tx.accounts.user(trial.owner), tx.accounts.application(trial.application)
+        if owner is None or application is None:
+            raise NotFound  # an operator removed one of them
+        return Trial(trial, owner.id, application.id, self._applications.secret_of(application))
+
+    # Creating and ending
+
+    async def create(self, caller: Caller, new: NewTrial) -> Trial:
+        """Create a trial, whose administrator is the caller, with its device types and invitations: all or nothing.
+
+        Raises:
+            DeviceTypeNotFound: a type does not exist.
+            PermissionDenied: the caller may not use one of the types.
+            ValidationFailed: an address is none.
+            Conflict: the caller has too many trials, or a type or an address is given twice.
+            TooManyTrials: the caller created too many today.
+            TooManyMails: too many invitations.
+        """
+        creator = await self._users.self_of(caller)
+        types = [await self._types.usable(caller, one) for one in new.device_types]
+        invited = [self._invitations.prepared(creator, new.name, one) for one in new.invitations]
+        now_ms = self._clock.now_ms()
+
+        def work(tx: Transaction) -> Trial:
+            if tx.trials.count_of_owner(creator.key) >= TRIALS_OF_ONE_USER:
+                raise Conflict(f"At most {TRIALS_OF_ONE_USER} trials at a time")
+            if tx.trials.tally(creator.key, day=now_ms // _DAY_MS) > TRIALS_PER_DAY:
+                raise TooManyTrials((_DAY_MS - now_ms % _DAY_MS) // 1000 + 1)
+            application = self._applications.make(tx, creator, new.name)
+            trial = tx.trials.add(
+                TrialRecord(NEW_KEY, new_id(), creator.key, new.name, new.description, application, now_ms)
+            )
+            tx.trials.add_member(trial.key, creator.key, TrialRole.ADMINISTRATOR, now_ms=now_ms)
+            for type_ in types:
+                add_type(tx, trial, type_)
+            for one in invited:
+                self._invitations.send(tx, trial, one)
+            whole = self._whole(tx, trial)
+            note_trial(tx, AuditEvent.TRIAL_CREATED, trial, now_ms, application=whole.application_id)
+            return whole
+
+        created = await self._database.write(work)
+        self._created += 1
+        self._invitations.count_sent(len(invited))
+        return created
+
+    async def change(
+        self, trial: TrialRecord, viewer: UserKey | None, *, name: str | None, description: str | None, stop: bool
+    ) -> Trial:
+        """Change what is given. Stopping ends the application's access to what the participants granted, its tokens,
+        and the open invitations. Returns the trial.
+
+        Raises:
+            NotFound: the trial was deleted meanwhile.
+            Conflict: it is stopped.
+        """
+
+        def work(issuance: Issuance) -> Trial:
+            tx, now_ms = issuance.tx, Milliseconds(issuance.now_ms)
+            current = going(tx, trial)
+            wanted = replace(
+                current,
+                name=current.name if name is None else name,
+                description=current.description if description is None else description,
+                ended_on=now_ms if stop else None,
+            )
+            if wanted != current:
+                tx.trials.put(wanted)
+            if wanted.name != current.name:
+                tx.trials.name_application(current.application, name_of(wanted.name))
+            if stop:
+                self._stop(issuance, wanted)
+            return self._shown(tx, wanted, viewer)
+
+        changed = await self._tokens.change(work)
+        self._stopped += stop
+        return changed
+
+    def _stop(self, issuance: Issuance, trial: TrialRecord) -> None:
+        tx = issuance.tx
+        # The owners of these revoked the application. The grants, which say so, end now.
+        tx.trials.disconnect_ungranted(trial.key, trial.application)
+        tx.trial_invitations.remove_open(trial.key, now_ms=issuance.now_ms)
+        access.end_everything(issuance, trial)
+        self._applications.close(tx, trial.application)
+        note_trial(tx, AuditEvent.TRIAL_STOPPED, trial, issuance.now_ms)
+
+    async def delete(self, trial: TrialRecord) -> Trial:
+        """Delete the trial with its members, invitations and connected devices, and end what `change` with `stop` ends.
+
+        Returns the trial as it was. Raises NotFound: it was deleted meanwhile.
+        """
+
+        def work(issuance: Issuance) -> Trial:
+            tx = issuance.tx
+            current = present(tx, trial)
+            was = self._whole(tx, current)
+            access.end_everything(issuance, current)
+            tx.trials.remove(current.key)
+            self._applications.retire(tx, current.application)
+            note_trial(tx, AuditEvent.TRIAL_DELETED, current, issuance.now_ms)
+            return was
+
+        deleted = await self._tokens.change(work)
+        self._deleted += 1
+        return deleted
+
+    async def renew_application(self, trial: TrialRecord) -> Trial:
+        """Give the application another id and secret, and end its tokens. The participants' grants stay.
+
+        Raises NotFound, Conflict: see `change`.
+        """
+
+        def work(issuance: Issuance) -> Trial:
+            current = going(issuance.tx, trial)
+            access.end_tokens(issuance, current)
+            self._applications.renew(issuance.tx, current.application)
+            renewed = self._whole(issuance.tx, current)
+            event, about = AuditEvent.SECRET_RENEWED, f"application {renewed.application_id}"
+            note(issuance.tx, event, about, now_ms=issuance.now_ms, trial=current.id)
+            return renewed
+
+        return await self._tokens.change(work)
+
+    def statistics(self) -> TrialStatistics:
+        return TrialStatistics(self._created, self._stopped, self._deleted)

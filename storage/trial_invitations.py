@@ -1,0 +1,102 @@
+"""Invitations to trials. The caller holds the transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from storage.keys import Milliseconds
+from storage.sql import StoreConnection
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInvitationRecord:
+    """`status` is sent, accepted or revoked. `code_hash` is the SHA-256 of the code in the mail while it is open."""
+
+    key: int
+    id: str
+    trial: int
+    email: str
+    role: str
+    status: str
+    sent_on: Milliseconds
+    expires_on: Milliseconds
+    accepted_on: Milliseconds | None = None
+    revoked_on: Milliseconds | None = None
+    code_hash: bytes | None = None
+
+
+_INVITATION: Final = tuple(field.name for field in fields(TrialInvitationRecord))
+#: An invitation has one of these states; `:now` decides about one that is sent.
+_STATE: Final = {
+    "sent": " AND status = 'sent' AND expires_on > :now",
+    "expired": " AND status = 'sent' AND expires_on <= :now",
+    "accepted": " AND status = 'accepted'",
+    "revoked": " AND status = 'revoked'",
+}
+
+
+class TrialInvitationStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def put(self, invitation: TrialInvitationRecord) -> None:
+        """Add an invitation, or change the state and the code of the one with its id."""
+        names = _INVITATION[1:]
+        self._db.execute(
+            f"INSERT INTO trial_invitation ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608 - constants
+            " ON CONFLICT (id) DO UPDATE SET status = excluded.status, accepted_on = excluded.accepted_on,"
+            " revoked_on = excluded.revoked_on, code_hash = excluded.code_hash",
+            {name: getattr(invitation, name) for name in names},
+        )
+
+    def by_id(self, id_: str) -> TrialInvitationRecord | None:
+        return self._one("id = :value", {"value": id_})
+
+    def by_code(self, code_hash: bytes) -> TrialInvitationRecord | None:
+        return self._one("code_hash = :value", {"value": code_hash})
+
+    def open(self, trial: int, email: str, role: str, *, now_ms: int) -> TrialInvitationRecord | None:
+        return self._one(
+            f"trial = :trial AND email = :email AND role = :role{_STATE['sent']}",
+            {"trial": trial, "email": email, "role": role, "now": now_ms},
+        )
+
+    def count_open(self, trial: int, *, now_ms: int) -> int:
+        return self._count(
+            f" FROM trial_invitation WHERE trial = :trial{_STATE['sent']}", {"trial": trial, "now": now_ms}
+        )
+
+    def forget_old(self, trial: int, *, but: int, now_ms: int) -> None:
+        """Remove the oldest invitations that are not open any more, as far as the trial has more than `but`."""
+        self._db.execute(
+            "DELETE FROM trial_invitation WHERE trial = :trial AND (status <> 'sent' OR expires_on <= :now)"
+            " AND key <= coalesce((SELECT key FROM trial_invitation WHERE trial = :trial ORDER BY key DESC LIMIT 1"
+            " OFFSET :but), 0)",
+            {"trial": trial, "but": but, "now": now_ms},
+        )
+
+    def remove(self, id_: str) -> None:
+        self._db.execute("DELETE FROM trial_invitation WHERE id = :id", {"id": id_})
+
+    def remove_open(self, trial: int, *, now_ms: int) -> None:
+        self._db.execute(
+            f"DELETE FROM trial_invitation WHERE trial = :trial{_STATE['sent']}",  # noqa: S608 - constants
+            {"trial": trial, "now": now_ms},
+        )
+
+    def page(
+        self, trial: int, status: str | None, *, now_ms: int, offset: int, limit: int
+    ) -> tuple[list[TrialInvitationRecord], int]:
+        """A page of the trial's invitations, oldest first, and the number of all."""
+        where = " FROM trial_invitation WHERE trial = :trial" + ("" if status is None else _STATE[status])
+        given = {"trial": trial, "now": now_ms, "offset": offset, "limit": limit}
+        rows = self._db.execute(f"SELECT *{where} ORDER BY key LIMIT :limit OFFSET :offset", given)
+        return [TrialInvitationRecord(**dict(row)) for row in rows], self._count(where, given)
+
+    def _one(self, condition: str, parameters: Mapping[str, object]) -> TrialInvitationRecord | None:
+        row = self._db.execute(f"SELECT * FROM trial_invitation WHERE {condition}", parameters).one()  # noqa: S608 - constants
+        return TrialInvitationRecord(**dict(row)) if row else None
+
+    def _count(self, where: str, given: Mapping[str, object]) -> int:
+        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
+        return int(row["n"]) if row else 0
