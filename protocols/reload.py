@@ -20,7 +20,7 @@ from protocols.coap.dtls.errors import DtlsUnavailable
 #: Tables and keys that are taken; every other one needs a restart.
 _TAKEN: Final = ("tls", "log", "limits", "metrics", "grace_seconds")
 #: Those of them that need a restart all the same: connections hold what these switch off.
-_KEPT_LIMITS: Final = ("rate_limits", "quotas")
+KEPT_LIMITS: Final = ("rate_limits", "quotas")
 
 Load = Callable[[], Settings]
 #: Reads certificates without using them; what it returns puts them into use. Raises SettingsError, OSError.
@@ -51,9 +51,12 @@ class Reloading:
         try:
             wanted = self._load()
             prepared = [prepare(wanted.tls) for prepare in self.certificates]
-        except (SettingsError, OSError, DtlsUnavailable) as error:
-            _log.error("reload_refused", reason=str(error), goes_on="with the former settings and certificates")
-            return f"Not reloaded: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the files: the daemon goes on
+            is_known = isinstance(error, SettingsError | OSError | DtlsUnavailable)
+            reason = str(error) if is_known else f"{type(error).__name__}: {error}"
+            goes_on = "with the former settings and certificates"
+            _log.error("reload_refused", reason=reason, goes_on=goes_on, exc_info=None if is_known else error)
+            return f"Not reloaded: {' '.join(reason.split())}"
         running, self.settings = self.settings, _taken(self.settings, wanted)
         for put_into_use in prepared:
             put_into_use()
@@ -65,7 +68,8 @@ class Reloading:
         for renew in self.others:
             renew(self.settings)
         changed, left = _changes(running, self.settings), _changes(self.settings, wanted)
-        _log.info("reloaded", changed=changed, needs_restart=left, certificates="read again" if prepared else "none")
+        tell = _log.warning if left else _log.info
+        tell("reloaded", changed=changed, needs_restart=left, certificates="read again" if prepared else "none")
         return f"Reloaded; needs a restart: {', '.join(left)}" if left else "Reloaded"
 
     def _load(self) -> Settings:
@@ -76,7 +80,7 @@ class Reloading:
 
 def _taken(running: Settings, wanted: Settings) -> Settings:
     """The running settings with all of the wanted ones that need no restart."""
-    kept = {name: getattr(running.limits, name) for name in _KEPT_LIMITS}
+    kept = {name: getattr(running.limits, name) for name in KEPT_LIMITS}
     taken = {name: getattr(wanted, name) for name in _TAKEN}
     return msgspec.structs.replace(running, **{**taken, "limits": msgspec.structs.replace(wanted.limits, **kept)})
 

@@ -245,9 +245,9 @@ class Meters:
         self._rates = rates
         kinds = {"device": TokenKind.DEVICE, "application": TokenKind.APPLICATION, "user": TokenKind.USER}
         for name, meter in self._live.items():
-            channel, kind, *_ = name.split()
-            if channel in _CHANNELS and (rate := rates.get((Channel(channel), kinds[kind]))) is not None:
-                meter.rate = rate
+            channel, _, whose = name.partition(" ")
+            if channel in _CHANNELS:  # others have rates of their own
+                meter.rate = rates[Channel(channel), kinds[whose.partition(" ")[0]]]
 
     def statistics(self) -> MeterStatistics:
         return MeterStatistics(len(self._busy), self.counted, self.refused)

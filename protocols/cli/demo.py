@@ -220,6 +220,7 @@ def _introduction(
         "",
         f"  REST and live feed  {api}",
         f"  Documentation       {api.removesuffix('/v1.1')}/docs",
+        f"  Metrics             {api.removesuffix('/v1.1')}/metrics",
         f"  MQTT                {mqtt}",
         *([f"  LWM2M (DTLS)        {addresses['lwm2m_dtls']}"] if "lwm2m_dtls" in addresses else []),
         f"  State directory     {settings.state_dir}",

@@ -46,13 +46,14 @@ def health_blueprint(vitals: Vitals) -> Blueprint:
 def _may_read(vitals: Vitals) -> bool:
     """Whether the client is on this machine or in an allowed network.
 
-    A proxy on this machine connects from loopback for everybody. Its header tells; where the proxy is not trusted, or
-    its header names nobody, nobody is known to ask.
+    A proxy on this machine connects from loopback for everybody, and the loopback of another machine is not this one.
+    So who comes through a proxy may read only as a client in an allowed network, named by a trusted proxy.
     """
     client, peer = request.remote_addr or "", current_peer()
-    if any(name in request.headers for name in _FORWARDED) and (not peer.is_proxy or client == peer.address):
-        return False
     address = plain_address(client)
     if address is None:
         return False
-    return address.is_loopback or any(address in network for network in vitals.allowed)
+    is_allowed = any(address in network for network in vitals.allowed)
+    if any(name in request.headers for name in _FORWARDED):
+        return is_allowed and peer.is_proxy and client != peer.address
+    return is_allowed or address.is_loopback

@@ -319,6 +319,15 @@ def test_keys_that_others_read_or_that_are_none(tmp_path: Path) -> None:
     assert "No such file" in diagnosed(chain, key, tmp_path).text
 
 
+def test_a_key_that_systemd_gives_is_there_only_while_the_service_runs(tmp_path: Path) -> None:
+    chain, _ = certificate(tmp_path)
+    key = Path("/run/credentials/trunkline-test-that-is-no-unit.service/key.pem")
+    assert diagnosed(chain, key, tmp_path).ok
+    settings = Settings(state_dir=tmp_path, tls=Tls(certificate=chain, key=key))
+    (finding,) = look_at_certificates(Patient(settings, {}, "", ""))
+    assert (finding.ok, "No such file" in finding.text) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("mode", "uid", "gid", "allowed"),
     [

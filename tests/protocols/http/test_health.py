@@ -194,6 +194,8 @@ async def test_behind_a_trusted_proxy_the_client_counts(site: httpx.AsyncClient)
     assert await status_for(site, X_Forwarded_For="203.0.113.7", Forwarded="for=192.0.2.7") == 403
     assert await status_for(site, X_Forwarded_For="unknown") == 403
     assert await status_for(site, X_Forwarded_For="127.0.0.1") == 403
+    assert await status_for(site, X_Forwarded_For="127.0.0.2") == 403  # the loopback of the proxy's machine
+    assert await status_for(site) == 200
 
 
 # Alive and ready
