@@ -36,6 +36,8 @@ from broker.scenes.room import ScenesRoom, open_scenes
 from broker.secrets import Vault
 from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
+from broker.subscriptions.port import Callbacks, Streams
+from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
@@ -64,6 +66,7 @@ class Services:
     device_management: DeviceManagementRoom
     scenes: ScenesRoom
     models: ModelsRoom
+    subscriptions: SubscriptionsRoom
     provisioning: Provisioning
 
 
@@ -80,13 +83,15 @@ async def open_services(
     processor: Processor | None = None,
     learner: Learner | None = None,
     is_clock_synchronized: Callable[[], bool] = lambda: False,
+    callbacks: Callbacks | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[Services]:
     """Open the store, build the capabilities and run their workers for as long as the block lasts.
 
     `is_clock_synchronized` says whether the operating system keeps the clock right (broker/trusted_time.py).
 
     When the block ends, the workers save their state and the journal is drained before the store is closed. Each of the
-    five ports may be missing; its capability's `room.py` says what happens then.
+    seven ports may be missing; its capability's `room.py` says what happens then.
 
     Raises:
         StoreError: the store cannot be opened, or `vault` has another store's key.
@@ -111,7 +116,9 @@ async def open_services(
         await nursery.start(_write, database, writer)
         try:
             await mark_store_key(database, vault)
-            services = await _open_rooms(core, mail_transport, providers, third_party, processor, learner)
+            services = await _open_rooms(
+                core, mail_transport, providers, third_party, processor, learner, callbacks, streams
+            )
             async with core.life.running():
                 yield services
         finally:
@@ -132,6 +139,8 @@ async def _open_rooms(
     third_party: ThirdParty | None,
     processor: Processor | None,
     learner: Learner | None,
+    callbacks: Callbacks | None,
+    streams: Streams | None,
 ) -> Services:
     mail = await open_mail(core, mail_transport)
     accounts = await open_accounts(core, mail, providers)
@@ -148,6 +157,7 @@ async def _open_rooms(
     device_management = await open_device_management(core, device_types, devices)
     scenes = await open_scenes(core, accounts, device_types, devices, messages)
     models = await open_models(core, accounts, devices, learner)
+    subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
         core, mail, accounts, device_types, devices, registration, limits, connectors, device_management
     )
@@ -168,5 +178,6 @@ async def _open_rooms(
         device_management=device_management,
         scenes=scenes,
         models=models,
+        subscriptions=subscriptions,
         provisioning=provisioning,
     )

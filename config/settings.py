@@ -20,6 +20,8 @@ from config.limits import (
     AUDIT_ENTRIES,
     CALLS_PER_ADDRESS,
     CONNECTOR_PULL_MINUTES,
+    DELIVERY_BYTES,
+    DELIVERY_DAYS,
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
     IMAGE_MAX_BYTES,
@@ -202,8 +204,12 @@ class Storage(_Table, frozen=True):
 
 
 class Subscriptions(_Table, frozen=True):
+    """What notifications carry, how long messages are collected for one, and how long deliveries are on record."""
+
     payload: Literal["messages", "notification"] = "messages"
     batch_seconds: int = 0
+    keep_days: int = DELIVERY_DAYS
+    keep_bytes: int = DELIVERY_BYTES
 
 
 class ConnectorSettings(_Table, frozen=True):
@@ -439,6 +445,8 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("accounts.password_memory_mib", settings.accounts.password_memory_mib, PASSWORD_MEMORY_MIB),
         ("storage.retention_days", settings.storage.retention_days, 0),
         ("subscriptions.batch_seconds", settings.subscriptions.batch_seconds, 0),
+        ("subscriptions.keep_days", settings.subscriptions.keep_days, 1),
+        ("subscriptions.keep_bytes", settings.subscriptions.keep_bytes, 1),
         ("connectors.pull_minutes", settings.connectors.pull_minutes, 1),
         ("grace_seconds", settings.grace_seconds, 0),
         ("accounts.user_token_seconds", settings.accounts.user_token_seconds, 1),

@@ -38,9 +38,11 @@ from protocols.interpreter import give_back_large_memory, set_aside_what_stays, 
 from protocols.listeners import ListenerError
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
+from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
 from protocols.outbound.mail import mail_transport
+from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
 from protocols.reload import Load, Reloading
 from protocols.state import open_state
@@ -107,6 +109,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 third_party=third_party(settings),
                 processor=payment_processor(settings),
                 is_clock_synchronized=is_clock_synchronized,
+                callbacks=http_callbacks(settings),
+                streams=cloud_streams(settings),
             )
         )
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.

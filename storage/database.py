@@ -22,6 +22,7 @@ from storage.audit import AuditStore
 from storage.authorizations import AuthorizationStore
 from storage.codes import CodeStore
 from storage.connectors import ConnectorStore
+from storage.deliveries import DeliveryStore
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
@@ -44,6 +45,7 @@ from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
 from storage.sql import StoreConnection, StoreError, StoreFullError
+from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
 from storage.trial_sessions import TrialSessionStore
@@ -110,6 +112,8 @@ class Transaction:
         self.trials = TrialStore(connection)
         self.trial_invitations = TrialInvitationStore(connection)
         self.trial_sessions = TrialSessionStore(connection)
+        self.subscriptions = SubscriptionStore(connection)
+        self.deliveries = DeliveryStore(connection)
 
 
 @dataclass(slots=True)

@@ -33,6 +33,10 @@ SEALED_COLUMNS: Final = (
     SealedColumn("mail", "content", "key"),
     SealedColumn("second_factor", "secret", "user"),
     STORE_KEY,
+    SealedColumn("subscription", "nonce", "key"),
+    SealedColumn("subscription", "old_webhook_secret", "key"),
+    SealedColumn("subscription", "stream_secret", "key"),
+    SealedColumn("subscription", "webhook_secret", "key"),
 )
 
 

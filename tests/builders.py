@@ -14,6 +14,7 @@ from broker.models.learner import Learner
 from broker.monetization.port import Processor
 from broker.secrets import Vault
 from broker.services import Services, open_services
+from broker.subscriptions.port import Callbacks, Streams
 from config.settings import Settings
 from storage.database import Database, Engine, RunSync
 from storage.engines.sqlite import SqliteEngine
@@ -29,6 +30,8 @@ class Ports(TypedDict, total=False):
     third_party: ThirdParty
     processor: Processor
     learner: Learner
+    callbacks: Callbacks
+    streams: Streams
 
 
 class ServicesOpener:

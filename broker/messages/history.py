@@ -101,7 +101,7 @@ class History:
         position = self._mids.position(mid)
         row = None if position is None else await self._database.read(lambda tx: tx.messages.action(position))
         destination = None if row is None else await self._shown(row.device)
-        return None if row is None or destination is None else (await self._action(row, destination), destination)
+        return None if row is None or destination is None else (await self.action_view(row, destination), destination)
 
     async def _shown(self, key: DeviceKey) -> Device | None:
         """The device; None when it was deleted, because no query returns its messages then (reference 6.1)."""
@@ -118,7 +118,7 @@ class History:
     async def actions(self, search: Search) -> Page[Action]:
         """Actions sent to the devices. Raises as `messages` does."""
         devices, rows, after, before = await self._page(MessageStore.action_page, search)
-        return Page(tuple([await self._action(row, devices[row.device]) for row in rows]), after, before)
+        return Page(tuple([await self.action_view(row, devices[row.device]) for row in rows]), after, before)
 
     async def _page(
         self, find: "_Find[_Row]", search: Search
@@ -157,7 +157,7 @@ class History:
             data=row.data,
         )
 
-    async def _action(self, row: ActionRow, destination: Device) -> Action:
+    async def action_view(self, row: ActionRow, destination: Device) -> Action:
         # When the source was removed for good, the Action is shown as one without a source device.
         source_id = None if row.source == row.device else await self._devices.id_of(row.source)
         return Action(

@@ -17,6 +17,7 @@ _COMMANDS = {
     "retention": "retention",
     "simulate": "simulate",
     "tail": "tail",
+    "receive": "receive",
     "history": "history",
     "type": "device_types",
     "plans": "monetization",

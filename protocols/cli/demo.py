@@ -21,7 +21,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Http, Log, Lwm2m, Mqtt, Settings
+from config.settings import Address, Http, Log, Lwm2m, Mqtt, Outbound, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -73,6 +73,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
         mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port))),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
+        outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         log=Log(level="warning"),
     )
     configure_logging(settings.log.level, settings.log.format)
@@ -141,7 +142,14 @@ def _document(user_token: str) -> Mapping[str, Any]:
             for example in load_examples()
             if not example.rsp  # the demo has no certificate authority
         ],
-        "applications": [{"name": _APPLICATION, "organization": _ORGANIZATION, "methods": ["client_credentials"]}],
+        "applications": [
+            {
+                "name": _APPLICATION,
+                "organization": _ORGANIZATION,
+                "methods": ["client_credentials"],
+                "redirect_uri": "http://localhost/",  # callbacks must be at the same host
+            }
+        ],
         "devices": [
             {"id": device.id, "owner": _ADMINISTRATOR, "type": device.type, "name": device.name} for device in _DEVICES
         ],
@@ -263,6 +271,9 @@ def _introduction(
         "",
         "Watch messages as they arrive",
         f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "tail", "--live", f"ws://{http}/v1.1/live").strip(),
+        "",
+        "Get messages as signed calls of a callback on this machine",
+        f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "receive", "--port", "9000", "--service", api).strip(),
         "",
     ]
 

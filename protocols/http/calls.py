@@ -28,6 +28,7 @@ HttpMethod = Literal["GET", "POST", "PUT", "DELETE"]
 
 #: The kinds of token that a call accepts, as in the column `Tok` of reference 2.
 USER: Final = (TokenKind.USER,)
+APPLICATION: Final = (TokenKind.APPLICATION,)
 USER_OR_APPLICATION: Final = (TokenKind.USER, TokenKind.APPLICATION)
 ANY_TOKEN: Final = (TokenKind.USER, TokenKind.APPLICATION, TokenKind.DEVICE)
 NO_TOKEN: Final[tuple[TokenKind, ...]] = ()
@@ -84,10 +85,11 @@ NOTHING: Final = Nothing()
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A chapter of the document: calls that belong together."""
+    """A chapter of the document: calls that belong together. `samples` are programs by title."""
 
     title: str
     about: str
+    samples: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,17 @@ class Answers:
     status: int = 200
     headers: Mapping[str, Any] = field(default_factory=dict)  # their types by name
     example: object = None  # where the examples of the shapes do not make one
+
+
+@dataclass(frozen=True, slots=True)
+class CalledBack:
+    """A request that the service makes later because of a call (OpenAPI: callback), as a POST with this body."""
+
+    name: str
+    address: str  # a runtime expression of OpenAPI
+    summary: str
+    about: str
+    body: Any
 
 
 _JSON: Final = Answers()
@@ -145,6 +158,7 @@ class RestCall:
     query: type[Shape] | None = None  # what is read of the query when the handler has no use for the values
     accepts: Accepts | None = None
     answers: Answers = _JSON
+    called_back: tuple[CalledBack, ...] = ()
     headers: Mapping[str, Any] = field(default_factory=dict)  # types, by name, of headers that the request must have
     body_limit: int = MAX_BODY_BYTES
     needs_certificate: bool = False  # instead of a token; the call is only there on the secure listener

@@ -227,6 +227,23 @@ BROKER: Final[Mapping[str, Part]] = {
         "trained": _total("model_trainings", "Trainings of models, by how they ended.", outcome="trained"),
         "failed": _total("model_trainings", "Trainings of models, by how they ended.", outcome="failed"),
     },
+    "subscriptions": {
+        **{
+            status: _now("subscriptions", "Subscriptions, by status.", status=status)
+            for status in ("active", "unvalidated", "paused", "suspended")
+        },
+        "backlog": _now("subscription_backlog", "Messages and Actions in memory that wait for their first attempt."),
+        "behind": _now("subscriptions_behind", "Subscriptions for which more messages wait in the log."),
+        "pending": _now("notifications_pending", "Notifications that are neither delivered nor given up."),
+        "in_flight": _now("notifications_in_flight", "Notifications whose attempt is under way."),
+        "formed": _total("notifications_formed", "Notifications that were formed."),
+        "attempts": _total("notification_attempts", "Attempts to deliver a notification."),
+        "delivered": _total("notifications_delivered", "Notifications that were delivered."),
+        "failed_attempts": _total("notification_failed_attempts", "Attempts that failed."),
+        "given_up": _total("notifications_given_up", "Notifications that were never delivered."),
+        "log_bytes": _now("delivery_log_bytes", "The size of the delivery log."),
+        "log_removed": _total("delivery_log_removed_entries", "Entries of the delivery log that were removed."),
+    },
     "trials": {
         "created": _total("trials_created", "Trials that were created."),
         "stopped": _total("trials_stopped", "Trials that were stopped."),

@@ -1,60 +1,48 @@
 """HTTP requests to addresses that users or third parties choose: checked, bounded, and never redirected.
 
-A name is resolved once, each of its addresses is checked, and the connection goes to a checked address, so a later
-change of the name's addresses has no effect. Each request has a connection of its own: httpx would reuse connections by
-address, but the certificate is checked for the name.
+For each connection the name is resolved once, each of its addresses is checked, and the connection goes to a checked
+address, so a later change of the name's addresses has no effect. The certificate is checked for the name.
 """
 
 import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
+import h11
 import httpx
 import trio
 
-_ADDRESSES_TRIED: Final = 4
-#: IPv6 networks whose last 32 bits are an IPv4 address: NAT64 (RFC 6052), and what RFC 4291 2.5.5.1 calls compatible.
-_WITH_IPV4: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
-#: Special networks (RFC 6890 and its registries) that `is_global` of some Python versions takes for public ones.
-_NOT_PUBLIC: Final = tuple(
-    map(
-        ip_network,
-        (
-            "192.0.0.0/24",  # protocol assignments
-            "192.88.99.0/24",  # 6to4 relays, withdrawn
-            "fec0::/10",  # site-local, withdrawn
-            "64:ff9b:1::/48",  # NAT64 of a local network (RFC 8215)
-            "2001::/23",  # protocol assignments, Teredo among them
-            "3fff::/20",  # documentation
-            "5f00::/16",  # segment routing
-        ),
-    )
-)
-_AGENT: Final = "trunkline"
+from protocols.outbound.addresses import PrivateAddressError, resolve
+from protocols.outbound.connections import Connection, ConnectionLost, HttpAnswer, HttpRequest
 
-IpAddress = IPv4Address | IPv6Address
+__all__ = ["HttpAnswer", "HttpFailedError", "OutboundHttp"]
+
+_AGENT: Final = "trunkline"
+_IDLE_CONNECTIONS: Final = 512
+
+#: Scheme, name and port. A kept connection serves only the origin for which its address and certificate were checked.
+_Origin = tuple[str, str, int]
 
 
 class HttpFailedError(Exception):
     """There is no usable answer. The text is one line without the request's secrets."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """Header names are in lower case. The values of a repeated header are joined by commas."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = field(repr=False)
-
-
 class OutboundHttp:
-    def __init__(self, context: ssl.SSLContext, *, allow_private: bool) -> None:
-        """`allow_private` allows addresses of this machine and of private networks, and plain HTTP."""
+    def __init__(self, context: ssl.SSLContext, *, allow_private: bool, idle_seconds: float = 0) -> None:
+        """Args:
+        allow_private: allows addresses of this machine and of private networks, and plain HTTP.
+        idle_seconds: how long a connection is kept for the next request to the same origin; 0 keeps none. Who keeps
+            connections calls `close_idle` now and then, and `close` at the end.
+        """
         self._context = context
         self._allow_private = allow_private
+        self._idle_seconds = idle_seconds
+        #: Kept connections, those that were used longest ago first.
+        self._idle: OrderedDict[Connection, _Origin] = OrderedDict()
+        self._idle_of: dict[_Origin, list[Connection]] = {}
 
     async def send(
         self,
@@ -65,118 +53,149 @@ class OutboundHttp:
         body: bytes = b"",
         seconds: float,
         most_bytes: int,
+        may_cut: bool = False,
     ) -> HttpAnswer:
-        """Send a request and read its whole answer, with any status.
+        """Send a request and read its answer, with any status.
+
+        Of a longer answer than `most_bytes`, `may_cut` gives the first bytes; without it, that answer is an error.
 
         Raises:
             HttpFailedError: a refused address, no connection, no answer within `seconds`, or more than `most_bytes`.
         """
         with trio.move_on_after(seconds):
             try:
-                target = self._target(url)
-                addresses = await self._resolved(target)
-                return await self._send_to(addresses, method, target, headers, body, most_bytes)
+                origin, request = self._request(method, url, headers, body)
+                answer = await self._send(origin, request, most_bytes)
             except httpx.InvalidURL as error:
                 raise HttpFailedError("no address of HTTP") from error
-            except (httpx.HTTPError, httpx.StreamError, ValueError, OSError) as error:
+            except (PrivateAddressError, ConnectionLost) as error:
+                raise HttpFailedError(str(error)) from error
+            except (trio.BrokenResourceError, h11.ProtocolError, ValueError, OSError) as error:
                 raise HttpFailedError(f"{type(error).__name__}: {_one_line(error)}") from error
+            if not may_cut:
+                _refuse_unbounded(answer, most_bytes)
+            return answer
         raise HttpFailedError(f"no answer within {seconds:g} s")
 
-    def _target(self, url: str) -> httpx.URL:
-        target = httpx.URL(url)
+    async def check(self, url: str, *, seconds: float) -> None:
+        """Raises HttpFailedError when requests to the address would be refused; not when it cannot be reached now."""
+        with trio.move_on_after(seconds):
+            try:
+                (_, name, port), _ = self._request("POST", url, {}, b"")
+                await resolve(name, port, allow_private=self._allow_private)
+            except httpx.InvalidURL as error:
+                raise HttpFailedError("no address of HTTP") from error
+            except PrivateAddressError as error:
+                raise HttpFailedError(str(error)) from error
+            except OSError:
+                return
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[_Origin, HttpRequest]:
+        """Where the request goes, and the request. Raises HttpFailedError for an address that is never allowed."""
+        target = _parsed(url)
         if target.scheme != "https" and not (target.scheme == "http" and self._allow_private):
             raise HttpFailedError("the address is not https")
         if not target.host or target.userinfo:
             raise HttpFailedError("the address has no host, or a user name")
-        return target
+        given = {"user-agent": _AGENT, **{name.lower(): value for name, value in headers.items()}}
+        given |= {"host": target.netloc.decode("ascii"), "accept-encoding": "identity"}
+        if body or method not in {"GET", "HEAD"}:
+            given["content-length"] = str(len(body))
+        sent = [(name.title().encode("ascii"), value.encode("utf-8")) for name, value in given.items()]
+        name = target.raw_host.decode("ascii").strip("[]")
+        origin = (target.scheme, name, target.port or (443 if target.scheme == "https" else 80))
+        return origin, HttpRequest(method, target.raw_path, sent, body)
 
-    async def _resolved(self, target: httpx.URL) -> Sequence[IpAddress]:
-        host, port = (
-            target.raw_host.decode("ascii").strip("[]"),
-            target.port or (443 if target.scheme == "https" else 80),
-        )
-        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-        # Without the scope id, such as `%eth0`, which only link-local addresses have.
-        addresses = list(dict.fromkeys(ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
-        if not self._allow_private and not all(map(is_public, addresses)):
-            raise HttpFailedError("the address is private")
-        return addresses[:_ADDRESSES_TRIED]
-
-    async def _send_to(
-        self,
-        addresses: Sequence[IpAddress],
-        method: str,
-        target: httpx.URL,
-        headers: Mapping[str, str],
-        body: bytes,
-        most_bytes: int,
-    ) -> HttpAnswer:
-        """Send to the first address that can be reached."""
-        unreachable: httpx.HTTPError | None = None
-        for address in addresses:
+    async def _send(self, origin: _Origin, request: HttpRequest, most_bytes: int) -> HttpAnswer:
+        while (kept := self._taken(origin)) is not None:
+            if not kept.is_usable:
+                await kept.close()
+                continue
             try:
-                return await self._exchange(address, method, target, headers, body, most_bytes)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                unreachable = error
-        raise unreachable or HttpFailedError("the name stands for no address")
+                return await self._exchange(origin, kept, request, most_bytes)
+            except ConnectionLost:  # the server closed the idle connection in this moment: a new one decides
+                break
+        return await self._exchange(origin, await self._opened(origin), request, most_bytes)
 
     async def _exchange(
-        self,
-        address: IpAddress,
-        method: str,
-        target: httpx.URL,
-        headers: Mapping[str, str],
-        body: bytes,
-        most_bytes: int,
+        self, origin: _Origin, connection: Connection, request: HttpRequest, most_bytes: int
     ) -> HttpAnswer:
-        sent = {"User-Agent": _AGENT, **headers, "Host": target.netloc.decode("ascii"), "Accept-Encoding": "identity"}
-        # The TLS handshake names the host, and the certificate is checked for that name.
-        name = target.raw_host.decode("ascii")
-        extensions = {} if _is_address(name) else {"sni_hostname": name}
-        client = httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None)  # noqa: S113 - `send` has one
-        async with (
-            client,
-            client.stream(
-                method, target.copy_with(host=str(address)), headers=sent, content=body, extensions=extensions
-            ) as answer,
-        ):
-            if answer.headers.get("Content-Encoding", "identity") != "identity":  # its unpacked size has no bound
-                raise HttpFailedError("a packed answer, which was not asked for")
-            received = await _body_of(answer, most_bytes)
-            return HttpAnswer(answer.status_code, dict(answer.headers.items()), received)
+        is_kept = False
+        try:
+            answer = await connection.exchange(request, most_bytes=most_bytes)
+            is_kept = self._idle_seconds > 0 and connection.is_usable and self._keep(origin, connection)
+        finally:
+            if not is_kept:
+                await connection.close()
+        return answer
+
+    async def _opened(self, origin: _Origin) -> Connection:
+        """Connect to the first address of the name that can be reached."""
+        scheme, name, port = origin
+        context = self._context if scheme == "https" else None
+        unreachable: Exception = OSError("the name stands for no address")
+        for address in await resolve(name, port, allow_private=self._allow_private):
+            try:
+                return await Connection.open(str(address), port, context=context, name=name)
+            except ssl.SSLError:
+                raise
+            except (OSError, trio.BrokenResourceError) as error:
+                unreachable = error
+        raise HttpFailedError(f"ConnectError: {_one_line(unreachable)}") from unreachable
+
+    # Kept connections
+
+    def _taken(self, origin: _Origin) -> Connection | None:
+        """The connection to this origin that was used last."""
+        waiting = self._idle_of.get(origin)
+        if not waiting:
+            return None
+        connection = waiting.pop()
+        if not waiting:
+            del self._idle_of[origin]
+        del self._idle[connection]
+        return connection
+
+    def _keep(self, origin: _Origin, connection: Connection) -> bool:
+        if len(self._idle) >= _IDLE_CONNECTIONS:
+            return False
+        connection.idle_since = trio.current_time()
+        self._idle[connection] = origin
+        self._idle_of.setdefault(origin, []).append(connection)
+        return True
+
+    async def close_idle(self) -> None:
+        """Close the connections that were not used for `idle_seconds`."""
+        await self._close_unused_since(trio.current_time() - self._idle_seconds)
+
+    async def close(self) -> None:
+        """Close every connection that no request uses."""
+        await self._close_unused_since(float("inf"))
+
+    async def _close_unused_since(self, moment: float) -> None:
+        while self._idle:
+            connection, origin = next(iter(self._idle.items()))
+            if connection.idle_since > moment:
+                return
+            del self._idle[connection]
+            waiting = self._idle_of[origin]
+            waiting.remove(connection)
+            if not waiting:
+                del self._idle_of[origin]
+            await connection.close()
 
 
-async def _body_of(answer: httpx.Response, most_bytes: int) -> bytes:
-    received = bytearray()
-    # httpx reads through nested generators. Only an exception in the innermost one, such as Cancelled, closes all.
-    with trio.CancelScope() as reading:
-        async for chunk in answer.aiter_raw():
-            received += chunk
-            if len(received) > most_bytes:
-                reading.cancel()
-    if len(received) > most_bytes:
+@lru_cache(maxsize=4096)
+def _parsed(url: str) -> httpx.URL:
+    """Raises httpx.InvalidURL."""
+    return httpx.URL(url)
+
+
+def _refuse_unbounded(answer: HttpAnswer, most_bytes: int) -> None:
+    if answer.headers.get("content-encoding", "identity") != "identity":  # its unpacked size has no bound
+        raise HttpFailedError("a packed answer, which was not asked for")
+    if answer.is_cut:
         raise HttpFailedError(f"an answer of more than {most_bytes} bytes")
-    return bytes(received)
-
-
-def is_public(address: IpAddress) -> bool:
-    """Whether the address is in the public Internet; IPv4 addresses within IPv6 ones are checked, too."""
-    if isinstance(address, IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if any(address in network for network in _WITH_IPV4):
-            inner = IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-    special = address.is_multicast or any(address in network for network in _NOT_PUBLIC)
-    return address.is_global and not special
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _one_line(error: BaseException) -> str:

@@ -64,8 +64,10 @@ def put_secrets(path: Path, column: SealedColumn, count: int, key: bytes = OLD) 
     described = [one for one in columns_of(path) if one[0] == column.table]
     with closing(sqlite3.connect(path)) as db:
         for number, secret in enumerate(secrets):
-            made_up = {"INTEGER": number + 1, "TEXT": str(number), "BLOB": str(number).encode()}
+            own = number + 1_000 * SEALED_COLUMNS.index(column)  # a table may have several such columns
+            made_up = {"INTEGER": own + 1, "TEXT": str(own), "BLOB": str(own).encode()}
             values = {name: made_up[type_] for _, name, type_, _ in described}
+            values |= {other.column: None for other in SEALED_COLUMNS if other.table == column.table}
             values[column.column] = Vault(key).seal(secret)
             names, marks = ", ".join(values), ", ".join("?" * len(values))
             db.execute(f"INSERT INTO {column.table} ({names}) VALUES ({marks})", list(values.values()))  # noqa: S608

@@ -115,6 +115,8 @@ _VARIABLES = [
     ("AUDIT_KEEP_DAYS", "30", "audit.keep_days", 30),
     ("AUDIT_KEEP_ENTRIES", "5000", "audit.keep_entries", 5000),
     ("SUBSCRIPTIONS_BATCH_SECONDS", "2", "subscriptions.batch_seconds", 2),
+    ("SUBSCRIPTIONS_KEEP_DAYS", "3", "subscriptions.keep_days", 3),
+    ("SUBSCRIPTIONS_KEEP_BYTES", "1000", "subscriptions.keep_bytes", 1000),
     ("PAYMENTS_PROCESSOR", "manual", "payments.processor", "manual"),
     ("PAYMENTS_CURRENCY", "eur", "payments.currency", "eur"),
     ("PAYMENTS_STRIPE_KEY", "sk", "payments.stripe_key", "sk"),

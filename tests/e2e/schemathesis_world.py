@@ -14,6 +14,8 @@ from tests.certificates import Authority
 from tests.daemon import ADA, ADA_EMAIL, DASHBOARD, LIGHT_TYPE, USER_TOKEN
 
 LIGHT: Final = "example.light"
+#: Stands for a subscription that is deleted in the examples; it is in no document.
+ENDED: Final = "ended subscription"
 HOUR_MS: Final = 3_600_000
 
 
@@ -36,6 +38,9 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     def made(method: str, path: str, **body: Any) -> Any:
         return client.request(method, path, **body).raise_for_status().json()["data"]
 
+    stream = {"cloudKey": "k", "cloudSecret": "secret", "cloudRegion": "eu-west-1", "cloudStreamName": "lights"}
+    wanted = {"messageType": "message", "uid": ADA, "sdid": kitchen, "subscriptionType": "cloudStream", **stream}
+    subscription, ended = [made("POST", "/subscriptions", json=wanted)["id"] for _ in range(2)]
     recently = int(time.time() * 1000) - 2 * HOUR_MS
     for ts in range(recently, recently + 60_000, 10_000):
         body = {"sdid": kitchen, "ts": ts, "data": {"intensity": ts % 100, "state": True}}
@@ -47,11 +52,16 @@ def furnish(client: httpx.Client, kitchen: str) -> dict[str, str]:
     task = {"dtid": LIGHT_TYPE, "dids": [kitchen], "taskType": "R", "property": "serverProperties.site"}
     in_an_hour = int(time.time() * 1000) + HOUR_MS  # so that it can be cancelled
     image = made("POST", f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2", content=b"firmware")
+    while not (deliveries := made("GET", f"/subscriptions/{subscription}/deliveries")):
+        time.sleep(0.05)
     scene = {"name": "Evening", "actions": [{"ddid": kitchen, "action": "setOn"}]}
     source = {"did": kitchen, "field": "intensity"}
     parameters = {"sourceToPredict": source, "predictIn": 60}
     model = {"data": {"sources": [source]}, "type": "prediction", "parameters": parameters}
     return {
+        samples.SUBSCRIPTION: subscription,
+        samples.NOTIFICATION: deliveries[-1]["id"],
+        ENDED: ended,
         samples.MODEL: made("POST", "/ml/models", json=model)["id"],
         samples.SCENE: made("POST", "/scenes", json=scene)["id"],
         samples.TASK: made("POST", "/devicemgmt/tasks", json={**task, "scheduledOn": in_an_hour})["id"],
@@ -179,6 +189,8 @@ def dictionaries_of(world: Mapping[str, str]) -> dict[str, list[str | int]]:
         "models": [world[samples.MODEL]],
         "scenes": [world[samples.SCENE]],
         "exports": [world[samples.EXPORT]],
+        "subscriptions": [world[samples.SUBSCRIPTION]],
+        "notifications": [world[samples.NOTIFICATION]],
         "fields": ["intensity", "temperature", "colorRGB.r", "text", "no.such"],
         "starts": [now - 3 * HOUR_MS, now - 2 * HOUR_MS],
         "ends": [now - HOUR_MS, now],
@@ -194,6 +206,8 @@ _BOUND: Final = {
     "path.sceneId": "scenes",
     "path.modelId": "models",
     "path.exportId": "exports",
+    "path.subscriptionId": "subscriptions",
+    "path.nid": "notifications",
     "query.sdid": "devices",
     "query.ddid": "devices",
     "query.sdids": "devices",

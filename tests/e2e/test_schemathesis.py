@@ -27,6 +27,7 @@ from tests.daemon import (
     running_daemon,
 )
 from tests.e2e.schemathesis_world import (
+    ENDED,
     about_this_world,
     close_answers,
     dictionaries_of,
@@ -65,12 +66,16 @@ OUT_OF_REACH: Final = {
     "POST /devicemgmt/tasks/{tid}/devices/{did}/acceptance": "a device that registered over LWM2M",
     "POST /ml/models/{modelId}/predict": "a model that was trained",
     "GET /updates/urls/{downloadId}": "a device that registered over LWM2M",
+    "POST /subscriptions/{subscriptionId}/validate": "the nonce of a handshake",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",
     "DELETE /users/{uid}/applications/{aid}": "another application of the user",
     "DELETE /trials/{tid}/administrators/{uid}": "another administrator",
 }
+
+#: Nobody is there: what subscriptions write waits.
+NO_STREAMS: Final = '[outbound]\nstream_endpoint = "http://127.0.0.1:1"\n'
 
 Statuses = Mapping[str, Counter[int]]
 
@@ -96,6 +101,7 @@ class ServedDocument:
         if own_trials:
             with_own_trials(document, own_trials)
         document["paths"]["/devices/{did}"]["delete"]["parameters"][0]["example"] = OWNED[kitchen]
+        document["paths"]["/subscriptions/{subscriptionId}"]["delete"]["parameters"][0]["example"] = world[ENDED]
         (revoked,) = [
             one
             for one in document["paths"]["/users/{uid}/applications/{aid}"]["delete"]["parameters"]
@@ -149,7 +155,7 @@ class Found:
 @pytest.fixture(scope="module")
 def served_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDocument]:
     folder = tmp_path_factory.mktemp("schemathesis")
-    settings = '[trials]\nsessions = "on"\n'
+    settings = f'{NO_STREAMS}[trials]\nsessions = "on"\n'
     with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
         served = httpx.get(f"{daemon.base_url}/openapi.json").raise_for_status().text
         yield ServedDocument(daemon, folder, served)

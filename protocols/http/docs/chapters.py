@@ -48,18 +48,31 @@ class DocumentedCall:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentedSample:
+    title: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentedChapter:
     slug: str
     title: str
     about: str
     calls: tuple[DocumentedCall, ...]
+    samples: tuple[DocumentedSample, ...]
 
 
 def chapters(document: Mapping[str, Any]) -> tuple[DocumentedChapter, ...]:
     """The chapters in the order of the document."""
     reader = _Reader(document)
     return tuple(
-        DocumentedChapter(slug_of(tag["name"]), tag["name"], tag["description"], tuple(reader.calls(tag["name"])))
+        DocumentedChapter(
+            slug_of(tag["name"]),
+            tag["name"],
+            tag["description"],
+            tuple(reader.calls(tag["name"])),
+            tuple(DocumentedSample(one["title"], one["code"]) for one in tag.get("x-samples", ())),
+        )
         for tag in document["tags"]
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Final
 
-from protocols.http.calls import Accepts, Chapter, Counted, RestCall, RestCalls
+from protocols.http.calls import Accepts, CalledBack, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi.errors import (
     USUAL_REASONS,
     ErrorBody,
@@ -72,7 +72,7 @@ class _Document:
             "info": {"title": TITLE, "version": API_VERSION, "description": _OVERVIEW},
             "servers": [{"url": server_url}],
             "security": [{"bearer": []}],
-            "tags": [{"name": chapter.title, "description": chapter.about} for chapter in chapters],
+            "tags": [_tag(chapter) for chapter in chapters],
             "paths": paths,
             "components": {
                 "schemas": self._schemas.components,
@@ -119,7 +119,21 @@ class _Document:
         described["responses"] = {str(call.answers.status): self._answer(call)} | {
             status: self._refusal(call, status, reason) for status, reason in refusals_of(call)
         }
+        if call.called_back:
+            described["callbacks"] = {
+                one.name: {one.address: {"post": self._callback(one)}} for one in call.called_back
+            }
         return described
+
+    def _callback(self, called: CalledBack) -> dict[str, Any]:
+        media = {"schema": self._schemas.of(called.body), "example": example_of(called.body)}
+        return {
+            "summary": called.summary,
+            "description": called.about,
+            "security": [],
+            "requestBody": {"required": True, "content": {"application/json": media}},
+            "responses": {"2XX": {"description": "Taken"}},
+        }
 
     def _in_path(self, call: RestCall) -> Iterator[dict[str, Any]]:
         for name in call.names:
@@ -190,6 +204,11 @@ class _Document:
     def _header(self, kind: Any) -> dict[str, Any]:
         schema = self._schemas.of(kind)
         return {"description": schema.pop("description", ""), "schema": schema}
+
+
+def _tag(chapter: Chapter) -> dict[str, Any]:
+    samples = [{"title": title, "code": code} for title, code in chapter.samples]
+    return {"name": chapter.title, "description": chapter.about} | ({"x-samples": samples} if samples else {})
 
 
 def _operation_id(call: RestCall) -> str:

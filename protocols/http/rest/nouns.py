@@ -21,9 +21,11 @@ from protocols.http.rest.manifests import ManifestCalls
 from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
+from protocols.http.rest.notifications import NotificationCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.scenes import SceneCalls
 from protocols.http.rest.sessions import SessionCalls
+from protocols.http.rest.subscriptions import SubscriptionCalls
 from protocols.http.rest.tags import TagCalls
 from protocols.http.rest.tasks import TaskCalls
 from protocols.http.rest.trial_device_types import TrialTypeCalls
@@ -50,6 +52,8 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     ManifestCalls,
     TagCalls,
     ApprovedListCalls,
+    SubscriptionCalls,
+    NotificationCalls,
     ConnectorCalls,
     MonetizationCalls,
     DevicePropertyCalls,
@@ -88,14 +92,6 @@ def _to_come(capability: str, *rows: str, without_token: Iterable[str] = ()) -> 
 
 #: Calls of reference 2 that a later version serves. They answer 501, in contrast to unknown paths.
 TO_COME: Final[tuple[RestCall, ...]] = (
-    *_to_come(
-        "Subscriptions",
-        "GET POST /subscriptions",
-        "GET DELETE /subscriptions/{id_}",
-        "GET /subscriptions/{id_}/deliveries",
-        "GET /notifications/{id_}/messages",
-        without_token=("POST /subscriptions/{id_}/validate",),
-    ),
     *_to_come(
         "Rules",
         "GET POST /rules",

@@ -119,9 +119,12 @@ GET /messages/export/{}/result
 POST /subscriptions
 GET /subscriptions
 GET /subscriptions/{}
+PUT /subscriptions/{}
 DELETE /subscriptions/{}
 POST /subscriptions/{}/validate
+POST /subscriptions/{}/secret
 GET /subscriptions/{}/deliveries
+POST /subscriptions/{}/deliveries/replay
 GET /notifications/{}/messages
 POST /rules
 GET /rules

@@ -74,6 +74,7 @@ IN_PATH: Final[Mapping[str, Needs]] = {
 }
 
 _DATES: Final = {"startDate": NOW_MS - 60_000, "endDate": NOW_MS}
+_CALLBACK: Final = "https://app.example.org/callback"
 _ACTIONS: Final = {"actions": [{"name": "setOn"}]}
 #: With a query or a body that is right but for the device "{did}".
 IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] = {
@@ -102,6 +103,13 @@ IN_QUERY_OR_BODY: Final[Mapping[str, tuple[Needs, tuple[dict[str, Any], ...]]]] 
     ),
     "GET /messages/presence": (READ, ({"params": {"sdid": "{did}", "interval": "minute", **_DATES}},)),
     "POST /messages/export": (READ, ({"json": {"sdids": "{did}", **_DATES}},)),
+    "POST /subscriptions": (
+        READ,
+        (
+            {"json": {"messageType": "message", "uid": ADA, "sdid": "{did}", "callbackUrl": _CALLBACK}},
+            {"json": {"messageType": "action", "uid": ADA, "ddid": "{did}", "callbackUrl": _CALLBACK}},
+        ),
+    ),
     "PUT /devices/registrations/pin": (OWNER, ({"json": {"pin": "K7QW3MXA", "deviceId": "{did}"}},)),
 }
 #: What else shows devices or what is theirs: lists leave out what is not granted. The tests below have each of them.
@@ -113,6 +121,7 @@ LISTS: Final = {
     "GET /messages/export/{exportId}/status",
     "GET /messages/export/{exportId}/result",
     "GET /devices/registrations/{rid}/status",
+    "GET /subscriptions",
     "POST /devices",
 }
 #: Scenes name devices in their Actions. `test_scenes_…` below has them.
@@ -159,6 +168,8 @@ NO_DEVICE: Final = (
     "/accounts/",
     "/cert/",
     "/cloudconnectors/",
+    "/subscriptions/{subscriptionId}",  # test_subscriptions.py, with what they deliver
+    "/notifications/",
 )
 #: Calls for administrators, of the owner on a task, and without a token (test_device_management.py); for members of a
 #: trial (test_trials.py).

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp, is_public
+from protocols.outbound.addresses import is_public
+from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 from tests.protocols.http.certificates import contexts
 
@@ -219,3 +220,41 @@ async def test_line_breaks_in_headers_are_refused(serve: Serve) -> None:
     http = OutboundHttp(client_context(""), allow_private=True)
     with pytest.raises(HttpFailedError):
         await http.send("GET", f"http://127.0.0.1:{port}/", headers={"X": "1\r\nY: 2"}, seconds=5, most_bytes=100)
+
+
+async def test_a_kept_connection_is_for_one_name_and_a_closed_one_is_replaced(
+    serve: Serve, heads: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server closes each connection after its answer. Names with the same address share no connection."""
+    port = await serve(OK)
+    asked = named(monkeypatch, {"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
+    http = OutboundHttp(client_context(""), allow_private=True, idle_seconds=60)
+    for name in ("a.example", "b.example", "a.example"):
+        assert (await get(f"http://{name}:{port}/", http=http)).status == 200
+    assert asked == ["a.example", "b.example", "a.example"]
+    assert len(heads) == 3
+    await http.close()
+
+
+async def test_a_kept_connection_needs_no_new_look_at_the_name(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """Its address was checked when it was opened; after `close_idle` the name is resolved and checked again."""
+
+    async def converse(stream: trio.SocketStream) -> None:
+        async with stream:
+            while await stream.receive_some():
+                await stream.send_all(OK)
+
+    listeners = await nursery.start(partial(trio.serve_tcp, converse, 0, host="127.0.0.1"))
+    url = f"http://a.example:{listeners[0].socket.getsockname()[1]}/"
+    asked = named(monkeypatch, {"a.example": ["127.0.0.1"]})
+    http = OutboundHttp(client_context(""), allow_private=True, idle_seconds=60)
+    await get(url, http=http)
+    await get(url, http=http)
+    assert asked == ["a.example"]
+    mock_clock.jump(61)
+    await http.close_idle()
+    await get(url, http=http)
+    assert asked == ["a.example", "a.example"]
+    await http.close()

@@ -1,0 +1,56 @@
+"""Which callback addresses an application may use (reference 11.2)."""
+
+from ipaddress import ip_address
+from urllib.parse import SplitResult, urlsplit
+
+from config.limits import CALLBACK_URL_CHARACTERS
+
+
+def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bool) -> bool:
+    """Whether a callback may have this address.
+
+    HTTPS, and the scheme and the two top domain levels of the application's main redirect URI; an IP address and a
+    name of one level must be equal as a whole. `allow_private` also allows HTTP to this machine and private addresses.
+    """
+    asked, main = _split(url), _split(redirect_uri or "")
+    if asked is None or main is None or len(url) > CALLBACK_URL_CHARACTERS:
+        return False
+    host, main_host = asked.hostname or "", main.hostname or ""
+    if asked.scheme != main.scheme or asked.username is not None or asked.password is not None or asked.fragment:
+        return False
+    if asked.scheme != "https" and not (asked.scheme == "http" and allow_private and _is_local(host)):
+        return False
+    if not allow_private and _is_local(host):
+        return False
+    return bool(host) and _top(host) == _top(main_host)
+
+
+def _split(url: str) -> SplitResult | None:
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        return None
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError for a port that is none
+    except ValueError:
+        return None
+    return parts
+
+
+def _top(host: str) -> tuple[str, ...]:
+    levels = tuple(host.lower().rstrip(".").split("."))
+    return (host.lower(),) if _is_ip(host) else levels[-2:]
+
+
+def _is_local(host: str) -> bool:
+    """Written as an address of this machine or a private network. What a name stands for is checked later."""
+    if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
+        return True
+    return _is_ip(host) and not ip_address(host).is_global
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

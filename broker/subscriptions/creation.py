@@ -1,0 +1,124 @@
+"""Checks of a new subscription (reference 11.2)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from broker.accounts.permissions import Permission, Permissions
+from broker.accounts.tokens import Caller
+from broker.accounts.users import Users
+from broker.device_types.catalog import DeviceTypes
+from broker.devices.registry import Devices
+from broker.errors import INVALID, REQUIRED, Finding, PermissionDenied, ValidationFailed
+from broker.subscriptions.addresses import is_allowed_callback
+from broker.subscriptions.port import Callbacks
+from storage.database import Database
+from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, UserKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSubscription:
+    """What a caller asks for. Members of the other subscription type are left out by the caller."""
+
+    spelling: str
+    message_type: str
+    uid: str
+    sdtid: str | None = None
+    sdid: str | None = None
+    ddid: str | None = None
+    description: str | None = None
+    include_shared: bool = False
+    payload: str | None = None
+    callback_url: str | None = None
+    stream_key: str | None = None
+    stream_secret: str | None = field(default=None, repr=False)
+    stream_region: str | None = None
+    stream_name: str | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        return self.spelling != "httpCallback"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The objects that a new subscription is about."""
+
+    application: ApplicationKey
+    user: UserKey
+    device_type: DeviceTypeKey | None
+    source: DeviceKey | None
+    destination: DeviceKey | None
+
+
+class Creation:
+    def __init__(
+        self,
+        database: Database,
+        permissions: Permissions,
+        users: Users,
+        device_types: DeviceTypes,
+        devices: Devices,
+        callbacks: Callbacks | None,
+        *,
+        allow_private: bool,
+    ) -> None:
+        self._database = database
+        self._permissions = permissions
+        self._users = users
+        self._types = device_types
+        self._devices = devices
+        self._callbacks = callbacks
+        self._allow_private = allow_private
+
+    async def check(self, caller: Caller, wanted: NewSubscription) -> Chosen:
+        """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound."""
+        if caller.application is None:
+            raise PermissionDenied("a token of an application")
+        if findings := tuple(_combination(wanted)):
+            raise ValidationFailed(findings)
+        user = await self._users.find(wanted.uid, caller)
+        await self._permissions.require_user(caller, user.key)
+        type_key = None
+        if wanted.sdtid is not None:
+            type_ = await self._types.find(wanted.sdtid)
+            await self._permissions.require_granted(caller, user.key, type_.record, Permission.READ)
+            type_key = type_.record.key
+        source = await self._device(caller, user.key, wanted.sdid, "sdid")
+        destination = await self._device(caller, user.key, wanted.ddid, "ddid")
+        if wanted.callback_url is not None:
+            await self._check_callback(caller.application, wanted.callback_url)
+        return Chosen(caller.application, user.key, type_key, source, destination)
+
+    async def _device(self, caller: Caller, user: UserKey, id_: str | None, member: str) -> DeviceKey | None:
+        if id_ is None:
+            return None
+        device = await self._devices.find(id_)
+        await self._permissions.require(caller, device, Permission.READ)
+        if device.owner != user and user not in device.shared_with:
+            raise ValidationFailed.of(member, INVALID)
+        return device.key
+
+    async def _check_callback(self, application: ApplicationKey, url: str) -> None:
+        record = await self._database.read(lambda tx: tx.accounts.application(application))
+        main = record.redirect_uris[0] if record is not None and record.redirect_uris else None
+        if not is_allowed_callback(url, main, allow_private=self._allow_private):
+            raise ValidationFailed.of("callbackUrl", INVALID)
+        if self._callbacks is not None and await self._callbacks.check(url) is not None:
+            raise ValidationFailed.of("callbackUrl", INVALID)
+
+
+def _combination(wanted: NewSubscription) -> Iterator[Finding]:
+    """What is wrong with the members together."""
+    if wanted.message_type == "action":
+        if wanted.ddid is None:
+            yield Finding("ddid", (REQUIRED,))
+        for name, value in (("sdid", wanted.sdid), ("sdtid", wanted.sdtid)):
+            if value is not None:
+                yield Finding(name, (INVALID,))
+    else:
+        if wanted.ddid is not None:
+            yield Finding("ddid", (INVALID,))
+        if wanted.sdid is not None and wanted.sdtid is not None:
+            yield Finding("sdtid", (INVALID,))
+    if not wanted.is_stream and wanted.callback_url is None:
+        yield Finding("callbackUrl", (REQUIRED,))

@@ -1,0 +1,201 @@
+"""The workers of all deliveries: one outlet for each subscription that collects messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from broker.accounts.permissions import Permissions
+from broker.accounts.tokens import Caller, TokenKind
+from broker.clock import Clock
+from broker.loops import Wakeup, repeat
+from broker.subscriptions.handshakes import Handshakes
+from broker.subscriptions.outlets import Outlet, Outlets
+from broker.subscriptions.port import Callbacks
+from broker.subscriptions.reader import Reader
+from broker.subscriptions.sender import Sender
+from broker.subscriptions.subscription import COLLECTING, Subscription, SubscriptionStatus
+from broker.subscriptions.subscriptions import Subscriptions
+from broker.subscriptions.upkeep import Upkeep
+from storage.database import Database, Transaction
+from storage.keys import Position
+from storage.subscriptions import CursorRecord
+
+#: The cursor of a subscription, and the number of its pending notifications.
+_Standing = dict[int, tuple[CursorRecord | None, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatistics:
+    """Subscriptions by status; what waits; and what was done since the start.
+
+    `backlog` is the number of messages and Actions that wait for their first attempt in memory, `behind` that of the
+    subscriptions for which more wait in the log. `pending` counts notifications that are neither delivered nor given
+    up, `in_flight` those of them whose attempt is under way.
+    """
+
+    active: int
+    unvalidated: int
+    paused: int
+    suspended: int
+    backlog: int
+    behind: int
+    pending: int
+    in_flight: int
+    formed: int
+    attempts: int
+    delivered: int
+    failed_attempts: int
+    given_up: int
+    log_bytes: int
+    log_removed: int
+
+
+class Deliveries:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        permissions: Permissions,
+        subscriptions: Subscriptions,
+        outlets: Outlets,
+        reader: Reader,
+        sender: Sender,
+        handshakes: Handshakes,
+        upkeep: Upkeep,
+        callbacks: Callbacks | None,
+        *,
+        batch_seconds: int,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._permissions = permissions
+        self._subscriptions = subscriptions
+        self._outlets = outlets
+        self._reader = reader
+        self._sender = sender
+        self._handshakes = handshakes
+        self._upkeep = upkeep
+        self._callbacks = callbacks
+        self._batch_seconds = batch_seconds
+        #: Subscriptions that collect and have no outlet yet.
+        self._to_open: dict[int, None] = {}
+        self._wakeup = Wakeup()
+        sender.look_at = reader.look_at
+        subscriptions.on_change(self._changed)
+
+    def _changed(self, before: Subscription | None, after: Subscription | None) -> None:
+        subscription = after or before
+        if subscription is None:
+            return
+        key = subscription.key
+        if after is None or after.record.status not in COLLECTING:
+            self._to_open.pop(key, None)
+            self._reader.remove(key)
+        elif (outlet := self._outlets.get(key)) is not None:
+            self._reader.change(outlet, after)
+            self._sender.look_for_due()
+        else:
+            self._to_open[key] = None
+            self._wakeup.set()
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._subscriptions.sweep_forever)
+            nursery.start_soon(self._upkeep.sweep_forever)
+            if self._callbacks is not None:
+                await self._resume()
+                await nursery.start(self._callbacks.keep_forever)
+                await nursery.start(self._sender.send_forever)
+                nursery.start_soon(self._reader.read_forever)
+                nursery.start_soon(self._handshakes.shake_forever)
+                nursery.start_soon(self._open_forever)
+            task_status.started()
+
+    async def _open_forever(self) -> None:
+        await repeat(self.open_new, wakeup=self._wakeup, failure="subscriptions_not_opened", retry_seconds=1)
+
+    async def _resume(self) -> None:
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: tx.deliveries.release(now_ms))
+        await self._reader.resume()
+        # Those that fell behind follow later: the reader goes on from where it was for the others.
+        await self.open_new()
+
+    async def open_new(self) -> None:
+        """Open the outlets of subscriptions that collect from now on. Raises StoreError."""
+        if not self._to_open:
+            return
+        cursors = await self._database.read(partial(_standing, tuple(self._to_open)))
+        # In the order of their cursors: the reader begins with the first one.
+        for key in sorted(self._to_open, key=lambda one: _position(cursors, one)):
+            subscription = self._subscriptions.get(key)
+            cursor, pending = cursors.get(key, (None, 0))
+            if subscription is None or cursor is None:
+                del self._to_open[key]
+                continue
+            outlet = await self._opened(subscription, cursor, pending)
+            current = self._subscriptions.get(key)
+            if self._to_open.pop(key, self) is None and current is not None:
+                outlet.subscription = current
+                self._reader.add(outlet)
+        self._sender.look_for_due()
+
+    async def _opened(self, subscription: Subscription, cursor: CursorRecord, pending: int) -> Outlet:
+        record, names = subscription.record, subscription.names
+        # What a subscription sees is what its user granted the application, whoever created it (reference 11.2).
+        caller = Caller(
+            kind=TokenKind.USER,
+            token=b"",
+            expires_on=None,
+            user=record.user,
+            user_id=names.user_id,
+            application=record.application,
+            application_id=names.application_id,
+            application_organization=names.organization,
+        )
+        position = cursor.position if cursor.is_behind else max(cursor.position, self._reader.position)
+        return Outlet(
+            subscription,
+            await self._permissions.reach(caller),
+            read_upto=position,
+            saved_behind=cursor.is_behind,
+            pending=pending,
+            batch_seconds=self._batch_seconds,
+        )
+
+    async def save(self) -> None:
+        """Store what became of the last attempts, and up to where the log is read. Raises StoreError."""
+        await self._sender.flush()
+        await self._reader.save()
+
+    def statistics(self) -> SubscriptionStatistics:
+        statuses = [one.record.status for one in self._subscriptions.all()]
+        outlets, counts = list(self._outlets), self._sender.counts
+        return SubscriptionStatistics(
+            active=statuses.count(SubscriptionStatus.ACTIVE),
+            unvalidated=statuses.count(SubscriptionStatus.PENDING),
+            paused=statuses.count(SubscriptionStatus.PAUSED),
+            suspended=statuses.count(SubscriptionStatus.SUSPENDED),
+            backlog=sum(len(one.waiting) for one in outlets),
+            behind=sum(one.is_behind for one in outlets),
+            pending=sum(one.pending for one in outlets),
+            in_flight=sum(one.in_flight for one in outlets),
+            formed=self._reader.formed,
+            attempts=counts.attempts,
+            delivered=counts.delivered,
+            failed_attempts=counts.failures,
+            given_up=counts.given_up,
+            log_bytes=self._upkeep.log_bytes,
+            log_removed=self._upkeep.removed,
+        )
+
+
+def _standing(keys: Sequence[int], tx: Transaction) -> _Standing:
+    return {key: (tx.subscriptions.cursor(key), tx.deliveries.count_pending(key)) for key in keys}
+
+
+def _position(cursors: _Standing, key: int) -> Position:
+    cursor, _pending = cursors.get(key, (None, 0))
+    return Position(0) if cursor is None else cursor.position

@@ -1,0 +1,106 @@
+"""Builds the subscriptions and their deliveries."""
+
+from dataclasses import dataclass
+
+from broker.accounts.room import AccountsRoom
+from broker.core import Core
+from broker.device_types.room import DeviceTypesRoom
+from broker.devices.room import DevicesRoom
+from broker.mail import Mails
+from broker.messages.room import MessagesRoom
+from broker.subscriptions.creation import Creation
+from broker.subscriptions.deliveries import Deliveries
+from broker.subscriptions.entries import Entries
+from broker.subscriptions.handshakes import Handshakes
+from broker.subscriptions.ids import NotificationIds
+from broker.subscriptions.log import DeliveryLog
+from broker.subscriptions.outlets import Outlets
+from broker.subscriptions.port import Callbacks, Streams
+from broker.subscriptions.reader import Reader
+from broker.subscriptions.secrets import Signers
+from broker.subscriptions.sender import Sender
+from broker.subscriptions.subscriptions import Subscriptions
+from broker.subscriptions.upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsRoom:
+    subscriptions: Subscriptions
+    log: DeliveryLog
+    signers: Signers
+    deliveries: Deliveries
+    sender: Sender
+
+
+async def open_subscriptions(
+    core: Core,
+    mails: Mails,
+    accounts: AccountsRoom,
+    device_types: DeviceTypesRoom,
+    devices: DevicesRoom,
+    messages: MessagesRoom,
+    callbacks: Callbacks | None,
+    streams: Streams | None,
+) -> SubscriptionsRoom:
+    """Without `callbacks`, nothing is delivered and no handshake is made; what is due stays in the log."""
+    database, clock, settings = core.database, core.clock, core.settings
+    creation = Creation(
+        database,
+        accounts.permissions,
+        accounts.users,
+        device_types.catalog,
+        devices.registry,
+        callbacks,
+        allow_private=settings.outbound.allow_private_addresses,
+    )
+    subscriptions = Subscriptions(
+        database,
+        core.vault,
+        clock,
+        core.router,
+        accounts.permissions,
+        mails,
+        creation,
+        payload=settings.subscriptions.payload,
+    )
+    ids = NotificationIds(await database.read(lambda tx: tx.messages.mid_key()))
+    entries = Entries(database, devices.registry, messages.history)
+    signers = Signers(database, core.vault, clock)
+    outlets = Outlets()
+    sender = Sender(database, clock, subscriptions, outlets, entries, ids, signers, callbacks, streams)
+    reader = Reader(database, clock, core.router, devices.registry, outlets, sender.send)
+    upkeep = Upkeep(
+        database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
+    )
+    deliveries = Deliveries(
+        database,
+        clock,
+        accounts.permissions,
+        subscriptions,
+        outlets,
+        reader,
+        sender,
+        Handshakes(clock, core.vault, subscriptions, callbacks),
+        upkeep,
+        callbacks,
+        batch_seconds=settings.subscriptions.batch_seconds,
+    )
+
+    def replayed(key: int, count: int) -> None:
+        if (outlet := outlets.get(key)) is not None:
+            outlet.pending += count
+        sender.look_for_due()
+
+    log = DeliveryLog(
+        database,
+        clock,
+        accounts.permissions,
+        subscriptions,
+        entries,
+        ids,
+        flush=sender.flush,
+        replayed=replayed,
+    )
+    await subscriptions.load()
+    core.life.worker("subscriptions", deliveries.run_forever, save=deliveries.save, statistics=deliveries.statistics)
+    return SubscriptionsRoom(subscriptions, log, signers, deliveries, sender)

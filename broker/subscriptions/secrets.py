@@ -1,0 +1,70 @@
+"""Secrets that notifications are signed with (reference 11.4)."""
+
+import secrets
+from base64 import b64encode
+from typing import Final
+
+from broker.clock import Clock
+from broker.secrets import Vault
+from broker.subscriptions.port import Callback
+from broker.subscriptions.subscription import Subscription
+from config.limits import WEBHOOK_SECRET_OVERLAP_HOURS
+from storage.database import Database
+from storage.keys import ApplicationKey
+
+OVERLAP_MS: Final = WEBHOOK_SECRET_OVERLAP_HOURS * 3_600_000
+_REMEMBERED_MS: Final = 5_000
+_REMEMBERED: Final = 1_000
+
+
+def new_webhook_secret() -> str:
+    """As Standard Webhooks writes secrets: 32 random bytes."""
+    return "whsec_" + b64encode(secrets.token_bytes(32)).decode()
+
+
+def masked(secret: str) -> str:
+    """Eight stars and the last four characters (reference 11.1)."""
+    return "*" * 8 + secret[-4:]
+
+
+class Signers:
+    """The secrets of callbacks. To open a sealed one takes longer than all else of a delivery, so they are remembered:
+    the client secrets for seconds, because provisioning may change them."""
+
+    def __init__(self, database: Database, vault: Vault, clock: Clock) -> None:
+        self._database = database
+        self._vault = vault
+        self._clock = clock
+        self._clients: dict[ApplicationKey, tuple[int, str]] = {}
+        self._opened: dict[bytes, str] = {}
+
+    async def callback(self, subscription: Subscription) -> Callback:
+        record = subscription.record
+        secrets = [record.webhook_secret]
+        if record.old_secret_until is not None and record.old_secret_until > self._clock.now_ms():
+            secrets.append(record.old_webhook_secret)
+        return Callback(
+            record.callback_url or "",
+            subscription.names.application_id,
+            await self._client_secret(record.application),
+            tuple(self.opened(one) for one in secrets if one is not None),
+        )
+
+    async def _client_secret(self, key: ApplicationKey) -> str:
+        until, secret = self._clients.get(key, (0, ""))
+        now = self._clock.steady_ms()
+        if now >= until:
+            application = await self._database.read(lambda tx: tx.accounts.application(key))
+            secret = "" if application is None else self.opened(application.secret)
+            if len(self._clients) >= _REMEMBERED:
+                self._clients.clear()
+            self._clients[key] = (now + _REMEMBERED_MS, secret)
+        return secret
+
+    def opened(self, sealed: bytes) -> str:
+        secret = self._opened.get(sealed)
+        if secret is None:
+            if len(self._opened) >= _REMEMBERED:
+                self._opened.clear()
+            secret = self._opened[sealed] = self._vault.open(sealed)
+        return secret

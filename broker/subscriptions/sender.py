@@ -1,0 +1,321 @@
+"""Delivers notifications: attempts, retries, and what became of them (reference 11.5).
+
+Each attempt is a task of its own, at most five for each subscription, so none waits for another subscription. The
+notifications of one device begin in their order: each one waits until the one before was answered, or for a second,
+because an attempt that hangs must not hold back those after it.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from broker.clock import Clock
+from broker.loops import Wakeup, repeat
+from broker.subscriptions.entries import Entries
+from broker.subscriptions.ids import NotificationIds
+from broker.subscriptions.outlets import Outlet, Outlets, Sending, Taken
+from broker.subscriptions.port import (
+    Callbacks,
+    Entry,
+    Notification,
+    Outcome,
+    StreamFailed,
+    StreamRejected,
+    Streams,
+    StreamTarget,
+)
+from broker.subscriptions.reader import Formed
+from broker.subscriptions.secrets import Signers
+from broker.subscriptions.subscriptions import Subscriptions
+from config.limits import FAILING_DAYS, RETRY_SECONDS
+from storage.database import Database, Transaction
+from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
+from storage.keys import DeviceKey
+from storage.sql import StoreError
+
+GONE: Final = 410
+_ORDER_SECONDS: Final = 1.0
+_DUE_AT_ONCE: Final = 500
+_LOOK_SECONDS: Final = 60.0  # the longest wait for due notifications: the wall clock may be set meanwhile
+_ATTEMPTS_KEPT: Final = 20
+_DAY_MS: Final = 86_400_000
+_STORE_SECONDS: Final = 1.0
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class SenderCounts:
+    """Since the start."""
+
+    attempts: int = 0
+    delivered: int = 0
+    failures: int = 0
+    given_up: int = 0
+
+
+class Sender:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        subscriptions: Subscriptions,
+        outlets: Outlets,
+        entries: Entries,
+        ids: NotificationIds,
+        signers: Signers,
+        callbacks: Callbacks | None,
+        streams: Streams | None,
+    ) -> None:
+        """Without `callbacks` or `streams`, every attempt on them fails."""
+        self._database = database
+        self._clock = clock
+        self._subscriptions = subscriptions
+        self._outlets = outlets
+        self._entries = entries
+        self._ids = ids
+        self._signers = signers
+        self._callbacks = callbacks
+        self._streams = streams
+        self._tasks: trio.Nursery | None = None
+        self._under_way: set[int] = set()
+        #: Outcomes that are not stored yet, by key; and since when subscriptions fail, and why.
+        self._settled: dict[int, NotificationRecord] = {}
+        self._failing: dict[int, tuple[int | None, str | None]] = {}
+        self._settled_wakeup, self._due_wakeup = Wakeup(), Wakeup()
+        self.look_at: Callable[[Outlet], None] = lambda _outlet: None
+        self.counts = SenderCounts()
+
+    async def send_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as tasks:
+            self._tasks = tasks
+            # What was under way when the last run ended goes before anything new.
+            await self.retry_due()
+            tasks.start_soon(
+                partial(
+                    repeat,
+                    self.flush,
+                    wakeup=self._settled_wakeup,
+                    failure="deliveries_not_saved",
+                    retry_seconds=_STORE_SECONDS,
+                )
+            )
+            tasks.start_soon(self._retry_forever)
+            task_status.started()
+
+    # Attempts
+
+    def send(self, formed: Sequence[Formed]) -> None:
+        """Make the first attempts of notifications that are stored."""
+        for one in formed:
+            self._begin(one.outlet, one.record, one.taken)
+
+    def _begin(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> None:
+        """The outlet has counted the attempt already. Called in the order in which notifications are to arrive."""
+        assert self._tasks is not None  # noqa: S101 - the reader runs within the sender
+        self._under_way.add(record.key)
+        devices = {one.row.device for one in taken}
+        earlier = {last for device in devices if (last := outlet.last_of.get(device)) is not None}
+        sending = Sending()
+        for device in devices:
+            outlet.last_of[device] = sending
+        self._tasks.start_soon(self._attempt, outlet, record, taken, sending, earlier, devices)
+
+    async def _attempt(
+        self,
+        outlet: Outlet,
+        record: NotificationRecord,
+        taken: list[Taken],
+        sending: Sending,
+        earlier: set[Sending],
+        devices: set[DeviceKey],
+    ) -> None:
+        try:
+            for one in earlier:
+                await one.started.wait()
+                with trio.move_on_after(float("inf") if outlet.subscription.record.is_stream else _ORDER_SECONDS):
+                    await one.done.wait()
+            sending.started.set()
+            started, ts = self._clock.steady_ms(), self._clock.now_ms()
+            self.counts.attempts += 1
+            try:
+                outcome = await self._deliver(outlet, record, taken)
+            except Exception as error:  # noqa: BLE001 - a bug that one notification triggers must not stop the others
+                _log.exception("notification_not_sent", subscription=outlet.subscription.id)
+                outcome = Outcome(error=type(error).__name__)
+            took = max(self._clock.steady_ms() - started, 0)
+            attempt = AttemptRecord(ts, took, outcome.http_status, outcome.error, outcome.excerpt)
+            await self._settle(outlet, record, attempt, outcome)
+        finally:
+            sending.started.set()
+            sending.done.set()
+            for device in devices:
+                if outlet.last_of.get(device) is sending:
+                    del outlet.last_of[device]
+            outlet.in_flight -= 1
+            self.look_at(outlet)
+            if outlet.has_due_retry:
+                self._due_wakeup.set()
+
+    async def _deliver(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> Outcome:
+        if outlet.is_closed:
+            return Outcome(error="the subscription has ended")
+        subscription = outlet.subscription
+        if subscription.record.is_stream:
+            return await self._write(outlet, await self._entries.of(taken))
+        if self._callbacks is None:
+            return Outcome(error="callbacks are switched off")
+        is_embedded = subscription.record.payload == "messages"
+        notification = Notification(
+            id=self._ids.id_of(record.key),
+            ts=record.created_on,
+            type=subscription.record.message_type,
+            subscription_id=subscription.id,
+            query=subscription.query,
+            start_date=record.start_ts,
+            end_date=record.end_ts,
+            entries=await self._entries.of(taken) if is_embedded else None,
+        )
+        return await self._callbacks.notify(await self._signers.callback(subscription), notification)
+
+    async def _write(self, outlet: Outlet, entries: Sequence[Entry]) -> Outcome:
+        record = outlet.subscription.record
+        if self._streams is None or record.stream_secret is None:
+            return Outcome(error="cloud streams are not installed (trunkline[streams])")
+        secret = self._signers.opened(record.stream_secret)
+        target = StreamTarget(record.stream_name or "", record.stream_region or "", record.stream_key or "", secret)
+        try:
+            await self._streams.put(target, entries)
+        except StreamRejected as error:
+            await self._subscriptions.reject(outlet.subscription, str(error))
+            return Outcome(error=str(error))
+        except StreamFailed as error:
+            return Outcome(error=str(error))
+        return Outcome(http_status=200)
+
+    async def _settle(
+        self, outlet: Outlet, record: NotificationRecord, attempt: AttemptRecord, outcome: Outcome
+    ) -> None:
+        """Note what became of an attempt. It is stored soon."""
+        now_ms = self._clock.now_ms()
+        attempts = (*record.attempts, attempt)[-_ATTEMPTS_KEPT:]
+        if outcome.is_delivered:
+            self.counts.delivered += 1
+            if outlet.note_success():
+                self._failing[outlet.key] = (None, None)
+            settled = replace(record, status=DELIVERED, attempts=attempts, next_on=None)
+        else:
+            self.counts.failures += 1
+            if outlet.note_failure(trio.current_time(), now_ms):
+                self._failing[outlet.key] = (outlet.failing_since, outcome.text)
+            settled = replace(_failed(record, now_ms), attempts=attempts)
+            if outlet.is_closed or outcome.http_status == GONE:
+                settled = replace(settled, status=FAILED, next_on=None)
+        if settled.next_on is None:
+            outlet.pending -= 1
+            self.counts.given_up += settled.status == FAILED
+        else:
+            self._due_wakeup.set()
+        self._settled[record.key] = settled
+        self._settled_wakeup.set()
+        if not outcome.is_delivered and not outlet.is_closed:
+            await self._suspend_if_hopeless(outlet, outcome, now_ms)
+
+    async def _suspend_if_hopeless(self, outlet: Outlet, outcome: Outcome, now_ms: int) -> None:
+        is_gone = outcome.http_status == GONE
+        is_hopeless = now_ms - (outlet.failing_since or now_ms) >= FAILING_DAYS * _DAY_MS
+        if is_gone or (is_hopeless and self._clock.may_delete()):
+            text = outcome.text if is_gone else f"no success for {FAILING_DAYS} days: {outcome.text}"
+            try:
+                await self._subscriptions.suspend(outlet.subscription, text)
+            except StoreError as error:  # the next attempt tells the same
+                _log.warning("subscription_not_suspended", subscription=outlet.subscription.id, reason=str(error))
+
+    async def flush(self) -> None:
+        """Store the outcomes. Raises StoreError; then they still wait."""
+        if not self._settled and not self._failing:
+            return
+        settled, self._settled = self._settled, {}
+        failing, self._failing = self._failing, {}
+        try:
+            await self._database.write(partial(_store, list(settled.values()), failing))
+        except StoreError:
+            self._settled = settled | self._settled
+            self._failing = failing | self._failing
+            raise
+        # Until now they were due in the store, and must not be taken for those that wait.
+        self._under_way -= settled.keys()
+
+    # Retries
+
+    def look_for_due(self) -> None:
+        """Notifications may be due."""
+        self._due_wakeup.set()
+
+    async def _retry_forever(self) -> None:
+        while True:
+            seconds = _STORE_SECONDS
+            try:
+                await self.retry_due()
+                seconds = await self._seconds_to_next()
+            except StoreError as error:
+                _log.warning("notifications_not_read", reason=str(error))
+            await self._due_wakeup.wait(seconds)
+
+    async def _seconds_to_next(self) -> float:
+        now_ms = self._clock.now_ms()
+        next_on = await self._database.read(lambda tx: tx.deliveries.next_due(now_ms))
+        times = [next_on, *(one.next_on for one in self._settled.values())]
+        due_on = min((one for one in times if one is not None), default=None)
+        return _LOOK_SECONDS if due_on is None else min(max(due_on - now_ms, 10) / 1000, _LOOK_SECONDS)
+
+    async def retry_due(self) -> None:
+        """Begin every attempt that is due and has room, the oldest notifications first. Raises StoreError."""
+        for outlet in self._outlets:
+            outlet.has_due_retry = False
+        after, is_last = 0, False
+        while not is_last:
+            due = await self._database.read(partial(_due, now_ms=self._clock.now_ms(), after=after, limit=_DUE_AT_ONCE))
+            is_last = len(due) < _DUE_AT_ONCE
+            after = due[-1].key if due else after
+            chosen = [one for one in due if self._may_begin(one)]
+            for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
+                if (outlet_of := self._outlets.get(record.subscription)) is not None:
+                    self._begin(outlet_of, record, taken)
+
+    def _may_begin(self, record: NotificationRecord) -> bool:
+        """There is room for an attempt; then it counts as one that is under way."""
+        outlet = self._outlets.get(record.subscription)
+        if outlet is None or not outlet.is_active or record.key in self._under_way:
+            return False
+        if outlet.free <= 0:
+            outlet.has_due_retry = True
+            return False
+        outlet.in_flight += 1
+        self._under_way.add(record.key)
+        return True
+
+
+def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
+    """After one more failure: with the time of the next attempt, or given up."""
+    tries = record.tries + 1
+    if tries > len(RETRY_SECONDS):
+        return replace(record, status=FAILED, tries=tries, next_on=None)
+    delay_ms = RETRY_SECONDS[tries - 1] * 1000
+    return replace(record, status=PENDING, tries=tries, next_on=now_ms + int(delay_ms * random.uniform(0.9, 1.1)))  # noqa: S311 - spreads load
+
+
+def _due(tx: Transaction, *, now_ms: int, after: int, limit: int) -> list[NotificationRecord]:
+    return tx.deliveries.due(now_ms, after=after, limit=limit)
+
+
+def _store(
+    settled: Sequence[NotificationRecord], failing: dict[int, tuple[int | None, str | None]], tx: Transaction
+) -> None:
+    tx.deliveries.put(settled)
+    for key, (since, error) in failing.items():
+        tx.subscriptions.note_failing(key, since, error)

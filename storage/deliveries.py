@@ -1,0 +1,203 @@
+"""Notifications of subscriptions and the attempts to deliver them. The caller holds the transaction."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import msgspec
+
+from storage.keys import Milliseconds, Position
+from storage.sql import StoreConnection
+
+PENDING: Final = "PENDING"
+DELIVERED: Final = "DELIVERED"
+FAILED: Final = "FAILED"
+
+#: `next_on` of a new notification, whose first attempt is under way.
+UNDER_WAY: Final = 2**62
+
+#: Bytes of a row beside its texts, with its entries in two indexes.
+_ROW_BYTES = 100
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """One attempt. `error` and `http_status` exclude each other; `excerpt` is the beginning of a refusal's body."""
+
+    ts: int
+    duration_ms: int
+    http_status: int | None = None
+    error: str | None = None
+    excerpt: str | None = None
+
+
+_attempts = msgspec.json.Decoder(tuple[AttemptRecord, ...]).decode
+_positions = msgspec.json.Decoder(tuple[int, ...]).decode
+_text = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationRecord:
+    """A notification of the messages or Actions at `positions`. `next_on` is set while its status is PENDING."""
+
+    key: int
+    subscription: int
+    status: str
+    created_on: Milliseconds
+    start_ts: Milliseconds
+    end_ts: Milliseconds
+    positions: tuple[Position, ...]
+    attempts: tuple[AttemptRecord, ...] = ()
+    tries: int = 0  # failures of the present series of attempts
+    next_on: int | None = None
+
+
+_COLUMNS = tuple(field.name for field in fields(NotificationRecord))
+
+
+class DeliveryStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def last_key(self) -> int:
+        """The highest key ever given."""
+        row = self._db.execute("SELECT value FROM counter WHERE name = 'notifications'").one()
+        return int(row["value"]) if row else 0
+
+    def put(self, notifications: Sequence[NotificationRecord]) -> None:
+        """Add notifications, or replace those with the same keys."""
+        rows = [
+            (
+                one.key,
+                one.subscription,
+                one.status,
+                one.created_on,
+                one.start_ts,
+                one.end_ts,
+                _text(one.positions).decode(),
+                _text(one.attempts).decode(),
+                one.tries,
+                one.next_on,
+            )
+            for one in notifications
+        ]
+        self._db.put_many("notification", _COLUMNS, ("key",), rows)
+
+    def note_last_key(self, key: int) -> None:
+        self._db.execute(
+            "INSERT INTO counter (name, value) VALUES ('notifications', :key)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            {"key": key},
+        )
+
+    def by_key(self, key: int) -> NotificationRecord | None:
+        row = self._db.execute("SELECT * FROM notification WHERE key = :key", {"key": key}).one()
+        return _record(row) if row else None
+
+    def release(self, now_ms: int) -> None:
+        """At a start: the notifications that were under way are due now."""
+        self._db.execute(
+            "UPDATE notification SET next_on = :now WHERE next_on = :under_way",
+            {"now": now_ms, "under_way": UNDER_WAY},
+        )
+
+    def due(self, now_ms: int, *, after: int, limit: int) -> list[NotificationRecord]:
+        """Pending notifications whose time has come and whose key is higher than `after`, oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM notification WHERE next_on IS NOT NULL AND next_on <= :now AND key > :after"
+            " ORDER BY key LIMIT :limit",
+            {"now": now_ms, "after": after, "limit": limit},
+        )
+        return [_record(row) for row in rows]
+
+    def next_due(self, after_ms: int) -> int | None:
+        """The next time after this one at which a notification is due."""
+        row = self._db.execute(
+            "SELECT min(next_on) AS next_on FROM notification WHERE next_on IS NOT NULL AND next_on > :after"
+            " AND next_on < :under_way",
+            {"after": after_ms, "under_way": UNDER_WAY},
+        ).one()
+        return row["next_on"] if row else None
+
+    def count_pending(self, subscription: int) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM notification WHERE subscription = :subscription AND next_on IS NOT NULL",
+            {"subscription": subscription},
+        ).one()
+        return int(row["n"]) if row else 0
+
+    def page(
+        self, subscription: int, status: str | None, *, offset: int, limit: int
+    ) -> tuple[list[NotificationRecord], int]:
+        """A page of a subscription's notifications, newest first, and the number of all."""
+        given = {"subscription": subscription, "status": status, "offset": offset, "limit": limit}
+        where = " FROM notification WHERE subscription = :subscription" + (
+            "" if status is None else " AND status = :status"
+        )
+        rows = self._db.execute(f"SELECT *{where} ORDER BY key DESC LIMIT :limit OFFSET :offset", given)
+        found = [_record(row) for row in rows]
+        row = self._db.execute(f"SELECT count(*) AS n{where}", given).one()
+        return found, int(row["n"]) if row else 0
+
+    def created_between(
+        self, subscription: int, *, start_ms: int, end_ms: int, statuses: Collection[str], limit: int
+    ) -> list[NotificationRecord]:
+        """Notifications of this time with one of these statuses, oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM notification WHERE subscription = :subscription AND created_on BETWEEN :start AND :end"  # noqa: S608 - names
+            f" AND status IN ({', '.join(f':status_{index}' for index in range(len(statuses)))})"
+            " ORDER BY key LIMIT :limit",
+            {"subscription": subscription, "start": start_ms, "end": end_ms, "limit": limit}
+            | {f"status_{index}": status for index, status in enumerate(statuses)},
+        )
+        return [_record(row) for row in rows]
+
+    def give_up(self, subscription: int) -> int:
+        """End every pending notification of a subscription. Return how many."""
+        rows = self._db.execute(
+            "UPDATE notification SET status = :failed, next_on = NULL WHERE subscription = :subscription"
+            " AND next_on IS NOT NULL RETURNING key",
+            {"failed": FAILED, "subscription": subscription},
+        )
+        return sum(1 for _ in rows)
+
+    def give_up_orphans(self) -> int:
+        """The same for subscriptions that are removed or suspended; their cursors are deleted, too."""
+        ended = "SELECT key FROM subscription WHERE removed_on IS NULL AND status IN ('ACTIVE', 'PAUSED')"
+        self._db.execute(f"DELETE FROM subscription_cursor WHERE subscription NOT IN ({ended})")  # noqa: S608 - constants
+        rows = self._db.execute(
+            "UPDATE notification SET status = :failed, next_on = NULL WHERE next_on IS NOT NULL"  # noqa: S608 - constants
+            f" AND subscription NOT IN ({ended}) RETURNING key",
+            {"failed": FAILED},
+        )
+        return sum(1 for _ in rows)
+
+    # How long they are kept
+
+    def remove_oldest(self, *, before_ms: int | None, limit: int) -> int:
+        """Delete of the `limit` oldest notifications those that are not pending. Return how many were deleted.
+
+        `before_ms` None: whatever their age.
+        """
+        aged = "" if before_ms is None else " AND created_on < :before"
+        rows = self._db.execute(
+            "DELETE FROM notification WHERE key IN (SELECT key FROM notification WHERE next_on IS NULL"  # noqa: S608 - constants
+            f" ORDER BY key LIMIT :limit){aged} RETURNING key",
+            {"limit": limit, "before": before_ms},
+        )
+        return sum(1 for _ in rows)
+
+    def size_bytes(self) -> tuple[int, float]:
+        """About how many bytes all notifications take, and one of the last ones."""
+        row = self._db.execute(
+            "SELECT (SELECT count(*) FROM notification) AS n, (SELECT avg(length(positions) + length(attempts)) FROM"
+            " (SELECT positions, attempts FROM notification ORDER BY key DESC LIMIT 200) AS latest) AS mean"
+        ).one()
+        mean = float((row and row["mean"]) or 0) + _ROW_BYTES
+        return int((row["n"] if row else 0) * mean), mean
+
+
+def _record(row: Mapping[str, Any]) -> NotificationRecord:
+    values = {name: row[name] for name in _COLUMNS}
+    values["positions"] = _positions(values["positions"])
+    values["attempts"] = _attempts(values["attempts"])
+    return NotificationRecord(**values)

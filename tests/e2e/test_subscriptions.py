@@ -1,0 +1,160 @@
+"""Subscriptions of the real daemon: kills lose nothing, and `trunkline receive` shows what comes (reference 11)."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+from tests.daemon import (
+    ADA,
+    APPLICATION_TOKEN,
+    DASHBOARD,
+    TRUNKLINE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    device_id,
+    running_daemon,
+)
+
+SETTINGS = "[outbound]\nallow_private_addresses = true\n"
+LOCAL = f"""
+[[applications]]
+id = "{DASHBOARD}"
+name = "Dashboard"
+organization = "Acme"
+secret = "s3cret"
+redirect_uri = "http://localhost/"
+methods = ["client_credentials"]
+permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
+"""
+
+
+def be_local(daemon: Daemon) -> None:
+    """Callbacks of the application may be on this machine."""
+    file = daemon.state.parent / "local.toml"
+    file.write_text(LOCAL, encoding="utf-8")
+    command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", daemon.config]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def receiving(daemon: Daemon, port: int, output: IO[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A callback that listens, until the block ends by SIGKILL."""
+    process = subprocess.Popen(
+        [TRUNKLINE, "receive", "--port", str(port), "--service", daemon.base_url],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TRUNKLINE_CLIENT_SECRET": "s3cret", **variables},
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("listening on")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        process.stderr.close()
+
+
+def asked(daemon: Daemon, method: str, path: str, token: str = USER_TOKEN, **body: Any) -> Any:
+    answer = httpx.request(method, daemon.base_url + path, headers=bearer(token), timeout=30, **body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+def eventually(holds: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def notifications(path: Path) -> list[dict[str, Any]]:
+    """What the callbacks printed, without a line that a kill cut off."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+def test_kills_of_the_daemon_and_of_the_callback_lose_no_message(tmp_path: Path) -> None:
+    port, output = free_port(), tmp_path / "received.jsonl"
+    sent: list[str] = []
+
+    def send(count: int) -> None:
+        for number in range(count):
+            body = {"sdid": device_id(number % 2), "data": {"intensity": len(sent) % 100}}
+            sent.append(asked(daemon, "POST", "/messages", json=body)["mid"])
+
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon(tmp_path, devices=2, settings=SETTINGS))
+        be_local(daemon)
+        file = stack.enter_context(output.open("a", encoding="utf-8"))
+        wanted = {"messageType": "message", "uid": ADA, "callbackUrl": f"http://localhost:{port}/"}
+        with receiving(daemon, port, file):
+            path = f"/subscriptions/{asked(daemon, 'POST', '/subscriptions', json=wanted)['id']}"
+            eventually(lambda: asked(daemon, "GET", path)["status"] == "ACTIVE")
+            send(20)
+            daemon.kill()
+            daemon.start()
+            send(20)
+        send(10)  # nobody listens
+        with receiving(daemon, port, file):
+            send(20)
+            daemon.kill()
+            daemon.start()
+            send(10)
+
+            def all_came() -> bool:
+                # What waits for a retry gets it now: the next one would be due in minutes.
+                waiting = [one["id"] for one in asked(daemon, "GET", f"{path}/deliveries?status=PENDING")]
+                if waiting:
+                    asked(daemon, "POST", f"{path}/deliveries/replay", json={"ids": waiting})
+                return {one["mid"] for got in notifications(output) for one in got["data"]} >= set(sent)
+
+            eventually(all_came)
+        attempts = {one["id"]: one["attempts"] for one in asked(daemon, "GET", f"{path}/deliveries")}
+    in_order: dict[str, list[str]] = {}
+    for got in notifications(output):
+        if all("httpStatus" in attempt for attempt in attempts[got["id"]]):  # retries come when they are due
+            for one in got["data"]:
+                of_device = in_order.setdefault(one["sdid"], [])
+                if one["mid"] not in of_device:
+                    of_device.append(one["mid"])
+    assert in_order
+    assert all(mids == sorted(mids) for mids in in_order.values())
+
+
+def test_receive_subscribes_prints_and_verifies_by_itself(tmp_path: Path) -> None:
+    port, output = free_port(), tmp_path / "received.jsonl"
+    with running_daemon(tmp_path, devices=1, settings=SETTINGS) as daemon, output.open("a", encoding="utf-8") as file:
+        be_local(daemon)
+        with receiving(daemon, port, file, TRUNKLINE_TOKEN=USER_TOKEN) as process:
+
+            def active() -> bool:
+                found = asked(daemon, "GET", "/subscriptions", APPLICATION_TOKEN)
+                return [one["status"] for one in found] == ["ACTIVE"] and "webhookSecret" in found[0]
+
+            eventually(active)
+            asked(daemon, "POST", "/messages", json={"sdid": device_id(0), "data": {"state": True}})
+            eventually(lambda: notifications(output))
+            process.terminate()
+            assert process.wait(timeout=30) is not None
+            assert process.stderr is not None
+            assert "signature" not in process.stderr.read()
+        (got,) = notifications(output)
+        assert got["data"][0]["data"] == {"state": True}
