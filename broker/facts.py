@@ -176,6 +176,13 @@ class GrantsChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsEnded(Fact):
+    """At least one browser session of this user ended."""
+
+    user: UserKey
+
+
+@dataclass(frozen=True, slots=True)
 class ApplicationGrantsChanged(Fact):
     """Grants of many users for one application changed at once; `grants` are all that each grants it now."""
 

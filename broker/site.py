@@ -31,7 +31,8 @@ class Site:
     """`public_url`, or else the bound address, which is enough on one machine.
 
     The accounts paths are at the root `accounts`. With `accounts.tls_bind` they are also at the root `own_accounts` on
-    a listener of their own. Links on the pages of one root lead to the same root.
+    a listener of their own. Links on the pages of one root lead to the same root. `addresses` has those of the
+    listeners by name, once they listen.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,11 +40,13 @@ class Site:
         self._accounts_public_url = settings.accounts.public_url.rstrip("/")
         self._bound = _url_of({"http": settings.http.bind, "https": settings.http.tls_bind})
         self._accounts_bound = _url_of({"https": settings.accounts.tls_bind})
+        self.addresses: Mapping[str, Address] = {}
         self.accounts = AccountsRoot("/accounts", lambda: self.origin)
         self.own_accounts = AccountsRoot("", lambda: self._accounts_public_url or self._accounts_bound)
 
     def listens_on(self, addresses: Mapping[str, Address]) -> None:
         """Take the bound addresses, in which a configured port 0 is replaced by the real port."""
+        self.addresses = addresses
         self._bound = _url_of(addresses)
         self._accounts_bound = _url_of({"https": addresses.get("accounts")})
 

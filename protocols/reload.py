@@ -63,7 +63,7 @@ class Reloading:
         configure_logging(self.settings.log.level, self.settings.log.format)
         limits = self.settings.limits
         services.limits.renew(limits)
-        services.accounts.tokens.wrong.renew(limits.calls_per_address)
+        services.accounts.tokens.renew_limit(limits.calls_per_address)
         services.messages.ingest.future_grace_ms = limits.future_grace_seconds * 1000
         for renew in self.others:
             renew(self.settings)

@@ -1,5 +1,6 @@
 """Devices, their tokens and their presence. The caller holds the transaction."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,14 @@ _NEXT_KEY = (
     "SELECT coalesce(max(known.key), 0) + 1 FROM (SELECT max(key) AS key FROM device"
     " UNION ALL SELECT value FROM counter WHERE name = 'removed device') AS known"
 )
+_LIKE = re.compile("[%_!]")  # what LIKE does not take as itself
 _KEYS_OF_OWNER = "SELECT key FROM device WHERE owner = :owner AND deleted_on IS NULL"
 _OWNED = (
-    "SELECT d.key, d.device_type, d.created_on, d.id, NULL AS share FROM device AS d"
+    "SELECT d.key, d.device_type, d.created_on, d.id, d.name, NULL AS share FROM device AS d"
     " WHERE d.owner = :user AND d.deleted_on IS NULL"
 )
 _SHARED = (
-    "SELECT d.key, d.device_type, d.created_on, d.id, s.id AS share FROM device_share AS s"
+    "SELECT d.key, d.device_type, d.created_on, d.id, d.name, s.id AS share FROM device_share AS s"
     " JOIN device AS d ON d.key = s.device AND d.deleted_on IS NULL WHERE s.user = :user AND s.status = 'ACCEPTED'"
 )
 
@@ -98,19 +100,34 @@ class DeviceStore:
         shared: bool,
         device_type: DeviceTypeKey | None = None,
         type_name: str | None = None,
+        search: str = "",
+        by_name: bool = False,
+        descending: bool = False,
     ) -> list[ListedDevice]:
-        """A user's own devices, those shared with them, or both; by time of creation, then id.
+        """A user's own devices, those shared with them, or both; by time of creation or by name, then id.
 
-        `type_name` is the exact name or unique name of a type.
+        `type_name` is the exact name or unique name of a type. `search` is a part of the device's name or id, or of its
+        type's name or unique name, in any case.
         """
+        literal = _LIKE.sub(r"!\g<0>", search)
+        direction = "DESC" if descending else "ASC"
         parts = " UNION ALL ".join([_OWNED] * own + [_SHARED] * shared)
         rows = self._db.execute(
             f"SELECT f.key, f.device_type, f.share FROM ({parts}) AS f"  # noqa: S608 - constants
             " JOIN device_type AS t ON t.key = f.device_type"
             " WHERE (:device_type IS NULL OR t.key = :device_type)"
             " AND (:type_name IS NULL OR t.name = :type_name OR t.unique_name = :type_name)"
-            " ORDER BY f.created_on, f.id",
-            {"user": user, "device_type": device_type, "type_name": type_name},
+            " AND (:search = '' OR lower(f.name) LIKE lower(:pattern) ESCAPE '!'"
+            " OR f.id LIKE lower(:pattern) ESCAPE '!' OR lower(t.name) LIKE lower(:pattern) ESCAPE '!'"
+            " OR lower(t.unique_name) LIKE lower(:pattern) ESCAPE '!')"
+            f" ORDER BY {'lower(f.name)' if by_name else 'f.created_on'} {direction}, f.id {direction}",
+            {
+                "user": user,
+                "device_type": device_type,
+                "type_name": type_name,
+                "search": search,
+                "pattern": f"%{literal}%",
+            },
         )
         return [ListedDevice(*row) for row in rows.tuples()]
 

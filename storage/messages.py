@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import ActionRow, FailedMessageRow, MessageRow
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, sure
 
 _MESSAGE = ("position", "device", "ts", "cts", "mv", "data")
 _ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
@@ -114,6 +114,19 @@ class MessageStore:
         self.set_counter("head", head)
         if head - self.counter("indexed") >= _UNINDEXED:
             self.index()
+
+    def failed(self, device: DeviceKey, *, offset: int, limit: int) -> tuple[list[FailedMessageRow], int]:
+        """A page of the failed messages of a device, newest first; and their number."""
+        rows = self._db.execute(
+            "SELECT position, device, cts, reason, payload FROM failed_message WHERE device = :device"
+            " ORDER BY position DESC LIMIT :limit OFFSET :offset",
+            {"device": device, "limit": limit, "offset": offset},
+        )
+        found = [FailedMessageRow(*row) for row in rows.tuples()]
+        counted = self._db.execute(
+            "SELECT count(*) AS number FROM failed_message WHERE device = :device", {"device": device}
+        ).one()
+        return found, sure(counted)["number"]
 
     def head(self) -> Position:
         """The highest position ever assigned: a position is never used twice, even after everything was deleted."""

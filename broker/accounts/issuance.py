@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.accounts.applications import Method
-from broker.facts import Fact, GrantsChanged
+from broker.facts import Fact, GrantsChanged, SessionsEnded
 from broker.ids import new_id
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
@@ -102,6 +102,7 @@ class Issuance:
             self.end_family(family)
         self.tx.authorizations.forget_codes_of(user)
         self.tx.sessions.remove_of(user)
+        self.facts.append(SessionsEnded(user))
         self.tx.codes.remove_resets(user)
 
     def end_application(self, user: UserKey, application: ApplicationKey) -> None:

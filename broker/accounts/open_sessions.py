@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.accounts.sessions import password_mark
 from broker.clock import Clock
+from broker.facts import Router, SessionsEnded
 from broker.secrets import token_hash
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
@@ -23,9 +24,10 @@ class OpenSession:
 
 
 class OpenSessions:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
 
     async def of(self, user: UserRecord) -> list[OpenSession]:
         """The person's sessions, the newest first."""
@@ -45,7 +47,10 @@ class OpenSessions:
                 note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms)
             return bool(found)
 
-        return await self._database.write(work)
+        return await self._database.write(work, announce=lambda _ended: self._announce(user))
+
+    def _announce(self, user: UserRecord) -> None:
+        self._router.publish(SessionsEnded(user.key))
 
     async def end_all(self, user: UserRecord) -> None:
         now_ms = self._clock.now_ms()
@@ -54,7 +59,7 @@ class OpenSessions:
             tx.sessions.remove_of(user.key)
             note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, sessions="all")
 
-        await self._database.write(work)
+        await self._database.write(work, announce=lambda _none: self._announce(user))
 
 
 def shown_session_id(hash_: bytes) -> str:

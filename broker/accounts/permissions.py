@@ -114,6 +114,7 @@ class Reach:
     - A user token reaches the devices that the user owns, and for READ and WRITE the devices shared with the user, as
       far as the user granted them to the token's application.
     - An application token reaches what its users reach, as far as they granted it.
+    - A token of the console reaches what its user may reach, without a grant.
 
     A grant is for a device type, or for every type that is not protected. Any grant covers all types of the
     application's own organization. Protected types of other organizations are never reached. The application of a trial
@@ -147,6 +148,8 @@ class Reach:
         protected: bool,
         permission: Permission,
     ) -> bool:
+        if self.caller.is_console:
+            return True
         grants = self._grants.of(user)
         if organization == self.caller.application_organization:
             return bool(grants)
@@ -165,7 +168,8 @@ class Reach:
 
     def writes_profile(self, user: UserKey) -> bool:
         """The caller acts for this user, who granted the application WRITE on the profile."""
-        return self.covers_user(user) and any(grant.profile for grant in self._grants.of(user))
+        is_granted = self.caller.is_console or any(grant.profile for grant in self._grants.of(user))
+        return self.covers_user(user) and is_granted
 
 
 _NO_GRANTS: Final = Grants()

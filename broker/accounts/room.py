@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from broker.accounts.applications import Applications
 from broker.accounts.authorize import Authorize
+from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
 from broker.accounts.external import ExternalSignIn
@@ -48,6 +49,7 @@ class AccountsRoom:
     invitations: Invitations
     resets: PasswordResets
     external: ExternalSignIn
+    console: Console
 
 
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
@@ -60,6 +62,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
     wrong = WrongTokens(clock, limit=limits.calls_per_address if limits.rate_limits == "on" else None)
     tokens = Tokens(database, clock, core.router, Lifetimes.of(settings), wrong)
     permissions = Permissions(database, core.router)
+    sessions = Sessions(database, clock, core.router, hashing, vault, factor_check)
     core.life.worker("token expiry", tokens.end_expired_forever)
     return AccountsRoom(
         tokens=tokens,
@@ -72,11 +75,12 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         authorize=Authorize(database, tokens),
         grants=TokenEndpoints(tokens, vault, DeviceCodeTerms.of(settings, core.site.accounts)),
         device_codes=DeviceCodes(database, clock, core.router),
-        sessions=Sessions(database, clock, hashing, vault, factor_check),
-        open_sessions=OpenSessions(database, clock),
-        second_factors=SecondFactors(database, clock, vault, factor_check),
+        sessions=sessions,
+        open_sessions=OpenSessions(database, clock, core.router),
+        second_factors=SecondFactors(database, clock, core.router, vault, factor_check),
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=Invitations(database, clock, hashing),
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
+        console=Console(database, clock, core.router, vault, tokens, sessions),
     )

@@ -14,6 +14,7 @@ from broker.accounts.one_time_codes import address_of, new_recovery_codes, new_s
 from broker.accounts.sessions import Session, user_called
 from broker.clock import Clock
 from broker.errors import Conflict, DomainError, PermissionDenied, UserNotFound
+from broker.facts import Router, SessionsEnded
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
 from config.limits import FRESH_SIGN_IN_SECONDS
@@ -55,9 +56,10 @@ class _Offered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="off
 
 
 class SecondFactors:
-    def __init__(self, database: Database, clock: Clock, vault: Vault, check: FactorCheck) -> None:
+    def __init__(self, database: Database, clock: Clock, router: Router, vault: Vault, check: FactorCheck) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._vault = vault
         self._check = check
 
@@ -129,7 +131,7 @@ class SecondFactors:
             tx.sessions.remove_of(user, but=token_hash(session.id))
             note(tx, AuditEvent.SECOND_FACTOR_SET, f"account {session.user.id}", now_ms=now_ms)
 
-        await self._database.write(work)
+        await self._database.write(work, announce=lambda _none: self._router.publish(SessionsEnded(user)))
         return codes
 
     async def remove(self, session: Session) -> None:
@@ -161,22 +163,25 @@ class SecondFactors:
             UserNotFound
         """
         now_ms = self._clock.now_ms()
-        return await self._database.write(lambda tx: _reset(tx, name, now_ms))
+        _user, had_factor = await self._database.write(
+            lambda tx: _reset(tx, name, now_ms), announce=lambda done: self._router.publish(SessionsEnded(done[0]))
+        )
+        return had_factor
 
     def _require_fresh(self, session: Session) -> None:
         if not self.is_fresh(session):
             raise PermissionDenied("a new sign-in")
 
 
-def _reset(tx: Transaction, name: str, now_ms: int) -> bool:
+def _reset(tx: Transaction, name: str, now_ms: int) -> tuple[UserKey, bool]:
     user = user_called(tx, name.strip())
     if user is None:
         raise UserNotFound
     tx.sessions.remove_of(user.key)
     if not tx.second_factors.remove(user.key):
-        return False
+        return user.key, False
     _note_removed(tx, user, now_ms)
-    return True
+    return user.key, True
 
 
 def _note_removed(tx: Transaction, user: UserRecord, now_ms: int) -> None:

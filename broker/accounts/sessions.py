@@ -22,6 +22,7 @@ from broker.accounts.hashing import Hashing, TooBusy
 from broker.accounts.throttle import Throttle
 from broker.clock import Clock
 from broker.errors import DomainError
+from broker.facts import Router, SessionsEnded
 from broker.ids import is_id, new_id
 from broker.secrets import Vault, token_hash
 from broker.trace.audit import AuditEvent, note
@@ -51,6 +52,7 @@ class Proof(StrEnum):
 
     PASSWORD = "password"  # noqa: S105 - a name
     CODE = "code"  # password or provider, and the second factor
+    LINK = "link"  # a one-time link that the operator was shown
     PROVIDER = "provider"
 
 
@@ -136,10 +138,17 @@ class FormKeys:
 
 class Sessions:
     def __init__(
-        self, database: Database, clock: Clock, hashing: Hashing, vault: Vault, factor_check: FactorCheck
+        self,
+        database: Database,
+        clock: Clock,
+        router: Router,
+        hashing: Hashing,
+        vault: Vault,
+        factor_check: FactorCheck,
     ) -> None:
         self._database = database
         self._clock = clock
+        self._router = router
         self._hashing = hashing
         self._vault = vault
         self._factor_check = factor_check
@@ -290,14 +299,15 @@ class Sessions:
         """End a session, if there is one with this id."""
         hash_, now_ms = token_hash(session_id), self._clock.now_ms()
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> list[SessionsEnded]:
             found = tx.sessions.find(hash_, now_ms=now_ms)
             user = None if found is None else tx.accounts.user(found.user)
             if user is not None:
                 note(tx, AuditEvent.SIGN_OUT, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
             tx.sessions.remove(hash_)
+            return [] if found is None else [SessionsEnded(found.user)]
 
-        await self._database.write(work)
+        await self._database.write(work, announce=self._router.publish_all)
 
     async def begin(
         self,
@@ -311,21 +321,28 @@ class Sessions:
         id_, now_ms = new_id(), self._clock.now_ms()
         mark = password_mark(user)
 
-        def work(tx: Transaction) -> Session | None:
+        def work(tx: Transaction) -> tuple[Session | None, set[UserKey]]:
+            ended: set[UserKey] = set()
             if proof is not Proof.CODE and tx.second_factors.of(user.key) is not None:
-                return None
+                return None, ended
             tx.sessions.purge(now_ms=now_ms)
             if instead_of is not None:
+                former = tx.sessions.find(token_hash(instead_of), now_ms=now_ms)
+                ended |= set() if former is None else {former.user}
                 tx.sessions.remove(token_hash(instead_of))
             for oldest in tx.sessions.of(user.key, now_ms=now_ms)[SESSIONS_OF_ONE_USER - 1 :]:
                 tx.sessions.remove(oldest.hash)
+                ended.add(user.key)
             expires_on = now_ms + SESSION_SECONDS * 1000
             where = (visitor.address, visitor.shortened)
             tx.sessions.add(SessionRecord(token_hash(id_), user.key, mark, proof, *where, now_ms, now_ms, expires_on))
             note(tx, AuditEvent.SIGN_IN, f"account {user.id}", now_ms=now_ms, actor=f"user {user.id}")
-            return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof))
+            return Session(id_, user, now_ms, self._must_enrol(tx, user.key, proof)), ended
 
-        session = await self._database.write(work)
+        def announce(begun: tuple[Session | None, set[UserKey]]) -> None:
+            self._router.publish_all(SessionsEnded(one) for one in begun[1])
+
+        session, _ = await self._database.write(work, announce=announce)
         if session is None:
             waiting = _Waiting(user.key, mark, now_ms + SECOND_FACTOR_SECONDS * 1000)
             raise CodeWanted(self._vault.seal(msgspec.json.encode(waiting).decode()).decode())

@@ -1,7 +1,7 @@
 """Bearer tokens of users, applications and devices, and the callers that they authenticate (reference 4.6)."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -24,6 +24,8 @@ from storage.keys import ApplicationKey, DeviceKey, OrganizationKey, UserKey
 from storage.records import RefreshTokenRecord, TokenRecord
 
 T = TypeVar("T")
+#: The id of the console application (reference 4.10).
+CONSOLE_ID = "c0" * 16
 _CACHED_TOKENS = 20_000
 _SWEEPS_PER_PURGE = 300
 _PURGED_AT_ONCE = 1_000
@@ -54,6 +56,11 @@ class Caller:
     trial_organization: OrganizationKey | None = None  # instead, when it is the application of a trial (reference 14.2)
     device: DeviceKey | None = None
     device_id: str | None = None
+
+    @property
+    def is_console(self) -> bool:
+        """A user's token of the built-in console, which reaches what its user may reach."""
+        return self.kind is TokenKind.USER and self.application_id == CONSOLE_ID
 
     @property
     def actor(self) -> str:
@@ -94,7 +101,8 @@ class Tokens:
         self._swept_until = clock.now_ms()
         self._sweeps = 0  # since the last purge
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
-        self.wrong = wrong
+        self._held: dict[bytes, Caller] = {}
+        self._wrong = wrong
         self._changes = Changes()
         router.subscribe(TokenRevoked, self._forget, FactPhase.STATE)
         router.subscribe(DeviceChanged, self._forget_device, FactPhase.STATE)
@@ -119,11 +127,30 @@ class Tokens:
             return None
         return caller
 
+    def renew_limit(self, wrong_tokens: int) -> None:
+        """From now on so many unknown tokens of one address within a minute are too many."""
+        self._wrong.renew(wrong_tokens)
+
+    def hold(self, caller: Caller) -> None:
+        """Take a token that is not in the store, until it expires or `end_held_of` ends it."""
+        self._held[caller.token] = caller
+
+    def end_held_of(self, user: UserKey) -> None:
+        """End this user's tokens that are not in the store."""
+        self._end_held([hashed for hashed, caller in self._held.items() if caller.user == user])
+
+    def _end_held(self, hashes: Iterable[bytes]) -> None:
+        for hashed in hashes:
+            del self._held[hashed]
+            self._router.publish(TokenRevoked(hashed))
+
     async def _load(self, hashed: bytes) -> Caller:
-        self.wrong.check(hashed)
+        if (held := self._held.get(hashed)) is not None:
+            return held
+        self._wrong.check(hashed)
         caller = await self._changes.settled(lambda: self._database.read(lambda tx: _resolve(tx, hashed)))
         if caller is None:
-            self.wrong.note(hashed)
+            self._wrong.note(hashed)
             raise Unauthorized
         self._known[hashed] = caller
         if len(self._known) > _CACHED_TOKENS:
@@ -151,7 +178,7 @@ class Tokens:
             PermissionDenied: the token is a device token or a token of another application.
         """
         hashed = token_hash(token)
-        self.wrong.check(hashed)
+        self._wrong.check(hashed)
 
         def work(issuance: Issuance) -> None:
             tx = issuance.tx
@@ -216,6 +243,7 @@ class Tokens:
             )
             for hashed in expired:
                 self._router.publish(TokenRevoked(hashed))
+            self._end_held([one for one, held in self._held.items() if (held.expires_on or 0) <= now_ms])
         self._swept_until = now_ms
 
     async def purge(self) -> None:
@@ -232,7 +260,7 @@ class Tokens:
         """Empty the cache, because many tokens may have changed at once."""
         self._changes.note()
         self._known.clear()
-        self.wrong.clear()
+        self._wrong.clear()
 
     def _forget(self, fact: TokenRevoked) -> None:
         self._forget_hash(fact.hash)

@@ -138,7 +138,7 @@ class DeviceTypeLists:
 
 
 def _viewer(caller: Caller) -> Viewer:
-    return Viewer(caller.user, caller.application, caller.application_organization)
+    return Viewer(caller.user, caller.application, caller.application_organization, caller.is_console)
 
 
 def _requested(application: ApplicationRecord, viewer: Viewer) -> TypeSearch:

@@ -15,6 +15,16 @@ from storage.records import UserRecord
 from storage.shares import OfferRow
 
 
+class Order(StrEnum):
+    ASCENDING = "asc"
+    DESCENDING = "desc"
+
+
+class SortedBy(StrEnum):
+    CREATED_ON = "createdOn"
+    NAME = "name"
+
+
 class Ownership(StrEnum):
     ALL = "ALL"
     ME = "ME"
@@ -25,12 +35,16 @@ class Ownership(StrEnum):
 class Chosen:
     """Which devices to list.
 
-    `device_type` is an id or a unique name, `type_name` the exact display name or unique name.
+    `device_type` is an id or a unique name, `type_name` the exact display name or unique name. `search` is a part of
+    the device's name or id, or of its type's name or unique name.
     """
 
     owner: Ownership = Ownership.ALL
     device_type: str | None = None
     type_name: str | None = None
+    search: str = ""
+    sort: SortedBy = SortedBy.CREATED_ON
+    order: Order = Order.ASCENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class DeviceLists:
     async def page(
         self, caller: Caller, user: UserKey, chosen: Chosen, *, offset: int, count: int
     ) -> tuple[list[Listed], int]:
-        """A page of a user's devices that the caller may read, by time of creation and id; and their total number.
+        """A page of a user's devices that the caller may read, in the chosen order; and their total number.
 
         Raises:
             PermissionDenied: the caller does not act for the user.
@@ -74,6 +88,9 @@ class DeviceLists:
                 shared=chosen.owner is not Ownership.ME,
                 device_type=type_,
                 type_name=chosen.type_name,
+                search=chosen.search,
+                by_name=chosen.sort is SortedBy.NAME,
+                descending=chosen.order is Order.DESCENDING,
             )
         )
         types = await self._readable(caller, user, (one.device_type for one in found))

@@ -200,7 +200,9 @@ class Meters:
                 actor = f"application {caller.application}"
             case TokenKind.USER:
                 actor = f"user {caller.application} {caller.user}"
-        meter = self.named(f"{channel.value} {actor}", self._rates[channel, caller.kind])
+        # Each page of the console makes several calls (reference 21.1).
+        kind = TokenKind.APPLICATION if caller.is_console else caller.kind
+        meter = self.named(f"{channel.value} {actor}", self._rates[channel, kind])
         if not meter.whose:
             meter.whose = caller.actor
         return meter

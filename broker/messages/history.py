@@ -18,7 +18,7 @@ from config.limits import CURSOR_MAX_CHARACTERS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds
 from storage.messages import EVERYTHING, Match, MessageStore, Range, SortKey, sort_key
-from storage.records import ActionRow, MessageRow
+from storage.records import ActionRow, FailedMessageRow, MessageRow
 
 SortOrder = Literal["asc", "desc"]
 _Row = TypeVar("_Row", MessageRow, ActionRow)
@@ -102,6 +102,13 @@ class History:
         row = None if position is None else await self._database.read(lambda tx: tx.messages.action(position))
         destination = None if row is None else await self._shown(row.device)
         return None if row is None or destination is None else (await self.action_view(row, destination), destination)
+
+    async def failed(
+        self, device: Device, *, offset: int, limit: int
+    ) -> tuple[list[tuple[str, FailedMessageRow]], int]:
+        """A page of the failed messages of a device (reference 8.4) with their ids, newest first; and their number."""
+        rows, total = await self._database.read(lambda tx: tx.messages.failed(device.key, offset=offset, limit=limit))
+        return [(self._mids.mid(row.position), row) for row in rows], total
 
     async def _shown(self, key: DeviceKey) -> Device | None:
         """The device; None when it was deleted, because no query returns its messages then (reference 6.1)."""

@@ -21,6 +21,7 @@ from broker.errors import (
     TEXT_ONLY,
     BadRequest,
     DestinationDeviceDisabled,
+    DomainError,
     Finding,
     InvalidTimestamp,
     PayloadTooLarge,
@@ -33,6 +34,7 @@ from broker.errors import (
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
 from broker.messages.mids import Mids
+from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
 from config.limits import CLOCK_STEP_MS, MAX_ACTIONS_PER_MESSAGE, MAX_DATA_BYTES
 from storage.database import Group
@@ -79,6 +81,7 @@ class Ingest:
         self.future_grace_ms = future_grace_ms
         self._quotas = quotas
         self._last_cts = last_cts
+        self.refused = RefusedMessages(clock)
         self._messages = self._failed = self._actions = 0
         # Senders of rows in the open or the committing group: their devices are needed when the rows are durable. Rows
         # appended before one commit are durable with the next one at the latest.
@@ -102,30 +105,34 @@ class Ingest:
             SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,
             DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet.
         """
-        if not device.enabled:
-            raise SourceDeviceDisabled
-        size = len(payload)
-        if size > MAX_DATA_BYTES:
-            size = self._checked_compact_size(device, payload)
-        now_ms = self._now_ms()
-        cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
-        self._last_cts = cts
-        source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
-        version = device.manifest
-        key = device.record.key
-        failure = ""
         try:
-            data = version.normalize(payload)
-        except TransformFailedError as error:
-            data, failure = None, str(error)
-        if self._quotas is not None:
-            self._quotas.charge_message(device, size, now_ms)
-        if data is None:
-            reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
-            return self._append_failed(key, cts, failure or reason, payload)
-        self._messages += 1
-        self._senders[key] = device
-        return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+            if not device.enabled:
+                raise SourceDeviceDisabled
+            size = len(payload)
+            if size > MAX_DATA_BYTES:
+                size = self._checked_compact_size(device, payload)
+            now_ms = self._now_ms()
+            cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
+            self._last_cts = cts
+            source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
+            version = device.manifest
+            key = device.record.key
+            failure = ""
+            try:
+                data = version.normalize(payload)
+            except TransformFailedError as error:
+                data, failure = None, str(error)
+            if self._quotas is not None:
+                self._quotas.charge_message(device, size, now_ms)
+            if data is None:
+                reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
+                return self._append_failed(key, cts, failure or reason, payload)
+            self._messages += 1
+            self._senders[key] = device
+            return self._journal.append_message(key, source_ts, cts, version.version, data.decode())
+        except DomainError as refusal:
+            self.refused.note(device, refusal)
+            raise
 
     def _append_failed(self, device: DeviceKey, cts: Milliseconds, reason: str, payload: bytes) -> Position:
         self._failed += 1
@@ -154,18 +161,22 @@ class Ingest:
             SourceDeviceDisabled, DestinationDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture,
             BadRequest, ValidationFailed, DailyQuotaExceeded, MonthlyQuotaExceeded, PlanLimitsNotSet.
         """
-        if not source.enabled and source is not destination:
-            raise SourceDeviceDisabled
-        if not destination.enabled:
-            raise DestinationDeviceDisabled
-        if len(data) > MAX_DATA_BYTES:
-            self._checked_compact_size(destination, data)
-        now_ms = self._now_ms()
-        cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
-        source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
-        text = _checked_actions(data)
-        if self._quotas is not None:
-            self._quotas.charge_action(source, destination, len(text), now_ms)
+        try:
+            if not source.enabled and source is not destination:
+                raise SourceDeviceDisabled
+            if not destination.enabled:
+                raise DestinationDeviceDisabled
+            if len(data) > MAX_DATA_BYTES:
+                self._checked_compact_size(destination, data)
+            now_ms = self._now_ms()
+            cts = self._last_cts = now_ms if now_ms >= self._last_cts else self._cts_after_set_back(now_ms)
+            source_ts = now_ms if ts is None else self._checked_ts(ts, now_ms)
+            text = _checked_actions(data)
+            if self._quotas is not None:
+                self._quotas.charge_action(source, destination, len(text), now_ms)
+        except DomainError as refusal:
+            self.refused.note(destination, refusal)
+            raise
         mv = destination.manifest.version
         position = self._journal.append_action(
             device=destination.key, source=source.key, ts=source_ts, cts=cts, mv=mv, data=text

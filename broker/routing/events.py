@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from broker.accounts.permissions import Guarded
+from broker.accounts.tokens import CONSOLE_ID
 from broker.devices.registry import Device, Devices
 from broker.facts import (
     AvailabilityChanged,
@@ -130,7 +131,7 @@ class Events:
 
     def _device_fact(self, fact: DeviceFact) -> None:
         data = {"uid": fact.owner_id, "did": fact.device_id, "dtid": fact.device_type_id}
-        if fact.application_id is not None:
+        if fact.application_id not in {None, CONSOLE_ID}:
             data["aid"] = fact.application_id
         if isinstance(fact, DeviceActionFact):
             data["mid"] = fact.mid

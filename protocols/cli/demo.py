@@ -21,7 +21,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Http, Log, Lwm2m, Mqtt, Outbound, Settings
+from config.settings import Address, Coap, Http, Log, Lwm2m, Mqtt, Outbound, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -72,6 +72,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
         state_dir=state.expanduser(),
         http=Http(bind=Address(_HOST, _port(ctx, "http_port", http_port))),
         mqtt=Mqtt(bind=Address(_HOST, _port(ctx, "mqtt_port", mqtt_port))),
+        coap=Coap(bind=Address(_HOST, 0)),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
         log=Log(level="warning"),
@@ -106,7 +107,9 @@ async def _run(settings: Settings) -> None:
             await services.device_management.configurations.change(board, with_properties)
             tokens = {device.id: await _device_token(services, device.id) for device in _DEVICES}
             await announce(services, addresses)
-            click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens)))
+            code = await services.accounts.console.new_code(_ADMINISTRATOR)
+            link = f"http://{addresses['http']}/console/enter?code={code}"
+            click.echo("\n".join(_introduction(settings, addresses, report, user_token, tokens, link)))
             stopping = services.core.life.stopping
             for device in _DEVICES:
                 address = addresses.get(_LISTENERS.get(device.protocol or "", ""))
@@ -204,6 +207,7 @@ def _introduction(
     report: ProvisionReport,
     user_token: str,
     tokens: Mapping[str, str],
+    link: str,
 ) -> list[str]:
     http, mqtt = addresses["http"], addresses["mqtt"]
     passwords = [one.value for one in report.generated if one.key == "password"]
@@ -227,9 +231,11 @@ def _introduction(
         "Trunkline demo. Ctrl-C ends it.",
         "",
         f"  REST and live feed  {api}",
+        f"  Console             {api.removesuffix('/v1.1')}/",
         f"  Documentation       {api.removesuffix('/v1.1')}/docs",
         f"  Metrics             {api.removesuffix('/v1.1')}/metrics",
         f"  MQTT                {mqtt}",
+        f"  CoAP                {addresses['coap']}",
         *([f"  LWM2M (DTLS)        {addresses['lwm2m_dtls']}"] if "lwm2m_dtls" in addresses else []),
         f"  State directory     {settings.state_dir}",
         f"  Administrator       {_ADMINISTRATOR}",
@@ -274,6 +280,9 @@ def _introduction(
         "",
         "Get messages as signed calls of a callback on this machine",
         f"  TRUNKLINE_TOKEN={user_token} " + _line(_tail(), "receive", "--port", "9000", "--service", api).strip(),
+        "",
+        "Open the console: this link signs you in once, within a quarter of an hour",
+        f"  {link}",
         "",
     ]
 

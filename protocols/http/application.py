@@ -1,4 +1,4 @@
-"""The one Quart application: REST under /v1.1 and accounts under /accounts (the console joins it here)."""
+"""The one Quart application: REST under /v1.1, accounts under /accounts, and the console at the root."""
 
 import re
 from typing import Any, Final
@@ -11,6 +11,7 @@ from config.limits import MAX_BODY_BYTES
 from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances
+from protocols.http.console.pages import console_blueprint
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
 from protocols.http.guard import Guard
@@ -35,7 +36,10 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     dispatcher.install_refusals(app, TO_COME)
-    install_accounts(app, services, services.core.site.accounts)
+    browsers = install_accounts(app, services, services.core.site.accounts)
+    if not is_secure:  # that listener is for devices with certificates
+        site, settings = services.core.site, services.core.settings
+        app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings))
     app.register_blueprint(docs_blueprint(services.core.site))
     app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app

@@ -170,6 +170,7 @@ class MqttExchange:
             self._ingest.submit(device, payload)
         except DomainError as error:
             self.pace.spend()
+            self._ingest.refused.note(device, error)
             self._tell(error)
 
     def _answer(self, event: SessionEvent, refusal: RateLimitExceeded | None) -> None:

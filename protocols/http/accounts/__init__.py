@@ -29,8 +29,11 @@ from protocols.http.accounts.upgrade import upgrade_blueprint
 from protocols.http.guard import Guard
 
 
-def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot) -> None:
-    """Register the accounts paths at `root`. Their links and redirects lead to the same root."""
+def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot) -> Browsers:
+    """Register the accounts paths at `root`. Their links and redirects lead to the same root.
+
+    Returns what knows the sessions of browsers.
+    """
     app.config[ROOT_SETTING] = root.path
     app.after_request(forbid_storing)
     answer_unknown_paths(app)
@@ -60,3 +63,4 @@ def install_accounts(app: Quart, rooms: AccountsServerRooms, root: AccountsRoot)
     ):
         app.register_blueprint(blueprint, url_prefix=root.path or None)
     app.register_blueprint(discovery_blueprint(root))
+    return browsers

@@ -27,6 +27,8 @@ SHARE_PARAMETER: Final = "share"
 TRIAL_PARAMETER: Final = "trial"
 #: The parameter of /go with which the browser goes on to the person's account after the sign-in.
 ACCOUNT_PARAMETER: Final = "account"
+#: The parameter of /go with the page of the console to which the browser goes on after the sign-in.
+CONSOLE_PARAMETER: Final = "console"
 
 
 class Browsers:
@@ -58,7 +60,8 @@ class Browsers:
         return session
 
     def remember(self, answer: Response, session: Session) -> None:
-        self._set(answer, _SESSION, session.id, max_age=SESSION_SECONDS)
+        # For all paths: the console needs it, too.
+        self._set(answer, _SESSION, session.id, max_age=SESSION_SECONDS, path="/")
         self._set(answer, _FORM_KEY, "", max_age=0)
         if self.waiting:
             self._set(answer, _WAITING, "", max_age=0)
@@ -72,7 +75,7 @@ class Browsers:
         self._set(answer, _WAITING, wanted.waiting, max_age=SECOND_FACTOR_SECONDS)
 
     def forget(self, answer: Response) -> None:
-        self._set(answer, _SESSION, "", max_age=0)
+        self._set(answer, _SESSION, "", max_age=0, path="/")
 
     def showed_form(self, csrf: str) -> bool:
         """The CSRF token proves that the form was shown to this browser."""
@@ -139,6 +142,7 @@ class Browsers:
             shares=place == "go" and given.text(SHARE_PARAMETER) is not None,
             joins_trial=place == "go" and given.text(TRIAL_PARAMETER) is not None,
             own_account=place == "go" and given.text(ACCOUNT_PARAMETER) is not None,
+            to_console=place == "go" and given.text(CONSOLE_PARAMETER) is not None,
             query=as_field(query),
             application=asked.application.name if asked is not None else "",
             csrf=self._form_keys.proof(key),
@@ -148,12 +152,12 @@ class Browsers:
             self.keep_key(answer, key)
         return answer
 
-    def _set(self, answer: Response, cookie: str, value: str, *, max_age: int | None) -> None:
+    def _set(self, answer: Response, cookie: str, value: str, *, max_age: int | None, path: str | None = None) -> None:
         answer.set_cookie(
             cookie,
             value,
             max_age=max_age,
-            path=self._root.path or "/",
+            path=path or self._root.path or "/",
             httponly=True,
             samesite="Lax",
             # With plain http on loopback without `Secure`: some browsers would not store the cookie.

@@ -1,6 +1,7 @@
 """/go, the page where a person types the user code that a device shows (reference 4.4)."""
 
-from typing import Literal
+import re
+from typing import Final, Literal
 from urllib.parse import urlencode
 
 from quart import Blueprint, Response, request
@@ -10,6 +11,7 @@ from broker.accounts.sessions import Session
 from broker.errors import DomainError, TooManyAttempts
 from protocols.http.accounts.browsers import (
     ACCOUNT_PARAMETER,
+    CONSOLE_PARAMETER,
     SHARE_PARAMETER,
     TRIAL_PARAMETER,
     Browsers,
@@ -21,6 +23,7 @@ from protocols.http.accounts.pages import pages_blueprint, redirect, render_page
 from protocols.http.reading import Query
 
 CHANGED = "This application asks for something else by now. Please look at it again."
+_CONSOLE_PAGE: Final = re.compile(r"/console(?:/[\w-]{1,64}){0,3}", re.ASCII)
 _OLD_FORM = "This form is no longer valid. Please enter the code again."
 
 
@@ -34,7 +37,8 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
         login_wanted = query.text("prompt") == "login"
         if session is None or login_wanted:
             return browsers.sign_in_page(request.query_string, login_wanted=login_wanted)
-        return _code_page(session, query.text("user_code") or "")
+        page = console_page(query.text(CONSOLE_PARAMETER))
+        return _code_page(session, query.text("user_code") or "") if page is None else redirect(page)
 
     @routes.post("/go")
     async def enter() -> Response:
@@ -59,20 +63,27 @@ def go_blueprint(device_codes: DeviceCodes, browsers: Browsers) -> Blueprint:
 
 def redirect_to_go(query: bytes) -> Response:
     """The redirect after the sign-in."""
-    return redirect(f"{accounts_path()}{after_sign_in(query)}")
+    return redirect(after_sign_in(query))
+
+
+def console_page(given: str | None) -> str | None:
+    """The path of a page of the console, if the text is one: it came from outside, and a redirect leads to it."""
+    return given if given is not None and _CONSOLE_PAGE.fullmatch(given) else None
 
 
 def after_sign_in(query: bytes) -> str:
-    """The accounts path on which a person goes on who came with the query string of /go. Only known parts are taken."""
-    given = Query(query)
+    """The path on which a person goes on who came with the query string of /go. Only known parts are taken."""
+    given, root = Query(query), accounts_path()
+    if (page := console_page(given.text(CONSOLE_PARAMETER))) is not None:
+        return page
     if (share := given.text(SHARE_PARAMETER)) is not None:
-        return f"/accept/share?{urlencode({'code': share})}"
+        return f"{root}/accept/share?{urlencode({'code': share})}"
     if (trial := given.text(TRIAL_PARAMETER)) is not None:
-        return f"/accept/trial?{urlencode({'code': trial})}"
+        return f"{root}/accept/trial?{urlencode({'code': trial})}"
     if (place := given.text(ACCOUNT_PARAMETER)) is not None:
-        return "/account/second-factor" if place == "second-factor" else "/account"
+        return f"{root}/account/second-factor" if place == "second-factor" else f"{root}/account"
     code = given.text("user_code")
-    return f"/go?{urlencode({'user_code': code})}" if code else "/go"
+    return f"{root}/go?{urlencode({'user_code': code})}" if code else f"{root}/go"
 
 
 async def _decide(

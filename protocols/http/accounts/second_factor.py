@@ -132,15 +132,15 @@ def second_factor_blueprint(factors: SecondFactors, browsers: Browsers, root: Ac
 
 
 def _way_on(form: FormData) -> tuple[str, str]:
-    """Where the person goes on after the setup: an accounts path, and the text of the link."""
-    query = form.query("continue")
+    """Where the person goes on after the setup: a path, and the text of the link."""
+    query, root = form.query("continue"), accounts_path()
     match form.text("page"):
         case "authorize":
-            return f"/authorize?{in_address(query, but='prompt')}", "Continue"
-        case "go" if (path := after_sign_in(query)) != "/account/second-factor":
+            return f"{root}/authorize?{in_address(query, but='prompt')}", "Continue"
+        case "go" if (path := after_sign_in(query)) != f"{root}/account/second-factor":
             return path, "Continue"
         case _:
-            return "/account", "Continue to your account"
+            return f"{root}/account", "Continue to your account"
 
 
 def _picture(address: str) -> str:

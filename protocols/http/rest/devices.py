@@ -11,7 +11,7 @@ from broker.accounts.tokens import Caller, TokenKind
 from broker.device_types.catalog import DeviceType
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.inventory import POLICIES, VENDOR_ID_TAKEN, DeviceChanges, NewDevice, Policy, name_findings
-from broker.devices.listing import Chosen, Ownership
+from broker.devices.listing import Chosen, Order, Ownership, SortedBy
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import BOOLEAN_ONLY, REQUIRED, Finding
@@ -68,6 +68,11 @@ class _OfUser(Shape):
     dt_name: (
         Annotated[str, text("Only devices of the type of exactly this name or unique name", longest=128)] | None
     ) = field(default=None, name="dt_name")
+    search: Annotated[
+        str, Meta(max_length=64, description="Only devices with this part in name or id, or in the name of their type")
+    ] = ""
+    sort: Annotated[SortedBy, about("By what the list is sorted; then by id")] = SortedBy.CREATED_ON
+    order: Order = Order.ASCENDING
     include_properties: _WithProperties = False
     include_share_info: Annotated[bool, about("Adds `sharedWithOthers` to own devices")] = False
     count: Count = 100
@@ -135,10 +140,17 @@ class DeviceCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=NAMED_USER,
         summary="A user's devices",
-        about="In the order of their creation. Entries tell who shares them only when asked.",
+        about="By default in the order of their creation. Entries tell who shares them only when asked.",
     )
     async def of_user(self, caller: Caller, user: UserRecord, query: _OfUser) -> NumberedPage[_Devices]:
-        chosen = Chosen(owner=query.owner, device_type=query.dtid, type_name=query.dt_name)
+        chosen = Chosen(
+            owner=query.owner,
+            device_type=query.dtid,
+            type_name=query.dt_name,
+            search=query.search,
+            sort=query.sort,
+            order=query.order,
+        )
         found, total = await self._lists.page(caller, user.key, chosen, offset=query.offset, count=query.count)
         entries = [
             device_entry(

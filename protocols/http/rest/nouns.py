@@ -13,6 +13,7 @@ from protocols.http.rest.device_properties import DevicePropertyCalls
 from protocols.http.rest.device_shares import DeviceShareCalls
 from protocols.http.rest.device_status import DeviceStatusCalls
 from protocols.http.rest.device_tokens import DeviceTokenCalls
+from protocols.http.rest.device_trail import DeviceTrailCalls
 from protocols.http.rest.device_types import DeviceTypeCalls
 from protocols.http.rest.devices import DeviceCalls
 from protocols.http.rest.export import ExportCalls
@@ -46,6 +47,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     DeviceCalls,
     DeviceTokenCalls,
     DeviceStatusCalls,
+    DeviceTrailCalls,
     DeviceShareCalls,
     RegistrationCalls,
     DeviceTypeCalls,

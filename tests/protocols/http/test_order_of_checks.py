@@ -83,6 +83,9 @@ DELETE /devices/{device}/providerauth -
 GET /devices/{device}/status 4001
 PUT /devices/{device}/status 400
 GET /devices/{device}/presence -
+GET /devices/{device}/failures 4001
+GET /devices/{device}/refusals -
+GET /devices/{device}/quota -
 POST /devices/{device}/shares 400
 GET /devices/{device}/shares 4001
 GET /devices/{device}/shares/{share} -

@@ -68,6 +68,9 @@ DELETE /devices/{}
 GET /devices/{}/tokens
 PUT /devices/{}/tokens
 DELETE /devices/{}/tokens
+GET /devices/{}/failures
+GET /devices/{}/refusals
+GET /devices/{}/quota
 POST /devices/{}/providerauth
 DELETE /devices/{}/providerauth
 GET /devices/{}/status

@@ -257,3 +257,29 @@ async def test_an_offer_says_what_and_whose(api: httpx.AsyncClient) -> None:
     assert (await api.get(f"/users/{ADA}/shares", headers=bearer(APPLICATION_TOKEN))).status_code == 403
     await api.delete(f"/devices/{KITCHEN}", headers=bearer(ADA_TOKEN))
     assert (await api.get("/users/self/shares", headers=bearer(BOB_TOKEN))).json()["total"] == 0
+
+
+async def test_a_part_of_name_type_or_id_is_searched(api: httpx.AsyncClient) -> None:
+    for text, found in (
+        ("kitchen", [KITCHEN]),
+        ("LIGHT", [KITCHEN, HALL]),
+        (HALL[:8], [HALL]),
+        (LIGHT_TYPE[:4], []),
+        ("%25", []),
+        ("k_tchen", []),
+        ("!", []),
+        ("nothing", []),
+        ("", [KITCHEN, HALL]),
+    ):
+        answer = await listed(api, ADA_TOKEN, f"search={text}")
+        assert (ids(answer), answer["total"]) == (found, len(found)), text
+
+
+async def test_the_list_is_sorted_as_asked(api: httpx.AsyncClient) -> None:
+    first, second = ids(await listed(api, ADA_TOKEN, "sort=name"))
+    assert ids(await listed(api, ADA_TOKEN, "sort=name&order=desc")) == [second, first]
+    assert ids(await listed(api, ADA_TOKEN, "sort=name&count=1&offset=1")) == [second]
+    assert ids(await listed(api, ADA_TOKEN)) == ids(await listed(api, ADA_TOKEN, "sort=createdOn&order=asc"))
+    for query in ("sort=age", "order=up", f"search={'x' * 65}"):
+        answer = await api.get(f"/users/self/devices?{query}", headers=bearer(ADA_TOKEN))
+        assert answer.json()["error"]["errors"][0][0]["field"] == query.partition("=")[0]

@@ -268,7 +268,7 @@ async def test_cookies(browser: Browser, fake_clock: FakeClock) -> None:
     assert (key["path"], key["httponly"], key["samesite"], key["secure"]) == ("/accounts", True, "Lax", "")
     session = cookies_of(await browser.sign_in(shown))["trunkline_session"]
     assert len(session.value) == 32
-    assert (session["path"], session["httponly"], session["samesite"]) == ("/accounts", True, "Lax")
+    assert (session["path"], session["httponly"], session["samesite"]) == ("/", True, "Lax")
     assert session["max-age"] == str(14 * 86_400)
     fake_clock.advance(14 * 86_400_000 - 1)
     assert (await browser.client.get("checkSession")).json() == {"data": {"message": "Session is valid"}}

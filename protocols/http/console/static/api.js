@@ -1,0 +1,199 @@
+// The public REST API with the token of this browser's session. The token is in this module's memory only.
+
+import { toast, showLine } from "./dom.js";
+
+const meta = (name) => document.querySelector(`meta[name="${name}"]`).content;
+export const REST = meta("rest");
+const ATTEMPTS = 6;
+let token = null;
+let goodUntil = 0;
+let asking = null;
+
+export class Refused extends Error {
+  constructor(status, body) {
+    const error = body?.error ?? {};
+    super(typeof error.message === "string" ? error.message : `The server answered ${status}.`);
+    this.status = status;
+    this.findings = (error.errors ?? []).flat();
+  }
+
+  // What a person can do about it, in one sentence
+  get text() {
+    if (this.findings.length) return this.findings.map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ");
+    return this.message;
+  }
+}
+
+// Whether the server answers: the bar at the top of the page shows it.
+
+const lost = new Set();
+
+export function reachable(who, yes) {
+  if (yes) lost.delete(who); else lost.add(who);
+  const bar = document.getElementById("connection");
+  bar.hidden = lost.size === 0;
+  if (lost.size === 0) bar.textContent = "";
+  else if (!bar.textContent) bar.textContent = "No connection to the server. Trying again…";
+}
+
+export function accessToken(fresh = false) {
+  if (!fresh && token !== null && Date.now() < goodUntil) return Promise.resolve(token);
+  asking ??= askForToken().finally(() => { asking = null; });
+  return asking;
+}
+
+async function askForToken() {
+  const answer = await patiently("token", () => fetch("/console/token",
+    { method: "POST", headers: { "X-Console": meta("csrf") } }));
+  if (answer.status === 401 || answer.status === 403) {
+    location.reload();  // the page leads to the sign-in, and back here
+    return new Promise(() => {});
+  }
+  const given = await answer.json();
+  token = given.accessToken;
+  goodUntil = Date.now() + (given.expiresIn - 60) * 1000;
+  return token;
+}
+
+// Again and again while the server cannot be reached
+async function patiently(who, send, attempts = Infinity) {
+  for (let attempt = 0; ; attempt += 1) {
+    try {
+      const answer = await send();
+      reachable(who, true);
+      return answer;
+    } catch (error) {
+      if (attempt + 1 >= attempts) throw error;
+      reachable(who, false);
+      await new Promise((resolve) => setTimeout(resolve, Math.min(8000, 500 * 2 ** attempt)));
+    }
+  }
+}
+
+export async function call(method, path, { query, body, quiet = false } = {}) {
+  const search = new URLSearchParams(Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== ""));
+  const url = `${REST}${path}${search.size ? `?${search}` : ""}`;
+  const answer = await respond(method, url, body);
+  const text = await answer.text();
+  let read = null;
+  try {
+    read = text ? JSON.parse(text) : null;
+  } catch { /* the refusal says the status */ }
+  if (!answer.ok) throw new Refused(answer.status, read);
+  if (method !== "GET" && !quiet) lastLine = curlLine(method, url, body);
+  return read;
+}
+
+async function respond(method, url, body) {
+  for (let attempt = 0; ; attempt += 1) {
+    const headers = { Authorization: `Bearer ${await accessToken(attempt === 1)}` };
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const send = () => fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    // Only reading is repeated: a change may have been made although its answer was lost.
+    const answer = await patiently("api", send, method === "GET" ? ATTEMPTS : 1);
+    if (answer.status === 401 && attempt === 0) continue;
+    if (answer.status === 429 && method === "GET" && attempt < 3) {
+      const seconds = Number(answer.headers.get("Retry-After") ?? 5);
+      if (seconds <= 60) {
+        toast(`Too many calls in a short time: going on in ${seconds} s.`, { seconds });
+        await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+        continue;
+      }
+    }
+    return answer;
+  }
+}
+
+export const get = (path, query) => call("GET", path, { query });
+
+// An answer that is text and no JSON
+export async function getText(path) {
+  const answer = await respond("GET", `${REST}${path}`);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
+  return answer.text();
+}
+
+// The file of an answer, with the bytes that have come so far
+export async function download(path, onProgress) {
+  const answer = await respond("GET", `${REST}${path}`);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
+  const total = Number(answer.headers.get("Content-Length") ?? 0);
+  const parts = [];
+  let size = 0;
+  for (const reader = answer.body.getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return new Blob(parts);
+    parts.push(value);
+    size += value.length;
+    onProgress(size, total);
+  }
+}
+
+// The same from a shell
+
+let lastLine = "";
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+export function curlLine(method, url, body) {
+  const words = ["curl", "-X", method, quoted(new URL(url, location.origin).href),
+    "-H", '"Authorization: Bearer $TRUNKLINE_TOKEN"'];
+  if (body !== undefined) words.push("-H", quoted("Content-Type: application/json"), "-d", quoted(JSON.stringify(body)));
+  return words.join(" ");
+}
+
+// Says that something was done, and offers the command that does the same
+export function done(text) {
+  const line = lastLine;
+  toast(text, { label: "As a command", action: () => showLine(line) });
+}
+
+// Runs what a button or form does, shows that it is under way, and shows a refusal at its fields.
+export async function attempt(work, { form, button } = {}) {
+  const buttons = [...(form?.querySelectorAll("button") ?? []), ...(button ? [button] : [])];
+  for (const one of buttons) one.disabled = true;
+  clearFindings(form);
+  try {
+    return await work();
+  } catch (error) {
+    if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
+    const text = error instanceof Refused ? error.text : "The server did not answer. Nothing is known to have changed.";
+    if (!form || !showFindings(form, error)) toast(text, { bad: true });
+    return undefined;
+  } finally {
+    for (const one of buttons) one.disabled = false;
+  }
+}
+
+function clearFindings(form) {
+  for (const one of form?.querySelectorAll(".finding") ?? []) one.remove();
+  for (const one of form?.querySelectorAll("[aria-invalid]") ?? []) {
+    one.removeAttribute("aria-invalid");
+    one.removeAttribute("aria-describedby");
+  }
+}
+
+// At the field that the API names, if the form has it; else above the buttons
+function showFindings(form, error) {
+  const findings = error.findings?.length ? error.findings : [{ field: "", messages: [error.message] }];
+  let first = null;
+  for (const { field, messages } of findings) {
+    const named = field && form.querySelector(`[name="${CSS.escape(field)}"]`);
+    const input = named && named.offsetParent !== null ? named : null;  // not one that is hidden
+    const note = document.createElement("p");
+    note.className = "finding";
+    note.id = `finding-${Math.random().toString(36).slice(2)}`;
+    note.textContent = input ? messages.join(", ") : `${field ? `${field}: ` : ""}${messages.join(", ")}`;
+    if (input) {
+      input.setAttribute("aria-invalid", "true");
+      input.setAttribute("aria-describedby", note.id);
+      input.after(note);
+      first ??= input;
+    } else {
+      note.setAttribute("role", "alert");
+      form.append(note);
+    }
+  }
+  first?.focus();
+  return true;
+}

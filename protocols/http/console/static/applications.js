@@ -1,0 +1,48 @@
+// The applications to which the person granted something, and how to end that.
+
+import { attempt, call, done, get } from "./api.js";
+import { $, empty, fill, h, heads, sure } from "./dom.js";
+
+const uid = $("meta[name=uid]").content;
+const names = new Map();
+
+async function load() {
+  const { data } = await get(`/users/${uid}/applications`);
+  if (data.applications.length === 0) {
+    fill($("#applications"), empty("No applications", "An application stands here after you have signed in through it and let it in."));
+    return;
+  }
+  await Promise.all(data.applications.flatMap((one) => one.permissions).map(({ dtid }) => learn(dtid)));
+  fill($("#applications"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Applications"),
+    heads("Name", "Made by", "May", ""),
+    h("tbody", {}, data.applications.map(row))));
+}
+
+async function learn(dtid) {
+  if (dtid === "*" || dtid === "profile" || names.has(dtid)) return;
+  names.set(dtid, dtid);
+  try {
+    names.set(dtid, (await get(`/devicetypes/${dtid}`)).data.name);
+  } catch { /* the id says enough */ }
+}
+
+function row(one) {
+  const what = one.permissions.map(({ dtid, permissions }) => {
+    const of = { "*": "devices of every type", profile: "your account" }[dtid] ?? `your devices of the type ${names.get(dtid)}`;
+    return h("div", {}, `${permissions.map((each) => ({ READ: "see", WRITE: "change" })[each] ?? each).join(" and ")} ${of}`);
+  });
+  return h("tr", {}, h("th", { scope: "row" }, one.name), h("td", { "data-label": "Made by" }, one.organization),
+    h("td", { "data-label": "May" }, what.length ? what : `see and change your devices of the types of ${one.organization}`),
+    h("td", { class: "size" }, h("button", { type: "button", class: "danger small", "aria-label": `Revoke ${one.name}`, onclick: (event) => revoke(one, event.target) }, "Revoke")));
+}
+
+async function revoke(one, button) {
+  const yes = await sure(`Revoke ${one.name}?`, "It is signed out at once. It has to ask you again before it sees anything.", "Revoke");
+  if (yes) await attempt(async () => {
+    await call("DELETE", `/users/${uid}/applications/${one.aid}`);
+    done(`${one.name} no longer sees anything of yours.`);
+    await load();
+  }, { button });
+}
+
+await attempt(load);

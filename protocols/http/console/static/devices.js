@@ -1,0 +1,192 @@
+// The list of devices: searched, sorted and paged by the server; status and values of the shown ones come by themselves.
+
+import { attempt, call, done, get } from "./api.js";
+import { $, empty, fill, h, shown, time, whole } from "./dom.js";
+import { manifestOf, snapshotLeaves } from "./manifest.js";
+import { follow } from "./sockets.js";
+
+const PAGE = 25;
+const VALUES = 3;
+const form = $("#find");
+const rows = $("#devices tbody");
+const uid = $("meta[name=uid]").content;
+let offset = Number(new URLSearchParams(location.search).get("offset") ?? 0) || 0;
+let stop = [];
+let newest = 0;
+
+function asked() {
+  const given = new FormData(form);
+  return { search: given.get("search").trim(), owner: given.get("owner"), sort: given.get("sort") };
+}
+
+async function load() {
+  const mine = newest += 1;
+  const { search, owner, sort } = asked();
+  const [by, order] = sort.split(" ");
+  const answer = await get(`/users/${uid}/devices`, { search, owner, sort: by, order, count: PAGE, offset, includeShareInfo: true });
+  if (mine !== newest) return;
+  if (answer.data.devices.length === 0 && offset > 0 && answer.total > 0) {
+    offset = Math.floor((answer.total - 1) / PAGE) * PAGE;
+    return void load();
+  }
+  remember({ search, owner, sort });
+  show(answer, search || owner !== "ALL");
+}
+
+function remember({ search, owner, sort }) {
+  const query = new URLSearchParams();
+  if (search) query.set("search", search);
+  if (owner !== "ALL") query.set("owner", owner);
+  if (sort !== form.sort.options[0].value) query.set("sort", sort);
+  if (offset) query.set("offset", offset);
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+}
+
+async function show({ data: { devices }, total }, isFiltered) {
+  for (const end of stop) end();
+  stop = [];
+  $("#number").textContent = whole(total);
+  const none = $("#none");
+  none.hidden = devices.length > 0;
+  $("#devices").hidden = devices.length === 0;
+  if (devices.length === 0) {
+    fill(none, isFiltered
+      ? empty("No device fits", "Try another word, or another choice beside it.")
+      : empty("No devices yet", "Add one, and its page shows the lines that send its first message.",
+        h("a", { class: "button", href: "/console/devices/new" }, "Add a device")));
+  }
+  const shownRows = new Map(devices.map((device) => [device.id, new Row(device)]));
+  fill(rows, [...shownRows.values()].map((row) => row.element));
+  pages(total, devices.length);
+  if (devices.length) await watch(shownRows);
+}
+
+function pages(total, count) {
+  $("#range").textContent = count ? `${whole(offset + 1)}–${whole(offset + count)} of ${whole(total)}` : "";
+  $("#earlier").disabled = offset === 0;
+  $("#later").disabled = offset + count >= total;
+  $("#pages").hidden = total <= PAGE;
+}
+
+async function watch(shownRows) {
+  const ids = [...shownRows.keys()].join(",");
+  const refresh = async () => {
+    const { data } = await get("/devices/status", { dids: ids });
+    for (const one of data) shownRows.get(one.did)?.status(one.data);
+  };
+  stop.push(
+    // Both feeds fetch the state after they have come back; at the start one of them is enough.
+    follow("live", { sdids: ids }, (frame) => shownRows.get(frame.sdid)?.message(frame), refresh),
+    follow("events", { dids: ids, events: "device.status.*" }, (frame) => {
+      shownRows.get(frame.data.did)?.availability(frame.event.split(".").at(-1));
+    }),
+  );
+  const types = new Map();
+  for (const { device } of shownRows.values()) types.set(`${device.dtid} ${device.manifestVersion}`, device);
+  for (const device of types.values()) {
+    get(`/devicetypes/${device.dtid}`).then(({ data }) => {
+      for (const row of shownRows.values()) if (row.device.dtid === device.dtid) row.type.textContent = data.name;
+    }).catch(() => {});
+    manifestOf(device.dtid, device.manifestVersion).then(({ fields }) => {
+      for (const row of shownRows.values()) if (row.device.dtid === device.dtid) row.takes(fields);
+    }).catch(() => {});
+  }
+}
+
+class Row {
+  constructor(device) {
+    this.device = device;
+    this.values = new Map();
+    this.fields = new Map();
+    this.badge = h("span", { class: "badge unknown" }, "…");
+    this.cell = h("td", { class: "values", "data-label": "Latest values" }, h("span", { class: "skeleton inline" }));
+    this.last = h("td", { class: "when", "data-label": "Last message" });
+    const notes = [];
+    if (device.sharedWithMe) notes.push(h("small", { class: "tag" }, "shared with you"));
+    if (device.sharedWithOthers) notes.push(h("small", { class: "tag" }, "shared"));
+    if (!device.connected) notes.push(h("small", { class: "tag" }, "disabled"));
+    this.type = h("span", { class: "type" }, "\u00a0");
+    this.element = h("tr", {},
+      h("th", { scope: "row" }, h("div", {}, h("a", { href: `/console/devices/${device.id}` }, device.name), notes, this.type)),
+      h("td", { "data-label": "Status" }, this.badge), this.cell, this.last);
+  }
+
+  status({ availability, snapshot, lastMessageTs }) {
+    this.availability(availability);
+    for (const [path, one] of snapshotLeaves(snapshot)) this.values.set(path, one.value);
+    this.paint();
+    fill(this.last, lastMessageTs ? time(lastMessageTs) : "never");
+  }
+
+  availability(is) {
+    this.badge.className = `badge ${is}`;
+    this.badge.textContent = is;
+  }
+
+  message(frame) {
+    if (frame.type === "action") return;
+    for (const [path, value] of flat(frame.data)) this.values.set(path, value);
+    this.paint();
+    fill(this.last, time(frame.ts));
+    this.element.classList.remove("fresh");
+    void this.element.offsetWidth;  // begins the animation anew
+    this.element.classList.add("fresh");
+  }
+
+  takes(fields) {
+    this.fields = fields;
+    this.paint();
+  }
+
+  paint() {
+    const found = [...this.values].slice(0, VALUES);
+    if (found.length === 0) {
+      fill(this.cell, "–");
+      return;
+    }
+    fill(this.cell, found.map(([path, value]) => h("span", { class: "value" }, h("small", {}, path),
+      h("b", {}, shown(value, this.fields.get(path)?.unit)))),
+    this.values.size > VALUES ? h("small", { class: "more" }, `+${this.values.size - VALUES}`) : null);
+  }
+}
+
+function* flat(data, prefix = "") {
+  for (const [name, one] of Object.entries(data ?? {})) {
+    if (one !== null && typeof one === "object" && !Array.isArray(one)) yield* flat(one, `${prefix}${name}.`);
+    else yield [prefix + name, one];
+  }
+}
+
+// What others offer to share
+
+async function offers() {
+  const { data } = await get(`/users/${uid}/shares`, { filter: "WAITING", count: 10 });
+  const box = $("#offers");
+  for (const share of data.shares) {
+    const answer = (status, text) => attempt(async () => {
+      await call("PUT", `/devices/${share.did}/shares/${share.id}`, { body: { status } });
+      note.remove();
+      done(text);
+      await load();
+    }, { button: note.querySelector("button") });
+    const note = h("div", { class: "notice" }, h("p", {}, "Somebody shares ", h("b", {}, share.deviceName), " with you."),
+      h("div", { class: "row" },
+        h("button", { type: "button", class: "small", onclick: () => answer("ACCEPTED", `${share.deviceName} is in your list.`) }, "Accept"),
+        h("button", { type: "button", class: "quiet small", onclick: () => answer("REJECTED", "The offer was declined.") }, "Decline")));
+    box.append(note);
+  }
+}
+
+let typing = 0;
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("input", (event) => {
+  clearTimeout(typing);
+  typing = setTimeout(() => { offset = 0; attempt(load); }, event.target.name === "search" ? 200 : 0);
+});
+$("#earlier").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); attempt(load); });
+$("#later").addEventListener("click", () => { offset += PAGE; attempt(load); });
+
+const before = new URLSearchParams(location.search);
+for (const name of ["search", "owner", "sort"]) if (before.get(name)) form.elements[name].value = before.get(name);
+
+await attempt(() => Promise.all([load(), offers()]));

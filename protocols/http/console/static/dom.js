@@ -1,0 +1,149 @@
+// Elements, texts, times and short messages. Everything from the API becomes text: nothing here parses HTML.
+
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const $ = (selector, root = document) => root.querySelector(selector);
+
+export function fill(parent, ...children) {
+  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  parent.removeAttribute("aria-busy");
+}
+
+// Times, in the browser's zone and language
+
+const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const RELATIVE = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [2592000, "day", 86400],
+  [31536000, "month", 2592000], [Infinity, "year", 31536000]];
+
+export const fullTime = (ms) => FULL.format(ms);
+export const clockTime = (ms) => CLOCK.format(ms);
+
+export function ago(ms) {
+  const seconds = (ms - Date.now()) / 1000;
+  if (Math.abs(seconds) < 5) return "just now";
+  const [, unit, size] = STEPS.find(([below]) => Math.abs(seconds) < below);
+  return RELATIVE.format(Math.round(seconds / size), unit);
+}
+
+export function time(ms) {
+  return h("time", { datetime: new Date(ms).toISOString(), title: fullTime(ms), "data-ms": ms }, ago(ms));
+}
+
+setInterval(() => {
+  for (const one of document.querySelectorAll("time[data-ms]")) {
+    const text = ago(Number(one.dataset.ms));
+    if (one.textContent !== text) one.textContent = text;
+  }
+}, 5000);
+
+// Numbers and values
+
+const NUMBER = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 6 });
+const WHOLE = new Intl.NumberFormat();
+const UNITS = ["bytes", "KB", "MB", "GB"];
+
+export const whole = (number) => WHOLE.format(number);
+
+export function shown(value, unit = "") {
+  if (typeof value === "number") return `${NUMBER.format(value)}${unit ? `\u00a0${unit}` : ""}`;
+  if (value === true) return "on";
+  if (value === false) return "off";
+  if (Array.isArray(value)) return value.map((one) => shown(one)).join(", ");
+  if (value !== null && typeof value === "object") return JSON.stringify(value);
+  return `${value}${unit ? `\u00a0${unit}` : ""}`;
+}
+
+export function fileSize(bytes) {
+  let size = bytes, step = 0;
+  while (size >= 1000 && step < UNITS.length - 1) [size, step] = [size / 1000, step + 1];
+  return `${NUMBER.format(Math.round(size * 10) / 10)} ${UNITS[step]}`;
+}
+
+// The head of a table; "" is a column of buttons
+export function heads(...texts) {
+  const cells = texts.map((text) => {
+    const isNumber = text.endsWith("#");
+    const name = isNumber ? text.slice(0, -1) : text;
+    return h("th", { scope: "col", class: isNumber ? "size" : undefined }, name || h("span", { class: "unseen" }, "What you can do"));
+  });
+  return h("thead", {}, h("tr", {}, cells));
+}
+
+// Short messages, with an undo or a second thing to do
+
+export function toast(text, { action, label = "Undo", bad = false, seconds = 8 } = {}) {
+  const box = $("#toasts");
+  const close = () => note.remove();
+  const note = h("div", { class: bad ? "toast bad" : "toast", role: bad ? "alert" : "status" }, h("span", {}, text),
+    action ? h("button", { type: "button", class: "quiet small", onclick: () => { close(); action(); } }, label) : null,
+    h("button", { type: "button", class: "plain small", "aria-label": "Close this message", onclick: close }, "×"));
+  box.append(note);
+  while (box.children.length > 3) box.firstChild.remove();
+  const wait = () => setTimeout(close, seconds * 1000);
+  let timer = wait();
+  note.addEventListener("focusin", () => clearTimeout(timer));
+  note.addEventListener("mouseenter", () => clearTimeout(timer));
+  note.addEventListener("mouseleave", () => { timer = wait(); });
+  return close;
+}
+
+export function copyButton(text, what) {
+  const button = h("button", { type: "button", class: "quiet small copy", "aria-label": `Copy ${what}` }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+      button.textContent = "Copied";
+    } catch {
+      // Without TLS browsers give no clipboard: the line is selected instead, ready for the keyboard.
+      const line = button.parentElement.querySelector("code, pre");
+      if (line) getSelection().selectAllChildren(line);
+      button.textContent = "Press Ctrl+C";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  return button;
+}
+
+// Asks before what cannot be undone. Gives whether the person agreed.
+export function sure(title, text, label) {
+  return new Promise((resolve) => {
+    const dialog = h("dialog", { "aria-labelledby": "sure-title" },
+      h("form", { method: "dialog" }, h("h2", { id: "sure-title" }, title), h("p", {}, text),
+        h("div", { class: "row end" }, h("button", { class: "quiet", value: "no" }, "Cancel"),
+          h("button", { class: "danger", value: "yes" }, label))));
+    dialog.addEventListener("close", () => { resolve(dialog.returnValue === "yes"); dialog.remove(); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+export const showLine = (line) => showText("The same from a shell", line, "Put an access token into the variable TRUNKLINE_TOKEN first.");
+
+export function showText(title, line, hint) {
+  const dialog = h("dialog", { "aria-labelledby": "line-title" },
+    h("form", { method: "dialog" }, h("h2", { id: "line-title" }, title),
+      h("div", { class: "line" }, h("pre", { tabindex: "0" }, h("code", {}, line)), copyButton(line, "the text")),
+      h("p", { class: "hint" }, hint),
+      h("div", { class: "row end" }, h("button", { class: "quiet" }, "Close"))));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+// What to do where there is nothing yet
+export const empty = (title, text, ...more) => h("div", { class: "empty" }, h("p", {}, h("b", {}, title)), h("p", {}, text), ...more);
+
+export const skeleton = (rows) => Array.from({ length: rows }, () => h("p", { class: "skeleton", "aria-hidden": "true" }));

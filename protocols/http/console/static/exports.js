@@ -1,0 +1,76 @@
+// Exports of messages: asking for one, how far it is, and its file.
+
+import { attempt, call, done, download, get } from "./api.js";
+import { $, empty, fileSize, fill, fullTime, h, heads, time, toast, whole } from "./dom.js";
+
+const uid = $("meta[name=uid]").content;
+const DAY_MS = 86400000;
+const AGAIN_MS = 2000;
+const form = $("#ask");
+let timer = 0;
+
+// A time as a field of this kind takes it, in the browser's zone
+const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+
+form.elements.startDate.value = local(Date.now() - DAY_MS);
+form.elements.endDate.value = local(Date.now() + 60000);
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(async () => {
+    const given = form.elements;
+    const body = { startDate: new Date(given.startDate.value).getTime(), endDate: new Date(given.endDate.value).getTime(), format: given.format.value };
+    await call("POST", "/messages/export", { body: given.sdids.value ? { ...body, sdids: given.sdids.value } : { ...body, uids: uid } });
+    done("The export has begun. You may leave this page meanwhile.");
+    await load();
+  }, { form });
+});
+
+async function load() {
+  clearTimeout(timer);
+  const { data } = await get("/messages/export/history", { count: 25 });
+  if (data.exports.length === 0) {
+    fill($("#exports"), empty("No exports yet", "Choose a range above, and take your messages with you as one archive."));
+    return;
+  }
+  fill($("#exports"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "Exports"),
+    heads("Asked for", "Range", "State", "Messages#", "Size#", ""),
+    h("tbody", {}, data.exports.map(row))));
+  if (data.exports.some((one) => ["Received", "InProgress"].includes(one.status))) timer = setTimeout(() => attempt(load), AGAIN_MS);
+}
+
+function row(one) {
+  const { request } = one;
+  const kind = { Success: "good", Served: "good", Failure: "bad" }[one.status] ?? "";
+  const words = { Received: "waiting", InProgress: "being written", Success: "ready", Served: "ready, downloaded before", Failure: "failed", Expired: "deleted after 24 hours" };
+  const isOn = ["Received", "InProgress"].includes(one.status);
+  return h("tr", {}, h("td", { class: "when", "data-label": "Asked for" }, time(request.requestDate)),
+    h("td", { "data-label": "Range" }, `${fullTime(request.startDate)} to ${fullTime(request.endDate)}, ${request.format === "csv1" ? "CSV" : "JSON"}`),
+    h("td", { "data-label": "State" }, h("span", { class: `badge ${kind}` }, words[one.status] ?? one.status), isOn ? h("progress", { "aria-label": "The export is being written" }) : null),
+    h("td", { class: "size", "data-label": "Messages" }, one.totalMessages === undefined ? "" : whole(one.totalMessages)),
+    h("td", { class: "size", "data-label": "Size" }, one.fileSize === undefined ? "" : fileSize(one.fileSize)),
+    h("td", {}, kind === "good" ? h("button", { type: "button", class: "small", "aria-label": `Download the export of ${fullTime(request.requestDate)}`, onclick: (event) => save(one, event.target) }, "Download") : null));
+}
+
+function save(one, button) {
+  attempt(async () => {
+    const bar = h("progress", { max: 1, "aria-label": "Progress of the download" });
+    button.after(bar);
+    try {
+      const blob = await download(`/messages/export/${one.exportId}/result`, (size, total) => { if (total) bar.value = size / total; });
+      const link = h("a", { href: URL.createObjectURL(blob), download: `${one.exportId}.tgz` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+      toast(`${one.exportId}.tgz is in your downloads.`);
+    } finally {
+      bar.remove();
+    }
+    await load();
+  }, { button });
+}
+
+async function devices() {
+  const { data } = await get(`/users/${uid}/devices`, { owner: "ME", sort: "name", count: 100 });
+  form.elements.sdids.append(...data.devices.map((device) => h("option", { value: device.id }, device.name)));
+}
+
+await attempt(() => Promise.all([load(), devices()]));

@@ -1,0 +1,88 @@
+// One scene: its Actions, activating it, and its text.
+
+import { attempt, call, done, get, getText } from "./api.js";
+import { $, h, showText, toast } from "./dom.js";
+import { actionRow, isPlainAction, removable } from "./parts.js";
+
+const form = $("#scene");
+let id = form.dataset.id;
+let scene = null;
+
+const nameOf = (at) => (path) => `actions.${at}.${path}`;
+
+// An Action that the form cannot change, such as one to every device of a type, is kept as it is.
+function keptRow(one) {
+  const { selector, dtid } = one.ddid;
+  const isPlain = selector === "every" && !one.parameters;
+  const item = h("li", { class: "part" }, isPlain ? h("span", {}, h("b", {}, one.action), ` to every device of the type ${dtid}`)
+    : h("code", {}, JSON.stringify(one)));
+  item.read = () => one;
+  return removable(item, "this Action");
+}
+
+async function add(one) {
+  const at = $("#actions").children.length;
+  const row = one && !isPlainAction(one) ? keptRow(one) : await actionRow(one, nameOf(at));
+  $("#actions").append(row);
+  return row;
+}
+
+function take(data) {
+  scene = data;
+  $("#title").textContent = scene.name;
+  document.title = `${scene.name} · Trunkline`;
+  $("#tools").hidden = false;
+  const problem = scene.error?.errors?.flat().map((one) => `${one.field}: ${one.messages.join(", ")}`).join("; ");
+  $("#invalid").hidden = !problem;
+  $("#invalid").textContent = problem ?? "";
+  $("#activate").disabled = Boolean(problem);
+}
+
+$("#add-action").addEventListener("click", async () => (await add()).querySelector("select").focus());
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(async () => {
+    const body = { name: form.elements.name.value, description: form.elements.description.value, actions: [...$("#actions").children].map((one) => one.read()) };
+    const { data } = id ? await call("PUT", `/scenes/${id}`, { body }) : await call("POST", "/scenes", { body });
+    if (!id) {
+      id = data.id;
+      history.replaceState(null, "", `/console/scenes/${id}`);
+    }
+    take(data);
+    done("The scene is saved.");
+  }, { form });
+});
+$("#activate").addEventListener("click", (event) => attempt(async () => {
+  await call("POST", `/scenes/${id}`, { body: {} });
+  done(`${scene.name} is activated.`);
+}, { button: event.target }));
+$("#as-text").addEventListener("click", (event) => attempt(async () => {
+  showText(`${scene.name} as text`, await getText(`/scenes/${id}/provision`), "In a provision file, “trunkline provision” makes or changes this scene.");
+}, { button: event.target }));
+$("#delete").addEventListener("click", (event) => attempt(async () => {
+  await call("DELETE", `/scenes/${id}`);
+  const { name, description, actions } = scene;
+  id = "";
+  $("#tools").hidden = true;
+  $("#title").textContent = "Deleted scene";
+  toast(`${name} is deleted.`, {
+    seconds: 30,
+    action: () => attempt(async () => {
+      const { data } = await call("POST", "/scenes", { body: { name, description, actions } });
+      location.assign(`/console/scenes/${data.id}`);
+    }),
+  });
+}, { button: event.target }));
+
+await attempt(async () => {
+  if (!id) {
+    await add();
+    $("#name").focus();
+    return;
+  }
+  const { data } = await get(`/scenes/${id}`);
+  take(data);
+  form.elements.name.value = data.name;
+  form.elements.description.value = data.description ?? "";
+  for (const one of data.actions) await add(one);
+});

@@ -1,0 +1,44 @@
+// With whom the device is shared.
+
+import { attempt, call, done, get } from "./api.js";
+import { $, fill, h, time } from "./dom.js";
+
+export class Sharing {
+  constructor(did) {
+    this.path = `/devices/${did}/shares`;
+    this.form = $("#share");
+    $("#share-box").hidden = false;
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      attempt(async () => {
+        const email = this.form.elements.email.value;
+        await call("POST", this.path, { body: { email } });
+        this.form.reset();
+        done(`${email} gets a mail, and sees the device after accepting.`);
+        await this.load();
+      }, { form: this.form });
+    });
+    attempt(() => this.load());
+  }
+
+  async load() {
+    const { data } = await get(this.path);
+    fill($("#shares"), data.shares.length === 0
+      ? h("p", { class: "hint" }, "Nobody else sees this device. Whoever accepts a share sees its messages and may send it Actions.")
+      : h("table", {}, h("caption", { class: "unseen" }, "Shares"), h("tbody", {}, data.shares.map((share) => this.row(share)))));
+  }
+
+  row(share) {
+    const status = share.status.toLowerCase();
+    return h("tr", {}, h("th", { scope: "row" }, share.email),
+      h("td", {}, h("span", { class: `badge ${status === "accepted" ? "good" : ""}` }, status)), h("td", { class: "when" }, time(share.sharedOn)),
+      h("td", { class: "size" }, h("button", {
+        type: "button", class: "quiet small", "aria-label": `Stop sharing with ${share.email}`,
+        onclick: (event) => attempt(async () => {
+          await call("DELETE", `${this.path}/${share.id}`);
+          done(`${share.email} no longer sees the device.`);
+          await this.load();
+        }, { button: event.target }),
+      }, "Stop")));
+  }
+}

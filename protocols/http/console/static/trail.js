@@ -1,0 +1,117 @@
+// Where did my message go? What the device sent lately: taken, failed and refused, and Actions to it, in one list.
+
+import { get } from "./api.js";
+import { $, clockTime, empty, fill, fullTime, h, heads } from "./dom.js";
+
+const SHOWN = 12;
+const KEPT = 100;
+const AGAIN_MS = 20000;
+
+export class Trail {
+  constructor(did, manifest, onLoss) {
+    this.did = did;
+    this.manifest = manifest;
+    this.entries = new Map();
+    setInterval(() => { if (!document.hidden) this.again().catch(() => {}); }, AGAIN_MS);
+    this.onLoss = onLoss;
+  }
+
+  // Gives the data messages, the newest first.
+  async load() {
+    const end = Date.now() + 60000;
+    const [messages, actions] = await Promise.all([
+      get("/messages/last", { sdids: this.did, count: 100 }),
+      get("/actions", { ddid: this.did, startDate: 0, endDate: end, order: "desc", count: KEPT }),
+      this.losses(),
+    ]);
+    for (const one of [...messages.data, ...actions.data]) this.take(one);
+    this.paint();
+    return messages.data;
+  }
+
+  async again() {
+    await this.losses();
+    this.paint();
+    if (this.hasLosses) this.onLoss();
+  }
+
+  get hasLosses() {
+    return [...this.entries.values()].some((one) => one.kind === "bad");
+  }
+
+  async losses() {
+    if (this.isForeign) return;
+    try {
+      const [failures, refusals] = await Promise.all([
+        get(`/devices/${this.did}/failures`, { count: KEPT }), get(`/devices/${this.did}/refusals`)]);
+      for (const one of failures.data.failures) {
+        this.put(one.mid, one.cts, "failed", "bad", one.payload, this.reasonOf(one));
+      }
+      refusals.data.refusals.forEach((one) => this.put(`refused ${one.ts} ${one.message}`, one.ts, "refused", "bad", "",
+        `${one.message} (${one.code}), from ${one.actor || "somebody"}${one.address ? ` at ${one.address}` : ""}`));
+    } catch (error) {
+      if (error.status !== 403) throw error;
+      this.isForeign = true;  // failures are the owner's to see
+    }
+  }
+
+  // A failed message has no field that the Manifest knows: say which it had, and which would have been known.
+  reasonOf({ reason, payload }) {
+    let sent = [];
+    try {
+      sent = Object.keys(JSON.parse(payload));
+    } catch { /* it was no JSON object */ }
+    const known = [...this.manifest.fields.keys()].slice(0, 8).join(", ");
+    if (sent.length === 0 || !known) return reason;
+    return `${reason}: the message had ${sent.slice(0, 8).join(", ")}; the type has ${known}`;
+  }
+
+  add(frame) {
+    this.take(frame);
+    this.paint();
+  }
+
+  take(one) {
+    if (one.type === "action" || one.ddid) {
+      const names = (one.data.actions ?? []).map((action) => action.name).join(", ");
+      this.put(one.mid, one.cts, "Action", "", JSON.stringify(one.data), `${names}, sent to the device`);
+    } else this.put(one.mid, one.cts, "taken", "good", JSON.stringify(one.data), one.ts === one.cts ? "" : `with the time ${fullTime(one.ts)}`);
+  }
+
+  put(key, at, what, kind, text, note) {
+    this.entries.set(key, { at, what, kind, text, note });
+    if (this.entries.size > 4 * KEPT) this.entries = new Map(this.sorted().slice(0, KEPT));
+  }
+
+  sorted() {
+    return [...this.entries].sort(([, a], [, b]) => b.at - a.at);
+  }
+
+  paint() {
+    const found = this.sorted().slice(0, this.isLong ? KEPT : SHOWN);
+    $("#trail-note").textContent = this.isForeign ? "" : "also what failed in 7 days, and the last refusals";
+    if (found.length === 0) {
+      fill($("#trail"), empty("Nothing came yet", "Each message stands here at once: taken, failed or refused, and why."));
+      return;
+    }
+    this.body ??= this.table();
+    const rows = found.map(([key, one]) => {
+      one.row ??= h("tr", { class: "fresh" }, h("td", { class: "when", "data-label": "Time", title: fullTime(one.at) }, clockTime(one.at)),
+        h("td", { "data-label": "What" }, h("span", { class: `badge ${one.kind}` }, one.what)),
+        h("td", { "data-label": "Data" }, one.text ? h("code", {}, one.text) : null, one.note ? h("div", { class: "soft" }, one.note) : null));
+      return one.row;
+    });
+    // Only what changed is moved, so that a selection in the list stays.
+    rows.forEach((row, at) => { if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null); });
+    while (this.body.children.length > rows.length) this.body.lastChild.remove();
+    this.more.hidden = this.isLong || this.entries.size <= SHOWN;
+  }
+
+  table() {
+    const body = h("tbody");
+    this.more = h("p", { hidden: true }, h("button", { type: "button", class: "quiet small", onclick: () => { this.isLong = true; this.paint(); } }, "Show more"));
+    fill($("#trail"), h("table", { class: "cards trail" }, h("caption", { class: "unseen" }, "The latest messages"),
+      heads("Time", "What", "Data"), body), this.more);
+    return body;
+  }
+}

@@ -1,0 +1,47 @@
+// The values of the device now, with units, as they come.
+
+import { $, empty, fill, h, heads, shown, time } from "./dom.js";
+import { valueAt } from "./manifest.js";
+
+export class Values {
+  constructor(manifest) {
+    this.manifest = manifest;
+    this.rows = new Map();
+    this.box = $("#values");
+  }
+
+  take(leaves) {
+    for (const [path, value, ts] of leaves) {
+      const known = this.rows.get(path);
+      if (known && known.ts > ts) continue;
+      if (known) {
+        known.ts = ts;
+        fill(known.value, shown(value, this.unit(path)));
+        fill(known.when, time(ts));
+      } else this.add(path, value, ts);
+    }
+    if (this.rows.size === 0) fill(this.box, empty("No values yet", "They stand here once the device has sent a message."));
+  }
+
+  message(frame) {
+    const sent = [...this.manifest.fields.keys()].map((path) => [path, valueAt(frame.data, path), frame.ts]);
+    this.take(sent.filter(([, value]) => value !== undefined));
+  }
+
+  unit(path) {
+    return this.manifest.fields.get(path)?.unit ?? "";
+  }
+
+  add(path, value, ts) {
+    if (this.rows.size === 0) {
+      this.body = h("tbody");
+      fill(this.box, h("table", {}, h("caption", { class: "unseen" }, "The latest value of each field"),
+        heads("Field", "Value#", "Time"),
+        this.body));
+    }
+    const row = { ts, value: h("td", { class: "size" }, shown(value, this.unit(path))), when: h("td", { class: "when" }, time(ts)) };
+    this.rows.set(path, row);
+    const about = this.manifest.fields.get(path)?.description;
+    this.body.append(h("tr", {}, h("th", { scope: "row", title: about || undefined }, path), row.value, row.when));
+  }
+}

@@ -1,0 +1,29 @@
+"""The scripts and the style sheet of the console. Their path has a digest of all of them, so browsers may keep them."""
+
+import hashlib
+from importlib.resources import files
+from typing import Final
+
+from quart import Blueprint, Response
+from werkzeug.exceptions import NotFound
+
+_TYPES: Final = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+_FOREVER: Final = "public, max-age=31536000, immutable"
+
+
+class StaticFiles:
+    def __init__(self) -> None:
+        folder = files("protocols.http.console").joinpath("static")
+        self._contents = {one.name: one.read_bytes() for one in folder.iterdir()}
+        digest = hashlib.sha256(b"".join(self._contents[name] for name in sorted(self._contents)))
+        self.root: Final = f"/console/static/{digest.hexdigest()[:16]}"
+
+    def install(self, routes: Blueprint) -> None:
+        @routes.get(f"{self.root}/<name>")
+        async def static_file(name: str) -> Response:
+            content = self._contents.get(name)
+            if content is None:
+                raise NotFound
+            answer = Response(content, content_type=_TYPES[name.rpartition(".")[2]])
+            answer.headers["Cache-Control"] = _FOREVER
+            return answer

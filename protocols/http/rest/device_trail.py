@@ -1,0 +1,127 @@
+"""/devices/…/failures, …/refusals and …/quota: what became of messages that no search shows (reference 9.6)."""
+
+from typing import Annotated
+
+from broker.accounts.permissions import Permission
+from broker.devices.registry import Device
+from broker.limits.allowance import Usage
+from broker.limits.room import LimitsRoom
+from broker.messages.room import MessagesRoom
+from protocols.http.calls import USER_OR_APPLICATION, Chapter, RestCall, RestCalls
+from protocols.http.openapi import samples
+from protocols.http.rest.named import named_device
+from protocols.http.schema import Amount, Data, NumberedPage, Paging, Shape, Timestamp, about
+
+
+class _Failure(Shape):
+    example = {
+        "mid": samples.MID,
+        "cts": samples.CTS,
+        "reason": "nothing remained after normalization",
+        "payload": '{"opne":true}',
+    }
+
+    mid: Annotated[str, about("The id that its sender got")]
+    cts: Timestamp
+    reason: str
+    payload: Annotated[str, about("As it came; bytes that are not text begin with `hex:`")]
+
+
+class _Failures(Shape):
+    failures: list[_Failure]
+
+
+class _Refusal(Shape):
+    example = {
+        "ts": samples.TS,
+        "code": 400,
+        "message": "Invalid ts value (in future)",
+        "actor": f"device {samples.DID}",
+        "address": "192.0.2.17",
+    }
+
+    ts: Timestamp
+    code: int
+    message: str
+    actor: Annotated[str, about("Who sent it: `device`, `user` or `application`, and the id")]
+    address: Annotated[str, about("Where it came from")]
+
+
+class _Refusals(Shape):
+    refusals: list[_Refusal]
+
+
+class _Usage(Shape):
+    example = {"used": 27, "limit": 100_000, "since": samples.TS, "until": samples.CTS}
+
+    used: Amount
+    limit: Annotated[int, about("-1 is unlimited")]
+    since: Timestamp
+    until: Annotated[Timestamp, about("When counting begins anew")]
+
+
+class _Quota(Shape):
+    organization: Annotated[_Usage, about("Units of the organization of the type, in this month")] | None
+    device: Annotated[_Usage, about("Messages of this device, in this day; null without a plan")] | None
+
+
+class DeviceTrailCalls(RestCalls):
+    chapter = Chapter(
+        "Lost messages",
+        "What became of messages that no search shows: those that failed, and those that were refused; and how much of "
+        "the quotas is used.",
+    )
+
+    def __init__(self, messages: MessagesRoom, limits: LimitsRoom) -> None:
+        self._history = messages.history
+        self._refused = messages.ingest.refused
+        self._quotas = limits.charged
+
+    @RestCall(
+        "GET",
+        "/devices/{did}/failures",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Failed messages of a device",
+        about="The newest first. These messages were accepted, and nothing of them remained when the Manifest was "
+        "applied. They are kept for 7 days. For the owner only.",
+    )
+    async def failures(self, device: Device, query: Paging) -> NumberedPage[_Failures]:
+        found, total = await self._history.failed(device, offset=query.offset, limit=query.count)
+        entries = [_Failure(mid, row.cts, row.reason, row.payload) for mid, row in found]
+        return NumberedPage(_Failures(entries), total, query.offset, len(entries))
+
+    @RestCall(
+        "GET",
+        "/devices/{did}/refusals",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.MANAGE),
+        summary="Messages that a device was refused",
+        about="The last 20 messages of this device and Actions to it that were refused, the newest first. They are in "
+        "memory only: a restart forgets them. For the owner only.",
+    )
+    async def refusals(self, device: Device) -> Data[_Refusals]:
+        return Data(
+            _Refusals(
+                [_Refusal(one.at_ms, one.status, one.text, one.actor, one.address) for one in self._refused.of(device)]
+            )
+        )
+
+    @RestCall(
+        "GET",
+        "/devices/{did}/quota",
+        tokens=USER_OR_APPLICATION,
+        on=named_device(Permission.READ),
+        summary="How much of the quotas is used",
+        about="Both are null where the operator has turned quotas off.",
+    )
+    async def quota(self, device: Device) -> Data[_Quota]:
+        if self._quotas is None:
+            return Data(_Quota(None, None))
+        standing = self._quotas.standing(device)
+        of_device = None if standing.device is None else _usage(standing.device)
+        return Data(_Quota(_usage(standing.organization), of_device))
+
+
+def _usage(usage: Usage) -> _Usage:
+    return _Usage(usage.used, usage.limit, usage.since_ms, usage.until_ms)

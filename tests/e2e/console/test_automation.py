@@ -1,0 +1,126 @@
+"""Rules and scenes in the console: the pages are there when this version serves their calls."""
+
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
+
+from protocols.http.console.pages import MISSING
+from tests.browser import DESKTOP, PHONE
+from tests.daemon import device_id
+from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.console.user import User
+from tests.e2e.console.world import Site
+
+with_rules = pytest.mark.skipif("rules" in MISSING, reason="this version has no rules")
+with_scenes = pytest.mark.skipif("scenes" in MISSING, reason="this version has no scenes")
+
+
+def choose(user: User, selector: str, text: str) -> None:
+    """In the select that this CSS selector finds, as soon as it offers the text."""
+    user.now(lambda: _choose(user, selector, text))
+
+
+def _choose(user: User, selector: str, text: str) -> None:
+    found = user.browser.driver.find_elements(By.CSS_SELECTOR, selector)
+    assert found
+    options = Select(found[0])
+    assert text in [one.text for one in options.options]
+    options.select_by_visible_text(text)
+
+
+@with_rules
+def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> None:
+    ada.click("Rules")
+    ada.sees("No rules yet")
+    ada.click("New rule")
+    choose(ada, "#conditions [id$=-device]", "Light 13")
+    choose(ada, "#conditions [id$=-field]", "intensity")
+    choose(ada, "#conditions [id$=-operator]", "is above")
+    ada.browser.driver.find_element(By.CSS_SELECTOR, "#conditions [id$=-operand]").send_keys("80")
+    choose(ada, "#then [id$=-device]", "Light 14")
+    ada.browser.fill("Name", "Too bright")
+    ada.click("Save")
+    ada.sees("The rule is saved")
+    site.send(13, intensity=40)
+    ada.sees("did not trigger", "#now")
+    ada.sees("intensity of Light 13 is 40", "#now")
+    ada.sees("Too bright", "h1")
+    ada.open("/rules")
+    ada.click("Too bright")
+    site.send(13, intensity=99)
+    ada.eventually(
+        lambda: site.of_ada("GET", "/actions", params=last_actions(14))["data"] != [],
+    )
+    ada.click("The last hour")
+    ada.sees("holds", "#why")
+    ada.click("Try it on the last day")
+    ada.sees("would have triggered", "#why")
+    ada.click("As text")
+    ada.sees("[[rules]]", "dialog")
+    ada.click("Close")
+    ada.click("Delete")
+    ada.browser.leaving(lambda: ada.click("Undo"))
+    ada.sees("Too bright", "h1")
+
+
+def last_actions(number: int) -> dict[str, str]:
+    return {"ddid": device_id(number), "startDate": "0", "endDate": "9999999999999"}
+
+
+@with_rules
+def test_findings_of_the_api_stand_at_their_fields(ada: User) -> None:
+    ada.open("/rules/new")
+    ada.browser.fill("Name", "Without a number")
+    choose(ada, "#conditions [id$=-field]", "intensity")
+    ada.click("JSON")
+    ada.browser.driver.execute_script(
+        "document.querySelector('#json').value = JSON.stringify({if: {and: [{sdid: 'x', field: 'state', operator: '=',"
+        " operand: {value: true}}]}, then: []})"
+    )
+    ada.click("Save")
+    ada.sees('Device "x" does not exist', ".finding")
+    ada.was_refused(400)
+
+
+@with_scenes
+def test_a_scene_is_made_activated_and_deleted(ada: User, site: Site) -> None:
+    ada.click("Scenes")
+    ada.sees("No scenes yet")
+    ada.click("New scene")
+    choose(ada, "#actions [id$=-device]", "Light 15")
+    ada.browser.fill("Name", "Good night")
+    ada.click("Save")
+    ada.sees("The scene is saved")
+    ada.click("Activate")
+    ada.sees("Good night is activated")
+    ada.browser.show(PHONE, dark=False)
+    assert ada.browser.overhang() == 0
+    ada.browser.show(DESKTOP, dark=False)
+    assert len(site.of_ada("GET", "/actions", params=last_actions(15))["data"]) == 1
+    ada.click("As text")
+    ada.sees("[[scenes]]", "dialog")
+    ada.click("Close")
+    ada.open("/scenes")
+    ada.click("Activate Good night")
+    ada.sees("Good night is activated")
+    ada.click("Good night")
+    ada.click("Delete")
+    ada.browser.leaving(lambda: ada.click("Undo"))
+    ada.sees("Good night", "h1")
+
+
+@pytest.mark.parametrize("place", ["rules", "scenes"])
+def test_their_pages_have_no_overflow_and_no_findings_of_axe(ada: User, place: str, node_folder: Path) -> None:
+    if place in MISSING:
+        pytest.skip(f"this version has no {place}")
+    for path in (f"/{place}", f"/{place}/new"):
+        ada.open(path)
+        ada.sees("New")
+        ada.eventually(lambda: not ada.browser.driver.find_elements(By.CSS_SELECTOR, "[aria-busy]"))
+        for name in ("phone", "phone-dark"):
+            size, dark = LOOKS[name]
+            ada.browser.show(size, dark=dark)
+            assert ada.browser.overhang() == 0, (path, name)
+            assert findings(ada.browser, node_folder) == [], (path, name)

@@ -1,0 +1,116 @@
+"""Every page on a desktop and on a phone, light and dark: no overflow, accessible, text at any width."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.browser import PHONE
+from tests.daemon import device_id
+from tests.e2e.accounts.test_looks import LOOKS, findings
+from tests.e2e.console.user import User
+from tests.e2e.console.world import Site
+
+
+def devices(user: User) -> None:
+    user.sees("1–25 of")
+    user.sees("Light", "#devices .type")
+
+
+def no_device(user: User) -> None:
+    user.browser.fill("Search", "no such device")
+    user.sees("No device fits")
+
+
+def device(user: User) -> None:
+    user.open(f"/devices/{device_id(1)}")
+    user.sees("taken", "#trail")
+    user.sees("99", "#values")
+    user.sees("Counted anew", "#plan") if user.browser.texts("#plan .meter") else user.sees("turned off", "#plan")
+
+
+def waiting_device(user: User) -> None:
+    user.open(f"/devices/{device_id(29)}")
+    user.click("Show me the line")
+    user.sees("Hide the token")
+
+
+def no_such_device(user: User) -> None:
+    user.open(f"/devices/{'9' * 32}")
+    user.sees("No such device")
+    user.was_refused(404)
+
+
+def new_device(user: User) -> None:
+    user.open("/devices/new")
+    user.sees("Actions: setOn")
+
+
+def wrong_name(user: User) -> None:
+    new_device(user)
+    user.browser.fill("Name", "<b>")
+    user.click("Add the device")
+    user.sees("Invalid", ".finding")
+    user.was_refused(400)
+
+
+def exports(user: User) -> None:
+    user.open("/exports")
+    user.sees("Your exports")
+
+
+def applications(user: User) -> None:
+    user.open("/applications")
+    user.sees("Revoke")
+
+
+def really(user: User) -> None:
+    applications(user)
+    user.click("Revoke Dashboard")
+    user.sees("Revoke Dashboard?", "dialog")
+
+
+def account(user: User) -> None:
+    user.open("/account")
+    user.sees("this browser")
+
+
+PAGES: Final[list[Callable[[User], None]]] = [
+    devices,
+    no_device,
+    device,
+    waiting_device,
+    no_such_device,
+    new_device,
+    wrong_name,
+    exports,
+    applications,
+    really,
+    account,
+]
+
+
+def test_pages_have_no_overflow_and_no_findings_of_axe(
+    ada: User, site: Site, screenshots: Path | None, node_folder: Path
+) -> None:
+    site.send(1, state=True, intensity=99, colorRGB={"r": 1, "g": 2, "b": 3}, text="a rather long text " * 5)
+    wrong = []
+    for lead_to in PAGES:
+        ada.browser.show(LOOKS["desktop"][0], dark=False)
+        ada.open("")
+        lead_to(ada)
+        for name, (size, dark) in LOOKS.items():
+            ada.browser.show(size, dark=dark)
+            if screenshots is not None:
+                ada.browser.screenshot(screenshots / f"{lead_to.__name__}.{name}.png")
+            if ada.browser.overhang():
+                wrong.append(f"{lead_to.__name__}, {name}: wider than the screen")
+            if size == PHONE:  # the findings of axe do not depend on the size
+                wrong += [f"{lead_to.__name__}, {name}: {one}" for one in findings(ada.browser, node_folder)]
+    assert wrong == [], "\n".join(wrong)
+
+
+def test_axe_would_find_something(ada: User, node_folder: Path) -> None:
+    """axe looks into these pages although their policy lets no text become HTML."""
+    ada.browser.driver.execute_script("document.querySelector('#content h1').style.color = 'rgb(140, 140, 140)'")
+    ada.browser.show(PHONE, dark=False)
+    assert {finding.split(":")[0] for finding in findings(ada.browser, node_folder)} == {"color-contrast"}

@@ -1,0 +1,262 @@
+"""The main ways through the console, as a person goes them."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.browser import Chromium
+from tests.daemon import LIGHT_TYPE, TRUNKLINE, device_id
+from tests.e2e.console.user import User
+from tests.e2e.console.world import BOARD, BOB_EMAIL, Site
+from tests.programs import require_dtls, require_program
+
+SECONDS: Final = 60
+MOST_CLICKS: Final = 6
+PROGRAMS: Final = {"curl": "curl", "MQTT": "mosquitto_pub", "CoAP": "coap-client"}
+
+
+@contextmanager
+def pasted(line: str) -> Iterator[None]:
+    """The line runs in a shell, until it ends or is ended."""
+    environment = {**os.environ, "PATH": f"{TRUNKLINE.parent}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        ["bash", "-c", line], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as shell:
+        try:
+            yield
+        finally:
+            if shell.poll() is None:
+                os.killpg(shell.pid, signal.SIGTERM)
+            shell.wait(SECONDS)
+
+
+def line_of(user: User) -> str:
+    return user.browser.driver.find_element(By.CSS_SELECTOR, "#way pre").text
+
+
+def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: Path, chromium: Chromium) -> None:
+    """Opening the link is the first click. Nothing has to be read or typed."""
+    require_program("curl")
+    command = [str(TRUNKLINE), "demo", "--state", str(tmp_path / "demo"), "--http-port", "0", "--mqtt-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        link = next(line.strip() for line in demo.stdout if "/console/enter?" in line)
+        user = User(chromium, link.partition("/console")[0])
+        user.clicks += 1
+        chromium.open(link)
+        user.sees("temperature", "#devices")  # the simulated devices move
+        user.click("Add a device")
+        user.sees("Actions:")
+        user.click("Add the device")
+        user.sees("Waiting for the first message")
+        user.click("Show me the line")
+        user.sees("Hide the token")
+        with pasted(line_of(user)):
+            user.sees("Your device is connected", "#waiting")
+        user.sees("taken", "#trail")
+        user.eventually(lambda: chromium.texts(".chart .latest")[0] != "no data")
+        assert user.clicks + 1 <= MOST_CLICKS  # and one to copy the line
+        assert "code=" not in chromium.url
+        chromium.open("about:blank")
+        demo.terminate()
+        demo.wait(SECONDS)
+
+
+def test_every_line_that_a_page_shows_works_when_it_is_pasted(ada: User, site: Site) -> None:
+    for number, (way, program) in enumerate(PROGRAMS.items(), start=2):
+        require_program(program)
+        ada.open(f"/devices/{device_id(number)}")
+        ada.click("Show me the line")
+        ada.sees("Hide the token")
+        ada.click(way)
+        with pasted(line_of(ada)):
+            ada.sees("Your device is connected", "#waiting")
+            ada.sees("taken", "#trail")
+    ada.open(f"/devices/{device_id(5)}")
+    ada.click("Show me the line")
+    ada.sees("Hide the token")
+    ada.click("WebSocket")
+    with pasted(line_of(ada).replace("example.light", "example.smart_light")):  # which the program has built in
+        ada.sees("online", "#standing")
+        ada.sees("Your device is connected", "#waiting")
+    ada.sees("offline", "#standing")
+
+
+def test_an_update_waits_for_the_owner(ada: User, site: Site) -> None:
+    """The line for LWM2M registers a device; its maker's update is installed after the owner has accepted it."""
+    require_dtls()
+    did = device_id(6)
+    ada.open(f"/devices/{did}")
+    ada.click("Show me the line")
+    ada.sees("Hide the token")
+    ada.click("LWM2M")
+    with pasted(line_of(ada).replace("example.light", "example.smart_light")):
+        ada.sees("online", "#standing")
+        images = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images?version=2.0.0"
+        image = site.of_ada("POST", images, content=b"new software")["data"]["updateId"]
+        task = {
+            "dtid": LIGHT_TYPE,
+            "dids": [did],
+            "taskType": "W",
+            "property": "akc.update",
+            "needsAcceptance": True,
+            "taskParameters": {"update": {"updateId": image}},
+        }
+        ada.eventually(lambda: waits(site, task))
+        ada.open(f"/devices/{did}")
+        ada.sees("An update waits for you")
+        ada.click("Install it")
+        ada.sees_no("An update waits for you")
+        assert tasks_of(site, did)[0]["acceptanceStatus"] == "ACCEPTED"
+
+
+def tasks_of(site: Site, did: str) -> list[dict[str, Any]]:
+    """The newest first."""
+    found: list[dict[str, Any]] = site.of_ada("GET", f"/devicemgmt/devices/{did}/tasks")["data"]["tasks"]
+    return found
+
+
+def waits(site: Site, task: dict[str, Any]) -> bool:
+    """The task waits for the owner. A task for a device whose registration is not stored yet fails; then another."""
+    known = site.of_ada("GET", f"/devicemgmt/tasks?dtid={LIGHT_TYPE}")["data"]["tasks"]
+    if all(one["status"] == "COMPLETE" for one in known):
+        site.of_ada("POST", "/devicemgmt/tasks", json=task)
+    (did,) = task["dids"]
+    return any(one["status"] == "QUEUED" and one["acceptanceStatus"] == "WAITING" for one in tasks_of(site, did))
+
+
+def test_a_device_is_shared_accepted_and_taken_back(ada: User, site: Site) -> None:
+    browser = ada.browser
+    ada.open(f"/devices/{device_id(7)}")
+    ada.sees("Nobody else sees this device")
+    browser.fill("E-mail address", BOB_EMAIL)
+    ada.click("Share")
+    ada.sees("pending", "#shares")
+    browser.fresh()
+    bob = User(browser, site.origin)
+    bob.sign_in(BOB_EMAIL)
+    bob.sees("Somebody shares Light 7 with you.")
+    bob.click("Accept")
+    bob.click("Light 7")
+    bob.sees("shared with you", "#standing")
+    bob.sees_no("Delete")
+    browser.fresh()
+    ada.sign_in()
+    ada.open(f"/devices/{device_id(7)}")
+    ada.sees("accepted", "#shares")
+    ada.click(f"Stop sharing with {BOB_EMAIL}")
+    ada.sees("Nobody else sees this device")
+
+
+def test_an_action_is_sent_and_stands_among_the_messages(ada: User, site: Site) -> None:
+    did = device_id(8)
+    ada.open(f"/devices/{did}")
+    ada.sees("Send an Action")
+    ada.click("Send")
+    ada.sees("setOn is on its way")
+    ada.sees("setOn, sent to the device", "#trail")
+    ada.click("As a command")
+    ada.sees(f'"ddid":"{did}","data":{{"actions":[{{"name":"setOn"}}]}}', "dialog")
+
+
+def test_what_became_of_each_message(ada: User, site: Site) -> None:
+    """Taken, failed and refused, with the reason. Whatever a device sends is text."""
+    hostile = "<img src=x onerror=document.title='owned'>"
+    did = device_id(9)
+    site.send(9, state=True, text=hostile)
+    site.send(9, **{hostile: 1})
+    site.of_ada("PUT", f"/devices/{did}", json={"connected": False})
+    with pytest.raises(Exception, match="403"):
+        site.send(9, state=False)
+    ada.open(f"/devices/{did}")
+    ada.sees("taken", "#trail")
+    ada.sees(f"the message had {hostile}; the type has state", "#trail")
+    ada.sees("Source device is disconnected (403), from device", "#trail")
+    ada.sees(hostile, "#values")
+    assert "owned" not in ada.browser.driver.title
+    assert ada.browser.driver.find_elements(By.TAG_NAME, "img") == []
+
+
+def test_a_device_is_renamed_disabled_and_deleted(ada: User, site: Site) -> None:
+    did = device_id(10)
+    ada.open(f"/devices/{did}")
+    ada.click("Rename")
+    ada.browser.fill("New name", "a <b> name")
+    ada.click("Save")
+    ada.sees("Invalid", ".finding")
+    ada.was_refused(400)
+    ada.browser.fill("New name", "Lamp in the hall")
+    ada.click("Save")
+    ada.sees("Lamp in the hall", "h1")
+    ada.click("Disable")
+    ada.sees("disabled", "#standing")
+    ada.click("Delete")
+    ada.click("Cancel")
+    ada.sees("Lamp in the hall", "h1")
+    ada.click("Delete")
+    ada.browser.leaving(lambda: ada.click("Delete the device"))
+    ada.sees("1–25 of")
+    ada.sees_no("Lamp in the hall", "#devices")
+
+
+def test_messages_are_exported(ada: User, site: Site) -> None:
+    site.send(11, state=True)
+    ada.open("/exports")
+    ada.click("Export the messages")
+    ada.sees("ready", "#exports")
+    ada.now(lambda: ada.browser.driver.find_element(By.CSS_SELECTOR, "#exports td button").click())
+    ada.sees("is in your downloads")
+
+
+def test_an_application_is_revoked(ada: User, site: Site) -> None:
+    ada.open("/applications")
+    ada.click(f"Revoke {BOARD}")
+    ada.sees(f"Revoke {BOARD}?", "dialog")
+    ada.click("Revoke")
+    ada.sees(f"{BOARD} no longer sees anything of yours")
+    ada.sees_no(BOARD, "#applications")
+
+
+def test_devices_are_searched_sorted_and_paged(ada: User) -> None:
+    ada.sees("1–25 of")
+    ada.click("Next")
+    ada.sees("26–", "#range")
+    ada.browser.fill("Search", "light 2")
+    ada.sees("11", "#number")
+    ada.browser.driver.find_element(By.ID, "sort").send_keys("Name, Z")
+    ada.eventually(lambda: ada.browser.texts("#devices tbody th a")[0] == "Light 29")
+    ada.browser.driver.refresh()  # what was asked for is in the address
+    ada.eventually(lambda: ada.browser.texts("#devices tbody th a")[:1] == ["Light 29"])
+
+
+def test_a_lost_connection_is_shown_and_comes_back(ada: User, site: Site) -> None:
+    did = device_id(12)
+    site.send(12, intensity=1)
+    ada.open(f"/devices/{did}")
+    ada.sees("1", "#values")
+    site.daemon.stop()
+    ada.sees("No connection to the server", "#connection")
+    site.start()
+    ada.sees_no("No connection", "#connection")
+    site.send(12, intensity=77)
+    ada.sees("77", "#values")
+    complaints = ada.browser.traffic().complaints
+    expected = ("401", "HTTP Authentication failed", "ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "WebSocket connection to")
+    assert [one for one in complaints if not any(part in one for part in expected)] == []
+
+
+def test_signing_out_leaves_nothing_to_see(ada: User) -> None:
+    ada.browser.press("Sign out")
+    assert ada.browser.heading == "Sign in"
+    ada.browser.driver.back()
+    ada.eventually(lambda: ada.browser.heading == "Sign in")
+    # What the page had asked for meanwhile was refused at once.
+    complaints = ada.browser.traffic().complaints
+    assert [one for one in complaints if "401" not in one and "HTTP Authentication failed" not in one] == []

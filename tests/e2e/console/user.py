@@ -1,0 +1,83 @@
+"""A person at the console, who finds things by the words that they show."""
+
+from collections.abc import Callable
+from typing import Final
+
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+from tests.browser import Chromium
+from tests.daemon import ADA_EMAIL
+
+PASSWORD: Final = "correct horse battery staple"
+
+
+class User:
+    def __init__(self, browser: Chromium, origin: str) -> None:
+        self.browser = browser
+        self.origin = origin
+        self.clicks = 0
+
+    def sign_in(self, email: str = ADA_EMAIL) -> None:
+        self.open("")
+        self.browser.fill("E-mail address or user name", email)
+        self.browser.fill("Password", PASSWORD)
+        self.browser.press("Sign in")
+        self.sees("Devices")
+
+    def open(self, path: str) -> None:
+        self.browser.open(f"{self.origin}/console{path}")
+
+    def click(self, words: str) -> None:
+        """The button or link that is called so, by its text or its label, once it is there and may be clicked."""
+        self.clicks += 1
+        self.now(lambda: self._press(self._named(words)))
+
+    def _press(self, element: WebElement) -> None:
+        # Not at the edge, where a short message may lie over it.
+        self.browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
+
+    def _named(self, words: str) -> WebElement:
+        name = f'"{words}"'
+        is_called = f"normalize-space()={name} or @aria-label={name}"
+        found = self.browser.driver.find_elements(
+            By.XPATH, f"//*[self::button or self::a or self::option][{is_called}]"
+        )
+        shown = [one for one in found if one.is_displayed() and one.is_enabled()]
+        assert shown, words
+        return shown[-1]  # the last: a dialog stands at the end of the page
+
+    def now(self, act: Callable[[], object]) -> None:
+        """Do it as soon as it can be done: the page may be about to show what it needs."""
+
+        def did() -> bool:
+            try:
+                act()
+            except (AssertionError, ElementClickInterceptedException, StaleElementReferenceException):
+                return False
+            return True
+
+        self.browser.wait(did)
+
+    def sees(self, words: str, selector: str = "body") -> None:
+        self.eventually(lambda: any(words in text for text in self.browser.texts(selector)))
+
+    def sees_no(self, words: str, selector: str = "body") -> None:
+        self.eventually(lambda: not any(words in text for text in self.browser.texts(selector)))
+
+    def was_refused(self, status: int) -> None:
+        """The console reports each refusal of a call as a failure to load: there were such, and nothing else."""
+        complaints = self.browser.traffic().complaints
+        assert complaints
+        assert [one for one in complaints if f"the server responded with a status of {status}" not in one] == []
+
+    def eventually(self, holds: Callable[[], bool]) -> None:
+        def look() -> bool:
+            try:
+                return holds()
+            except StaleElementReferenceException:  # the page has just replaced it
+                return False
+
+        self.browser.wait(look)

@@ -1,0 +1,80 @@
+"""The daemon of these tests: every listener that a device page shows, two people, and an application to revoke."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from protocols.coap.dtls.errors import DtlsUnavailable
+from protocols.coap.dtls.self_test import self_test
+from tests.daemon import ADA_EMAIL, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+
+BOB_EMAIL: Final = "bob@example.org"
+BOARD: Final = "Light Board"
+DEVICES: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    daemon: Daemon
+
+    @property
+    def origin(self) -> str:
+        return f"http://{self.daemon.addresses['http']}"
+
+    def of_ada(self, method: str, path: str, **options: Any) -> Any:
+        """The answer to a REST call with Ada's token."""
+        answer = httpx.request(method, self.daemon.base_url + path, headers=bearer(USER_TOKEN), **options)
+        return answer.raise_for_status().json()
+
+    def send(self, number: int, **data: object) -> None:
+        """A message of Ada's light of this number."""
+        body = {"sdid": device_id(number), "data": data}
+        httpx.post(
+            f"{self.daemon.base_url}/messages", json=body, headers=bearer(device_token(number))
+        ).raise_for_status()
+
+    def start(self) -> None:
+        """Start the daemon again, at the same address."""
+        text = self.daemon.config.read_text(encoding="utf-8")
+        kept = text.replace('[http]\nbind = "127.0.0.1:0"', f'[http]\nbind = "{self.daemon.addresses["http"]}"')
+        self.daemon.config.write_text(kept, encoding="utf-8")
+        self.daemon.start()
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
+    settings = '[coap]\nbind = "127.0.0.1:0"\n'
+    try:
+        self_test()
+    except DtlsUnavailable:
+        pass  # the tests that need LWM2M are skipped
+    else:
+        settings += '[lwm2m]\ndtls_bind = "127.0.0.1:0"\n'
+    with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
+        file = folder / "people.toml"
+        file.write_text(_PEOPLE, encoding="utf-8")
+        command = [str(TRUNKLINE), "provision", str(file), "--config", str(daemon.config)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        yield Site(daemon)
+
+
+_PEOPLE: Final = f"""
+[[users]]
+email = "{BOB_EMAIL}"
+full_name = "Bob"
+password = "correct horse battery staple"
+
+[[applications]]
+name = "{BOARD}"
+organization = "Acme"
+methods = ["client_credentials"]
+
+[[tokens]]
+application = "{BOARD}"
+user = "{ADA_EMAIL}"
+"""

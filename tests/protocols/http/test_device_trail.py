@@ -1,0 +1,115 @@
+"""/devices/…/failures, …/refusals and …/quota: what became of messages that no search shows (reference 9.6)."""
+
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from broker.errors import BadRequest
+from broker.messages.refused import RefusedMessages
+from broker.services import Services
+from config.settings import Limits, Settings
+from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, BOB_TOKEN, HALL, KITCHEN, KITCHEN_TOKEN, World
+from tests.fakes import FakeClock
+from tests.protocols.http.conftest import bearer
+from tests.protocols.http.test_conventions import error_of
+from tests.protocols.http.test_device_shares import accept
+
+FAILURES, REFUSALS, QUOTA = (f"/devices/{KITCHEN}/{what}" for what in ("failures", "refusals", "quota"))
+
+
+async def send(api: httpx.AsyncClient, data: Any, token: str = KITCHEN_TOKEN, **more: Any) -> httpx.Response:
+    return await api.post("/messages", headers=bearer(token), json={"sdid": KITCHEN, "data": data, **more})
+
+
+async def shown(api: httpx.AsyncClient, path: str, token: str = ADA_TOKEN) -> Any:
+    answer = await api.get(path, headers=bearer(token))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_failed_messages_are_listed_newest_first(api: httpx.AsyncClient, fake_clock: FakeClock) -> None:
+    assert await shown(api, FAILURES) == {"data": {"failures": []}, "total": 0, "offset": 0, "count": 0}
+    sent = []
+    for number in range(3):
+        fake_clock.advance(1)
+        sent.append((await send(api, {"opne": number})).json()["data"]["mid"])
+    await send(api, {"state": True})
+    answer = await shown(api, f"{FAILURES}?count=2")
+    assert (answer["total"], answer["count"]) == (3, 2)
+    first, second = answer["data"]["failures"]
+    assert first == {
+        "mid": sent[2],
+        "cts": fake_clock.now,
+        "reason": "nothing remained after normalization",
+        "payload": '{"opne":2}',
+    }
+    assert second["mid"] == sent[1]
+    (last,) = (await shown(api, f"{FAILURES}?offset=2"))["data"]["failures"]
+    assert last["mid"] == sent[0]
+    assert (await shown(api, f"/devices/{HALL}/failures"))["total"] == 0
+
+
+async def test_refused_messages_are_listed_with_who_sent_them(api: httpx.AsyncClient, fake_clock: FakeClock) -> None:
+    future = fake_clock.now + 10**9
+    assert (await send(api, {"state": True}, ts=future)).status_code == 400
+    fake_clock.advance(5)
+    assert (await send(api, {"text": "x" * 2000}, token=ADA_TOKEN)).status_code == 413
+    newest, oldest = (await shown(api, REFUSALS))["data"]["refusals"]
+    assert newest["code"] == 413
+    assert "Max payload size limit" in newest["message"]
+    assert newest["actor"].startswith("user ")
+    assert newest["ts"] == oldest["ts"] + 5
+    assert oldest | {"ts": 0} == {
+        "ts": 0,
+        "code": 400,
+        "message": "Invalid ts value (in future)",
+        "actor": f"device {KITCHEN}",
+        "address": "127.0.0.1",
+    }
+
+
+async def test_a_disabled_device_is_told_in_the_list(api: httpx.AsyncClient) -> None:
+    await api.put(f"/devices/{KITCHEN}", headers=bearer(ADA_TOKEN), json={"connected": False})
+    assert (await send(api, {"state": True})).status_code == 403
+    action = {"ddid": KITCHEN, "data": {"actions": [{"name": "setOn"}]}}
+    assert (await api.post("/actions", headers=bearer(ADA_TOKEN), json=action)).status_code == 403
+    messages = [one["message"] for one in (await shown(api, REFUSALS))["data"]["refusals"]]
+    assert messages == ["Destination device is disconnected", "Source device is disconnected"]
+
+
+async def test_failures_and_refusals_are_the_owners(api: httpx.AsyncClient, world: World) -> None:
+    """Who shares the device sees how much is left, and no more."""
+    await accept(api)
+    for path, status in ((FAILURES, 403), (REFUSALS, 403), (QUOTA, 200)):
+        assert (await api.get(path, headers=bearer(BOB_TOKEN))).status_code == status, path
+        assert (await api.get(path, headers=bearer(APPLICATION_TOKEN))).status_code == 200
+        error_of(await api.get(path, headers=bearer(KITCHEN_TOKEN)), 403)
+
+
+async def test_only_the_last_of_each_device_are_kept(services: Services, world: World, fake_clock: FakeClock) -> None:
+    kitchen = await services.devices.registry.find(KITCHEN)
+    refused = RefusedMessages(fake_clock.clock)
+    for _ in range(100):
+        fake_clock.advance(1)
+        refused.note(kitchen, BadRequest())
+        refused.note(kitchen, BadRequest())  # an error that passes several places is one refusal
+    assert [one.at_ms for one in refused.of(kitchen)] == [fake_clock.now - before for before in range(20)]
+
+
+async def test_without_quotas_there_is_no_number(api: httpx.AsyncClient) -> None:
+    assert await shown(api, QUOTA) == {"data": {"organization": None, "device": None}}
+
+
+class TestWithQuotas:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return replace(settings, limits=Limits(rate_limits="off"))
+
+    async def test_the_quota_counts_messages(self, api: httpx.AsyncClient) -> None:
+        await send(api, {"state": True})
+        data = (await shown(api, QUOTA))["data"]
+        assert data["device"] is None
+        assert (data["organization"]["used"], data["organization"]["limit"]) == (1, 100_000)
+        assert data["organization"]["since"] < data["organization"]["until"]
