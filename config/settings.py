@@ -239,6 +239,17 @@ class Log(_Table, frozen=True):
     format: Literal["console", "json"] = "console"
 
 
+class Metrics(_Table, frozen=True):
+    """Who may read /metrics besides this machine."""
+
+    allow: tuple[str, ...] = ()
+
+    @property
+    def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`allow`, each as a network. Raises ValueError."""
+        return tuple(map(ip_network, self.allow))
+
+
 class Audit(_Table, frozen=True):
     """How long the audit log is kept, and how many entries."""
 
@@ -266,6 +277,7 @@ class Settings(_Table, frozen=True):
     outbound: Outbound = Outbound()
     log: Log = Log()
     audit: Audit = Audit()
+    metrics: Metrics = Metrics()
     grace_seconds: float = 5.0
 
     @property
@@ -460,6 +472,10 @@ def _checked(settings: Settings, where: str) -> Settings:
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
     _check_proxies(settings.http, where)
+    try:
+        settings.metrics.networks  # noqa: B018 - reading it checks it
+    except ValueError as error:
+        raise SettingsError(f"{where}: metrics.allow: {error}") from None
     _check_providers(settings.accounts.providers, where)
     _check_rates(settings.limits, where)
     _check_mail(settings, where)

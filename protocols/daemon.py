@@ -19,7 +19,8 @@ import trio
 from broker.device_management.objects import ObjectMap
 from broker.device_management.sessions import ResourcePath
 from broker.services import Services, open_services
-from config.settings import Address, Settings, SettingsError
+from broker.trace.origin import listening_as
+from config.settings import Address, Settings, SettingsError, Tls
 from protocols import systemd
 from protocols.coap.dtls.connection import LWM2M_PRIORITIES
 from protocols.coap.dtls.errors import DtlsUnavailable
@@ -35,6 +36,7 @@ from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.listeners import ListenerError
+from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
@@ -43,9 +45,10 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
+from protocols.reload import Load, Reloading
 from protocols.state import open_state
 from protocols.time_sync import is_clock_synchronized
-from protocols.tls import PeerContext
+from protocols.tls import PeerContext, RenewableContext
 from protocols.websocket.server import serve_websocket_connection
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
@@ -56,13 +59,16 @@ _log = structlog.get_logger(__name__)
 Ready = Callable[[Services, Mapping[str, Address]], Awaitable[None]]
 
 
-async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: trio.Event | None = None) -> None:
+async def run_daemon(
+    settings: Settings, *, ready: Ready | None = None, stop: trio.Event | None = None, load: Load | None = None
+) -> None:
     """Serve until SIGTERM, SIGINT or `stop`.
 
     Args:
         settings: where and what to serve.
         ready: called once when everything listens, with the bound address of every listener by name.
         stop: ends the daemon as a signal would. A second signal ends the grace period of connections.
+        load: reads the configuration again at SIGHUP; without it, SIGHUP ends the process, as it does by default.
 
     Raises:
         ListenerError: an address cannot be bound.
@@ -76,7 +82,7 @@ async def run_daemon(settings: Settings, *, ready: Ready | None = None, stop: tr
     switch_threads_often()
     give_back_large_memory()
     try:
-        await _run(settings, ready, stop)
+        await _run(settings, ready, stop, load)
     except BaseExceptionGroup as group:
         # Nurseries wrap errors in groups. If there is one error only, the caller gets it unwrapped.
         raise _only_leaf(group) from group
@@ -88,7 +94,7 @@ def _only_leaf(error: BaseException) -> BaseException:
     return error
 
 
-async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None) -> None:
+async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None, load: Load | None) -> None:
     async with AsyncExitStack() as stack:
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
@@ -111,13 +117,17 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
         )
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.
         signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
+        reloading = Reloading(settings, load)
+        hang_ups = None if load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         async with trio.open_nursery() as workers:
             workers.start_soon(systemd.feed_watchdog, services.core.database)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
-                    addresses = await _listen(services, settings, listeners, connections)
+                    addresses = await _listen(services, settings, listeners, connections, reloading)
                     services.core.site.listens_on(addresses)
                     set_aside_what_stays()
+                    if hang_ups is not None:  # one that came meanwhile waits
+                        workers.start_soon(reloading.reload_at, hang_ups, services)
                     systemd.notify("READY=1\nSTATUS=Listening")
                     if ready is not None:
                         await ready(services, addresses)
@@ -129,18 +139,24 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None)
                     listeners.cancel_scope.cancel()
                 services.core.life.stopping.set()
                 services.routing.connections.close_all()
-                connections.cancel_scope.deadline = trio.current_time() + settings.grace_seconds
+                connections.cancel_scope.deadline = trio.current_time() + reloading.settings.grace_seconds
             workers.cancel_scope.cancel()
     _log.info("stopped")
 
 
 async def _listen(
-    services: Services, settings: Settings, listeners: trio.Nursery, connections: trio.Nursery
+    services: Services,
+    settings: Settings,
+    listeners: trio.Nursery,
+    connections: trio.Nursery,
+    reloading: Reloading,
 ) -> dict[str, Address]:
     websocket = partial(serve_websocket_connection, services)
-    tls = _tls(settings)
+    vitals = Vitals(services.core)
+    reloading.others.append(vitals.renew)
+    tls, optional, required = _contexts(settings, reloading)
     http, https = (
-        partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context)
+        partial(serve_http, services, connections=connections, websocket=websocket, ssl_context=context, vitals=vitals)
         for context in (None, tls)
     )
     secure = partial(
@@ -148,8 +164,9 @@ async def _listen(
         services,
         connections=connections,
         websocket=websocket,
-        ssl_context=_tls_with_peers(settings, required=True) if settings.secure.tls_bind else None,
+        ssl_context=required,
         is_secure=True,
+        vitals=vitals,
     )
     own_accounts = partial(
         serve_http,
@@ -158,10 +175,10 @@ async def _listen(
         websocket=None,
         ssl_context=tls,
         is_accounts=True,
+        vitals=vitals,
     )
     mqtt, mqtts = (
-        partial(serve_mqtt, services, connections=connections, ssl_context=context)
-        for context in (None, _tls_with_peers(settings, required=False) if settings.mqtt.tls_bind else None)
+        partial(serve_mqtt, services, connections=connections, ssl_context=context) for context in (None, optional)
     )
     endpoint, dtls = Endpoint(services, guard=new_guard()), DtlsListener(services)
     coaps = partial(
@@ -176,12 +193,12 @@ async def _listen(
     lwm2m = Lwm2mServer(services, management.registrations, described=partial(_kind_described, management.objects))
     lwm2m_dtls = DtlsListener(services, endpoint=Lwm2mEndpoint(lwm2m), priorities=LWM2M_PRIORITIES)
     lwm2m_tcp, lwm2m_tls = (
-        partial(serve_lwm2m_tcp, lwm2m, connections=connections, ssl_context=context)
-        for context in (None, _tls_with_peers(settings, required=False) if settings.lwm2m.tls_bind else None)
+        partial(serve_lwm2m_tcp, lwm2m, connections=connections, ssl_context=context) for context in (None, optional)
     )
     if any((settings.lwm2m.dtls_bind, settings.lwm2m.tcp_bind, settings.lwm2m.tls_bind)):
         await listeners.start(lwm2m.run)
     addresses: dict[str, Address] = {}
+    closed: dict[str, str] = {}
     for name, bind, serve in (
         ("http", settings.http.bind, http),
         ("https", settings.http.tls_bind, https),
@@ -201,13 +218,19 @@ async def _listen(
     ):
         if bind is None:
             continue
+        listening_as(name)  # its tasks inherit the name
         try:
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
             raise ListenerError(f"{name} cannot listen on {bind}: {error.strerror or error}") from error
         except DtlsUnavailable as error:  # everything else works without it, so it must not keep the daemon down
+            closed[name] = str(error)
             _log.error("dtls_disabled", listener=name, reason=str(error))
-    counters: dict[str, Callable[[], object]] = {}
+    listening_as("")
+    for name, listener in (("coaps", dtls), ("lwm2m_dtls", lwm2m_dtls)):
+        if name in addresses:
+            reloading.certificates.append(partial(_prepare_dtls, listener))
+    counters = vitals.counters
     if "coap" in addresses:
         counters["coap"] = endpoint.statistics
     if "coaps" in addresses:
@@ -217,34 +240,58 @@ async def _listen(
     if "lwm2m_dtls" in addresses:
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
+    vitals.listens(closed)
     return addresses
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """The context of TLS listeners. The certificate is checked when any listener uses it, also one of DTLS."""
-    needing = settings.http, settings.accounts, settings.secure, settings.mqtt, settings.lwm2m
+def _contexts(
+    settings: Settings, reloading: Reloading
+) -> tuple[RenewableContext | None, RenewableContext | None, RenewableContext | None]:
+    """What listeners of TLS use: without client certificates, with optional ones, with required ones.
+
+    None where no listener needs it. The certificate is checked when any listener uses it, also one of DTLS.
+    """
     has_dtls = settings.coap.dtls_bind is not None or (settings.lwm2m.dtls_bind is not None and settings.tls.first)
-    if not has_dtls and all(listener.tls_bind is None for listener in needing):
-        return None
-    certificate, key = settings.tls.certificate, settings.tls.key
+    needing = settings.http, settings.accounts, settings.secure, settings.mqtt, settings.lwm2m
+    needs_any = bool(has_dtls) or any(listener.tls_bind is not None for listener in needing)
+    optional = settings.mqtt.tls_bind or settings.lwm2m.tls_bind
+    found: list[RenewableContext | None] = []
+    for needed, make in (
+        (needs_any, _tls),
+        (optional is not None, partial(_tls_with_peers, required=False)),
+        (settings.secure.tls_bind is not None, partial(_tls_with_peers, required=True)),
+    ):
+        context = RenewableContext(make, settings.tls) if needed else None
+        found.append(context)
+        if context is not None:
+            reloading.certificates.append(context.prepare)
+    plain, with_optional, with_required = found
+    return plain, with_optional, with_required
+
+
+def _tls(tls: Tls) -> ssl.SSLContext:
+    certificate, key = tls.certificate, tls.key
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate or Path(), key)
-        if settings.tls.second is not None:
-            context.load_cert_chain(*settings.tls.second)
+        if tls.second is not None:
+            context.load_cert_chain(*tls.second)
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(f"tls: cannot use certificate {certificate} with key {key}: {error}") from error
     return context
 
 
-def _tls_with_peers(settings: Settings, *, required: bool) -> PeerContext:
+def _tls_with_peers(tls: Tls, *, required: bool) -> PeerContext:
     """For listeners that ask their peers for certificates, too."""
     try:
-        first = settings.tls.certificate or Path(), settings.tls.key or Path()
-        return PeerContext(*first, required=required, second=settings.tls.second)
+        return PeerContext(*(tls.first or (Path(), Path())), required=required, second=tls.second)
     except OSError as error:
         raise SettingsError(f"tls: {error}") from error
+
+
+def _prepare_dtls(listener: DtlsListener, tls: Tls) -> Callable[[], None]:
+    return listener.prepare(tls.first, tls.second)
 
 
 async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -> None:

@@ -40,7 +40,7 @@ def watchdog_seconds() -> float | None:
     return int(microseconds) / 1_000_000
 
 
-def _write_something(tx: Transaction) -> None:
+def write_something(tx: Transaction) -> None:
     """An empty transaction would succeed on a disk that takes nothing."""
     tx.messages.set_counter(_WRITES, tx.messages.counter(_WRITES) + 1)
 
@@ -56,7 +56,7 @@ async def feed_watchdog(database: Database) -> None:
         return
     while True:
         try:
-            await database.write(_write_something)
+            await database.write(write_something)
         except StoreFullError:
             notify("WATCHDOG=1\nSTATUS=The disk is full: nothing is stored")
         except StoreError:

@@ -13,12 +13,13 @@ peer holds the key of its certificate, and nothing else; `broker/registration` d
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import trio
 from OpenSSL import SSL, crypto
 
 from broker.registration.certificates import ClientCertificate
+from config.settings import Tls
 
 T = TypeVar("T")
 #: Two PEM files: a certificate with its intermediate certificates, and its key.
@@ -91,7 +92,29 @@ def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None
         raise OSError(f"cannot use certificate {certificate} with key {key}: {error}") from error
 
 
-TlsContext = ssl.SSLContext | PeerContext
+class RenewableContext:
+    """Stands for a context that is replaced: handshakes that begin afterwards have the new certificate."""
+
+    def __init__(self, make: Callable[[Tls], ssl.SSLContext | PeerContext], tls: Tls) -> None:
+        """`make` raises what `prepare` raises."""
+        self._make = make
+        self._context = make(tls)
+
+    def prepare(self, tls: Tls) -> Callable[[], None]:
+        """Read the certificates; the function that is returned puts them into use. Raises SettingsError."""
+        context = self._make(tls)
+
+        def put_into_use() -> None:
+            self._context = context
+
+        return put_into_use
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **options: Any) -> Any:
+        """As `ssl.SSLContext.wrap_bio`."""
+        return self._context.wrap_bio(incoming, outgoing, **options)
+
+
+TlsContext = ssl.SSLContext | PeerContext | RenewableContext
 TlsStream = trio.SSLStream[trio.SocketStream]
 
 

@@ -5,6 +5,7 @@ an idle system commits at once, a busy one commits many writes together. Rows of
 groups (storage/journal.py).
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -25,6 +26,7 @@ from storage.deliveries import DeliveryStore
 from storage.device_management import DeviceManagementStore
 from storage.device_types import DeviceTypeStore
 from storage.devices import DeviceStore
+from storage.durations import Durations
 from storage.export import ExportStore
 from storage.firmware import FirmwareStore
 from storage.keys import Position
@@ -199,6 +201,11 @@ class Database:
         self._wanted = trio.Event()
         self._commits = self._rows = self._failures = 0
         self._failing = _Failing()
+        #: How long the commits took that succeeded, from the writer's call to its return.
+        self.commit_durations = Durations()
+        #: The latest commit: when it succeeded, on trio's clock, and the error of a later one that failed.
+        self.committed_at: float | None = None
+        self.last_error: StoreError | None = None
         self.open_group = Group()
         self._commit_handlers: list[Callable[[Group], None]] = []
 
@@ -286,18 +293,21 @@ class Database:
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
+        began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
                 await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)
         except StoreError as error:
-            group.error = error
+            group.error = self.last_error = error
             self._failures += 1
             self._failing.failed(error)
         except Exception as error:  # noqa: BLE001 - a bug in one write must not end the writer
             _log.exception("commit_failed", rows=group.row_count, works=len(group.works))
-            group.error = StoreError(f"{type(error).__name__}: {error}")
+            group.error = self.last_error = StoreError(f"{type(error).__name__}: {error}")
             self._failures += 1
         else:
+            self.commit_durations.observe(time.perf_counter() - began)
+            self.committed_at, self.last_error = trio.current_time(), None
             self._failing.succeeded()
             self._commits += 1
             self._rows += group.row_count

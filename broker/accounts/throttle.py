@@ -25,6 +25,10 @@ class Throttle:
         self._window_ms = window_seconds * 1000
         self._attempts: OrderedDict[str, _Attempts] = OrderedDict()
 
+    def renew(self, *, misses: int) -> None:
+        """From now on so many misses are too many; those that were counted stay."""
+        self._misses, self._remembered = misses, _HELD_MISSES // misses
+
     def check(self, *keys: str) -> None:
         """Raises TooManyAttempts when one of the keys has missed too often."""
         now = self._clock.now_ms()

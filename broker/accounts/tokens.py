@@ -127,6 +127,10 @@ class Tokens:
             return None
         return caller
 
+    def renew_limit(self, wrong_tokens: int) -> None:
+        """From now on so many unknown tokens of one address within a minute are too many."""
+        self._wrong.renew(wrong_tokens)
+
     def hold(self, caller: Caller) -> None:
         """Take a token that is not in the store, until it expires or `end_held_of` ends it."""
         self._held[caller.token] = caller

@@ -34,6 +34,11 @@ class WrongTokens:
         self._by_address = Throttle(clock, misses=limit or 1, window_seconds=WRONG_TOKEN_WINDOW_SECONDS)
         self._tried: OrderedDict[bytes, _Tried] = OrderedDict()
 
+    def renew(self, limit: int) -> None:
+        """From now on so many are too many. Where nothing is counted, nothing changes."""
+        if self._are_limited:
+            self._by_address.renew(misses=limit)
+
     def check(self, hashed: bytes) -> None:
         """Refuse what needs no look-up.
 

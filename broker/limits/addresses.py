@@ -43,5 +43,10 @@ class AddressLimit:
             raise TooManyRequests(-(-wait_ms // 1000))
         window.add(now_ms)
 
+    def renew(self, limit: int) -> None:
+        """From now on this limit counts. Where nothing is counted, nothing changes."""
+        if self._limit is not None:
+            self._limit = limit
+
     def statistics(self) -> AddressStatistics:
         return AddressStatistics(len(self._windows), self._refused)

@@ -39,6 +39,7 @@ class Channel(Enum):
     COAP = "coap"
 
 
+_CHANNELS = frozenset(channel.value for channel in Channel)
 Rates = Mapping[tuple[Channel, TokenKind], Rate]
 
 
@@ -69,15 +70,15 @@ class Meter:
         "_host",
         "_is_noted",
         "_now_ms",
-        "_rate",
         "_steady_ms",
         "_unsaved",
         "_window",
+        "rate",
         "whose",
     )
 
     def __init__(self, rate: Rate, day: Tally, window: Window, clock: Clock, host: "Meters") -> None:
-        self._rate = rate
+        self.rate = rate
         self._day = day
         self._window = window
         self._now_ms = clock.now_ms
@@ -95,7 +96,7 @@ class Meter:
         """Count a call, valid or not. Raises RateLimitExceeded; a refused call is not counted."""
         # Inlined, because every message calls this; `_require_room` checks the same and raises.
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
-        day, window, rate = self._day, self._window, self._rate
+        day, window, rate = self._day, self._window, self.rate
         if (
             len(window.times) - window.first >= rate.minute
             or day.used >= rate.day
@@ -114,7 +115,7 @@ class Meter:
         self._require_room(self._now_ms(), self._steady_ms())
 
     def _require_room(self, now_ms: int, steady_ms: int) -> None:
-        day, rate = self._day, self._rate
+        day, rate = self._day, self.rate
         if not day.since_ms <= now_ms < day.until_ms:
             day.turn(now_ms)
         if day.used >= rate.day:  # first: when the day is used up, waiting a minute does not help
@@ -131,7 +132,7 @@ class Meter:
     def standing(self) -> Standing:
         """The caller's limits, remaining calls and reset times now."""
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
-        day, rate = self._day, self._rate
+        day, rate = self._day, self.rate
         if not day.since_ms <= now_ms < day.until_ms:
             day.turn(now_ms)
         oldest_ms = self._window.oldest(steady_ms)
@@ -238,6 +239,17 @@ class Meters:
         self._refusals.note(
             f"{channel}_rate_refused", reason=str(refusal), source=meter.name, caller=meter.whose or meter.name
         )
+
+    def renew(self, rates: Rates) -> None:
+        """From now on these rates count, also for meters in use. Where nothing is counted, nothing changes."""
+        if self._rates is None:
+            return
+        self._rates = rates
+        kinds = {"device": TokenKind.DEVICE, "application": TokenKind.APPLICATION, "user": TokenKind.USER}
+        for name, meter in self._live.items():
+            channel, _, whose = name.partition(" ")
+            if channel in _CHANNELS:  # others have rates of their own
+                meter.rate = rates[Channel(channel), kinds[whose.partition(" ")[0]]]
 
     def statistics(self) -> MeterStatistics:
         return MeterStatistics(len(self._busy), self.counted, self.refused)

@@ -14,6 +14,7 @@ from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
 from broker.mail import Mails
 from config.limits import UNAUTHENTICATED_WAITING
+from config.settings import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,15 @@ class LimitsRoom:
     quotas: Quotas
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
+
+    def renew(self, limits: Limits) -> None:
+        """From now on these rates and numbers count; switching rate limits or quotas on or off needs a restart."""
+        self.meters.renew(rates_of(limits))
+        self.addresses.renew(limits.calls_per_address)
+        self.strangers.renew(
+            in_all=limits.unauthenticated_connections,
+            of_one_address=limits.unauthenticated_connections_per_address,
+        )
 
 
 async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsRoom:

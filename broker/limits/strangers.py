@@ -208,5 +208,11 @@ class Strangers:
         if not of_address:
             del self._by_address[place.key]
 
+    def renew(self, *, in_all: int, of_one_address: int) -> None:
+        """From now on there are so many places. Connections beyond them keep theirs."""
+        self._in_all, self._of_one_address = in_all, of_one_address
+        self._left.set()  # who waits for room looks again
+        self._left = trio.Event()
+
     def statistics(self) -> StrangerStatistics:
         return StrangerStatistics(len(self._places), self._waiting, self._refused, self._ended)

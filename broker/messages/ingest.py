@@ -78,7 +78,7 @@ class Ingest:
         self._mids = mids
         self._router = router
         self._now_ms = clock.now_ms
-        self._future_grace_ms = future_grace_ms
+        self.future_grace_ms = future_grace_ms
         self._quotas = quotas
         self._last_cts = last_cts
         self.refused = RefusedMessages(clock)
@@ -245,7 +245,7 @@ class Ingest:
         if isinstance(ts, float) and not math.isfinite(ts):
             raise InvalidTimestamp
         value: Milliseconds = int(ts)  # type: ignore[assignment] # each message pays for a call of `Milliseconds`
-        if value > now_ms + self._future_grace_ms:
+        if value > now_ms + self.future_grace_ms:
             raise TimestampInFuture
         return value
 

@@ -24,6 +24,7 @@ class Origin(NamedTuple):
 
 
 _NOBODY: Final = Origin()
+_listener: ContextVar[str] = ContextVar("listener", default="")
 _origin: ContextVar[Origin] = ContextVar("origin", default=_NOBODY)
 
 
@@ -34,6 +35,16 @@ def current_origin() -> Origin:
 def enter(origin: Origin) -> None:
     """From now on the task works for this origin."""
     _origin.set(origin)
+
+
+def current_listener() -> str:
+    """The listener that this task works for, by its name in the ready line; empty for the daemon's own work."""
+    return _listener.get()
+
+
+def listening_as(name: str) -> None:
+    """From now on this task, and the tasks that it starts, work for this listener."""
+    _listener.set(name)
 
 
 def acting(actor: str, application: str = "") -> None:

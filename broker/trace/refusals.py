@@ -17,7 +17,7 @@ import trio
 from broker.clock import Clock
 from broker.loops import repeat
 from broker.trace.audit import AuditEvent, entry_of
-from broker.trace.origin import Origin, address_key, current_origin, enter
+from broker.trace.origin import Origin, address_key, current_listener, current_origin, enter
 from storage.records import AuditRecord
 
 INTERVAL_MS: Final = 60_000
@@ -58,7 +58,7 @@ class Refusals:
         self._clock = clock
         self._put = put
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()  # by event and listener
         self._all: dict[str, _All] = {}
 
     def note(
@@ -73,7 +73,7 @@ class Refusals:
             audited: the audit log gets an entry for each line, too.
             about: further members of the line.
         """
-        self._counts[event] += 1
+        self._counts[event, current_listener()] += 1
         now_ms, origin = self._clock.steady_ms(), current_origin()
         key = event, source or address_key(origin.address)
         found = self._sources.get(key)
@@ -178,4 +178,11 @@ class Refusals:
 
     def statistics(self) -> Mapping[str, int]:
         """How often there was each kind of refusal since the start, and how many sources are in memory."""
-        return {"sources": len(self._sources), **dict(sorted(self._counts.items()))}
+        events: Counter[str] = Counter()
+        for (event, _), times in self._counts.items():
+            events[event] += times
+        return {"sources": len(self._sources), **dict(sorted(events.items()))}
+
+    def by_listener(self) -> Mapping[tuple[str, str], int]:
+        """How often there was each kind of refusal since the start, by event and name of the listener."""
+        return dict(sorted(self._counts.items()))

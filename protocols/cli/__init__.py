@@ -30,6 +30,7 @@ _COMMANDS = {
     "audit": "audit",
     "backup": "backup",
     "restore": "backup",
+    "doctor": "doctor",
 }
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 

@@ -268,6 +268,7 @@ def _introduction(
         f"  REST and live feed  {api}",
         f"  Console             {api.removesuffix('/v1.1')}/",
         f"  Documentation       {api.removesuffix('/v1.1')}/docs",
+        f"  Metrics             {api.removesuffix('/v1.1')}/metrics",
         f"  MQTT                {mqtt}",
         f"  CoAP                {addresses['coap']}",
         *([f"  LWM2M (DTLS)        {addresses['lwm2m_dtls']}"] if "lwm2m_dtls" in addresses else []),

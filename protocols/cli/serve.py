@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
     help="The configuration file; without it, only the TRUNKLINE_… environment variables count.",
 )
 def serve(check: bool, config: Path | None) -> None:
-    """Serve devices and applications until SIGTERM or SIGINT.
+    """Serve devices and applications until SIGTERM or SIGINT. SIGHUP reloads certificates, log level, rates and limits.
 
     Exit status: 0 after a graceful stop, 2 for a bad configuration, 3 when a listener cannot be opened, 4 when the
     store cannot be opened. With --check: 0 when nothing was found, else 2.
@@ -48,7 +48,7 @@ def serve(check: bool, config: Path | None) -> None:
         configure_logging(settings.log.level, settings.log.format)
         try:
             with failures_reported():
-                trio.run(partial(run_daemon, settings, ready=announce))
+                trio.run(partial(run_daemon, settings, ready=announce, load=partial(load_settings, config)))
         except CommandError as error:
             if settings.log.format != "json":
                 raise

@@ -15,10 +15,12 @@ from protocols.http.console.pages import console_blueprint
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
 from protocols.http.guard import Guard
+from protocols.http.health import health_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.websocket_paths import install_websocket_paths
+from protocols.metrics.vitals import Vitals
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
@@ -26,7 +28,7 @@ _BODY_SECONDS: Final = 30
 _ANSWER_SECONDS: Final = 60
 
 
-def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
+def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | None = None) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
     app = _new_app(services)
     install_websocket_paths(app)
@@ -39,6 +41,7 @@ def build_app(services: Services, *, is_secure: bool = False) -> QuartTrio:
         site, settings = services.core.site, services.core.settings
         app.register_blueprint(console_blueprint(services.accounts, browsers, site, settings))
     app.register_blueprint(docs_blueprint(services.core.site))
+    app.register_blueprint(health_blueprint(vitals or Vitals(services.core)))
     return app
 
 

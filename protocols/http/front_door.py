@@ -11,7 +11,7 @@ from http import HTTPStatus
 import trio
 
 from broker.services import Services
-from broker.trace.origin import Origin, enter
+from broker.trace.origin import Origin, current_listener, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address
 from protocols.http.answers import add_hsts
@@ -29,6 +29,7 @@ from protocols.http.heads import (
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.listeners import Entrance, Stream, serve_tcp
+from protocols.metrics.vitals import Vitals
 from protocols.peers import current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import TlsContext
@@ -46,6 +47,7 @@ async def serve_http(
     ssl_context: TlsContext | None = None,
     is_secure: bool = False,
     is_accounts: bool = False,
+    vitals: Vitals | None = None,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept HTTP and WebSocket connections until cancelled.
@@ -59,6 +61,7 @@ async def serve_http(
         ssl_context: for TLS; None for plain text.
         is_secure: whether this is the listener for devices with client certificates, which `ssl_context` asks for.
         is_accounts: whether this is the accounts server's own listener, with its paths at the root.
+        vitals: counts the requests, and answers /metrics and /readyz; by default one of its own.
         task_status: told the bound address.
 
     Raises:
@@ -66,7 +69,8 @@ async def serve_http(
     """
     settings = services.core.settings
     entrance = Entrance.of(services.limits.strangers, settings)
-    app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure)
+    vitals = vitals or Vitals(services.core)
+    app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure, vitals=vitals)
     if ssl_context is not None and settings.http.hsts_seconds:
         app.after_request(partial(add_hsts, settings.http.hsts_seconds))
     refusals, limits = services.core.refusals, services.limits
@@ -78,6 +82,7 @@ async def serve_http(
         bodies=limits.bodies,
         proxies=entrance.proxies,
         takes_upgrades=websocket is not None,
+        traffic=vitals.traffic_of(current_listener()),
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(

@@ -11,6 +11,7 @@ Hypercorn's version above, and tests/protocols/http/test_hypercorn_adapter.py fa
 """
 
 import re
+import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.peers import STATE_KEY
 from protocols.http.pipelining import PIPELINE_KEY
 from protocols.listeners import Stream
+from protocols.metrics.vitals import Traffic
 from protocols.peers import Peer, current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
@@ -78,8 +80,9 @@ class HypercornAdapter:
         bodies: BodyBudget | None = None,
         proxies: TrustedProxies | None = None,
         takes_upgrades: bool = True,
+        traffic: Traffic | None = None,
     ) -> None:
-        """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts.
+        """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
 
         Without `takes_upgrades`, a request for a WebSocket is answered as any other.
         """
@@ -87,7 +90,7 @@ class HypercornAdapter:
         self.timeouts = PeerTimeouts(grace_seconds=grace_seconds)
         self._refusals = refusals
         self._overhead = overhead
-        self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies()))
+        self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
         self._config = _config()
         self._bodies = bodies or BodyBudget()
         self._context = WorkerContext(None)
@@ -269,8 +272,9 @@ class _Requests:
     would get a reset instead of the answer. Where a held body has not been taken, the stream takes care of that.
     """
 
-    def __init__(self, app: ASGIFramework, proxies: TrustedProxies) -> None:
+    def __init__(self, app: ASGIFramework, proxies: TrustedProxies, traffic: Traffic) -> None:
         self._app = app
+        self._traffic = traffic
         self._proxies = proxies
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -278,6 +282,7 @@ class _Requests:
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
         await scope["state"][PIPELINE_KEY].wait_turn()
+        began = time.perf_counter()
         _name_client(scope, current_peer(), self._proxies)
         arrived, held = trio.Event(), _held(scope)
 
@@ -288,12 +293,14 @@ class _Requests:
             return event if held is None else held.counted(event)
 
         async def send_when_arrived(event: ASGISendEvent) -> None:
-            if event["type"] == "http.response.start" and not arrived.is_set():
-                if held is not None and not held.opened.is_set():
-                    event["headers"] = [*event["headers"], (b"connection", b"close")]
-                else:
-                    with trio.move_on_after(_DRAIN_SECONDS):
-                        await arrived.wait()
+            if event["type"] == "http.response.start":
+                self._traffic.answered(time.perf_counter() - began, event["status"])
+                if not arrived.is_set():
+                    if held is not None and not held.opened.is_set():
+                        event["headers"] = [*event["headers"], (b"connection", b"close")]
+                    else:
+                        with trio.move_on_after(_DRAIN_SECONDS):
+                            await arrived.wait()
             await send(event)
 
         try:

@@ -114,8 +114,7 @@ class DtlsListener:
         if first is not None and second is not None:
             require_two_kinds(first, second)
         self_test()
-        chains = [chain for chain in (first, second) if chain is not None]
-        context = DtlsContext(chains, now=trio.current_time, priorities=self._priorities)
+        context = self._context(first, second)
         with await DatagramSocket.bound(bind) as sock:
             try:
                 async with trio.open_nursery() as nursery:
@@ -125,6 +124,26 @@ class DtlsListener:
                     await read_forever(sock, self._rooms.messages.ingest, peers.take, peers.taken)
             finally:
                 await self.endpoint.stop()
+
+    def _context(self, first: Chain | None, second: Chain | None) -> DtlsContext:
+        chains = [chain for chain in (first, second) if chain is not None]
+        return DtlsContext(chains, now=trio.current_time, priorities=self._priorities)
+
+    def prepare(self, first: Chain | None, second: Chain | None) -> Callable[[], None]:
+        """Read other certificates; the function that is returned puts them into use for handshakes to come.
+
+        Raises:
+            OSError: a certificate cannot be used.
+        """
+        if first is not None and second is not None:
+            require_two_kinds(first, second)
+        context, peers = self._context(first, second), self._peers
+
+        def put_into_use() -> None:
+            if peers is not None:
+                peers.context = context
+
+        return put_into_use
 
     def statistics(self) -> DtlsStatistics:
         return DtlsStatistics() if self._peers is None else self._peers.statistics()
@@ -191,7 +210,7 @@ class _Peers:
         self._endpoint = endpoint
         self._limits = limits
         self._socket = sock
-        self._context = context
+        self.context = context
         self._nursery = nursery
         self._half_open: OrderedDict[PeerAddress, _Handshake] = OrderedDict()
         self._sessions: dict[PeerAddress, _DtlsSession] = {}
@@ -242,9 +261,9 @@ class _Peers:
 
     def _take_hello(self, hello: bytes, address: PeerAddress) -> None:
         name = repr(address).encode()
-        prestate = self._context.prestate(hello, name)
+        prestate = self.context.prestate(hello, name)
         if prestate is None:
-            self._send(address, self._context.challenge(name))
+            self._send(address, self.context.challenge(name))
             return
         key, former = hello_key(hello), self._half_open.get(address)
         for known in (former, self._sessions.get(address)):
@@ -305,7 +324,7 @@ class _Peers:
     async def _connect(
         self, address: PeerAddress, prestate: Prestate, arriving: trio.MemoryReceiveChannel[list[bytes]]
     ) -> DtlsConnection:
-        connection = DtlsConnection(self._context, partial(self._send, address), prestate)
+        connection = DtlsConnection(self.context, partial(self._send, address), prestate)
         identities: set[bytes] = set()
         changes = 0
         while True:

@@ -126,3 +126,15 @@ async def test_where_rate_limits_are_off_nothing_is_counted(fake_clock: FakeCloc
         for token in (b"again", number.to_bytes(2, "big")):
             wrong.check(token)
             wrong.note(token)
+
+
+def test_a_new_limit_counts_at_once(fake_clock: FakeClock) -> None:
+    wrong = WrongTokens(fake_clock.clock, limit=50)
+    enter(HERE)
+    for number in range(3):
+        wrong.note(token_hash(f"first {number}"))
+    wrong.renew(4)
+    wrong.check(token_hash("another"))
+    wrong.note(token_hash("another"))
+    with pytest.raises(TooManyAttempts):
+        wrong.check(token_hash("one more"))

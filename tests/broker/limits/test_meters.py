@@ -347,3 +347,25 @@ async def _play_until_restart(
             case _:
                 return what, amount
     return None
+
+
+async def test_new_rates_count_at_once_also_for_meters_in_use(run: Run) -> None:
+    meter, other = run.meter(), run.meter(Channel.REST, USER)
+    assert calls_let_through(meter, 10) == 10
+    run.meters.renew(rates_of(Limits(mqtt_device="12/1000", rest_user="1/5")))
+    assert calls_let_through(meter, 10) == 2  # what was used up stays used up
+    assert calls_let_through(other, 10) == 1
+    run.meters.renew(rates_of(Limits(mqtt_device="5/1000")))
+    assert calls_let_through(meter, 10) == 0
+    assert meter.standing().remaining.minute == 0
+    newcomer = Caller(kind=TokenKind.DEVICE, token=b"e", expires_on=None, device=DeviceKey(8))
+    assert run.meter(caller=newcomer).rate == Rate(5, 1000)
+
+
+async def test_new_rates_leave_meters_of_other_kinds_and_daemons_without_limits_alone(run: Run) -> None:
+    own = run.meters.named("connectors user 3 type 9", Rate(7, 70))
+    run.meters.renew(rates_of(Limits(rest_user="1/5")))
+    assert own.rate == Rate(7, 70)
+    off = Meters(None, run.ledger, Clock(), new_refusals())
+    off.renew(rates_of(Limits()))
+    assert off.of(Channel.MQTT, DEVICE) is None

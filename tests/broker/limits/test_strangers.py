@@ -236,3 +236,18 @@ async def test_devices_behind_few_addresses_wait_for_a_moment_and_get_in(autojum
             nursery.start_soon(authenticate, connections.must_enter(str(number), address))
     assert served == 1000
     assert strangers.statistics().refused == 0
+
+
+async def test_more_places_let_in_who_waits(autojump_clock: MockClock) -> None:
+    strangers = Strangers(in_all=1, of_one_address=1)
+    connections = Connections(strangers)
+    connections.must_enter("a", "192.0.2.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(strangers.wait_room, NEW)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        strangers.renew(in_all=2, of_one_address=1)
+    assert trio.current_time() == began
+    connections.must_enter("b", NEW)
+    strangers.renew(in_all=1, of_one_address=1)  # nobody loses a place for that
+    assert connections.ended == []

@@ -24,6 +24,7 @@ from storage.records import DeviceTokenRecord
 from tests.factories import HALL_TOKEN, KITCHEN, KITCHEN_TOKEN, World
 from tests.programs import require_dtls
 from tests.protocols.coap.dtls.client import (
+    ECDSA,
     HALF_OPEN,
     PSK,
     DtlsClient,
@@ -278,3 +279,25 @@ async def test_failed_handshakes_have_a_line_with_the_device_if_there_is_one(
     ]
     assert logs[1]["reason"] == "took too long"
     assert KITCHEN_TOKEN not in str(logs)
+
+
+async def test_another_certificate_is_for_new_sessions_and_the_old_ones_go_on(
+    listener: DtlsListener, address: Address, client: DtlsClient, certificates: dict[str, tuple[Path, Path]]
+) -> None:
+    def kind_of(one: DtlsClient) -> int:
+        shown = one.session.get_peer_certificate()
+        assert shown is not None
+        return shown.get_pubkey().type()
+
+    await client.handshake()
+    put_into_use = listener.prepare(certificates["rsa"], None)
+    with dtls_client(address, client_context(ECDSA)) as before:  # read, and not yet in use
+        await before.handshake()
+        assert kind_of(before) == kind_of(client)
+    put_into_use()
+    with dtls_client(address, client_context(b"ECDHE-RSA-AES128-GCM-SHA256")) as after:
+        await after.handshake()
+        assert kind_of(after) != kind_of(client)
+    assert (await client.ask(post(1))).code == Code.CREATED
+    with pytest.raises(OSError, match="cannot use certificate"):
+        listener.prepare((certificates["rsa"][0], certificates["ecdsa"][1]), None)

@@ -1,0 +1,68 @@
+"""`trunkline doctor`: what is wrong on this machine, and what to do about it."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import click
+
+from config.settings import SettingsError, load_settings
+from protocols.cli.options import config_option
+from protocols.doctor.certificates import look_at_certificates
+from protocols.doctor.machine import look_at_clock, look_at_descriptors, look_at_gnutls, look_at_ports, look_at_unit
+from protocols.doctor.patient import Finding, Patient, meet
+from protocols.doctor.state import look_at_disk, look_at_state, look_at_store
+
+_CHECKS: Final[dict[str, Callable[[Patient], Iterator[Finding]]]] = {
+    "state": look_at_state,
+    "store": look_at_store,
+    "disk": look_at_disk,
+    "clock": look_at_clock,
+    "port": look_at_ports,
+    "certificate": look_at_certificates,
+    "gnutls": look_at_gnutls,
+    "descriptors": look_at_descriptors,
+    "unit": look_at_unit,
+}
+
+
+@click.command()
+@config_option
+@click.option("--unit", default="trunkline.service", show_default=True, help="The unit that runs the daemon.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_context
+def doctor(ctx: click.Context, config: Path | None, unit: str, *, as_json: bool) -> None:
+    """Look at configuration, store, disk, clock, ports, certificates, GnuTLS, descriptors and the unit of systemd.
+
+    One line for each check: ok, or what to do. Works with a running and with a stopped daemon, and changes nothing.
+    Exit status: 0 when everything is ok, 1 otherwise.
+    """
+    findings = list(_findings(config, unit))
+    is_well = all(finding.ok for finding in findings)
+    if as_json:
+        click.echo(json.dumps({"ok": is_well, "checks": [asdict(finding) for finding in findings]}))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.check:<14}{'ok: ' if finding.ok else 'TO DO: '}{finding.text}")
+    ctx.exit(0 if is_well else 1)
+
+
+def _findings(config: Path | None, unit: str) -> Iterator[Finding]:
+    try:
+        settings = load_settings(config)
+    except SettingsError as error:
+        yield Finding("configuration", False, str(error))
+        return
+    yield Finding("configuration", True, str(config or "environment"))
+    patient = meet(settings, unit)
+    if patient.silence:
+        yield Finding("daemon", False, patient.silence)
+    else:
+        yield Finding("daemon", True, f"runs as process {patient.pid}" if patient.statistics is not None else "stopped")
+    for name, look in _CHECKS.items():
+        try:
+            yield from look(patient)
+        except Exception as error:  # noqa: BLE001 - one check that fails must not hide what the others find
+            yield Finding(name, False, f"could not be checked: {type(error).__name__}: {error}")

@@ -1,0 +1,104 @@
+"""What a check finds, and what it looks at."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from broker.errors import ValidationFailed
+from config.settings import Address, Settings
+from protocols.control.client import ControlFailedError, ControlUnavailableError, send_command
+
+_ANSWER_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `text` says what was found, or, where it is not `ok`, what to do."""
+
+    check: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """The daemon's configuration, and the daemon itself if it runs."""
+
+    settings: Settings
+    #: The answer to `statistics` of the running daemon; None when none answers.
+    statistics: Mapping[str, Any] | None
+    #: Why a daemon that seems to be there did not answer; empty otherwise.
+    silence: str
+    unit: str
+
+    @property
+    def store(self) -> Path:
+        return self.settings.state_dir / "store.sqlite"
+
+    @property
+    def is_running(self) -> bool:
+        return self.statistics is not None or bool(self.silence)
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the running daemon."""
+        if self.statistics is None:
+            return None
+        try:
+            return int((self.settings.state_dir / "lock").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def user(self) -> tuple[int, int]:
+        """User and group that the daemon has, or will have: whose the state directory is."""
+        try:
+            status = (Path(f"/proc/{self.pid}") if self.pid else self.settings.state_dir).stat()
+        except OSError:
+            return os.geteuid(), os.getegid()
+        return status.st_uid, status.st_gid
+
+    @property
+    def listeners(self) -> Iterator[tuple[str, Address, bool]]:
+        """The listeners of the configuration: name in the ready line, address, whether it is one of datagrams."""
+        settings = self.settings
+        for name, bind, is_udp in (
+            ("http", settings.http.bind, False),
+            ("https", settings.http.tls_bind, False),
+            ("accounts", settings.accounts.tls_bind, False),
+            ("secure", settings.secure.tls_bind, False),
+            ("mqtt", settings.mqtt.bind, False),
+            ("mqtts", settings.mqtt.tls_bind, False),
+            ("coap", settings.coap.bind, True),
+            ("coaps", settings.coap.dtls_bind, True),
+            ("lwm2m_dtls", settings.lwm2m.dtls_bind, True),
+            ("lwm2m_tcp", settings.lwm2m.tcp_bind, False),
+            ("lwm2m_tls", settings.lwm2m.tls_bind, False),
+        ):
+            if bind is not None:
+                yield name, bind, is_udp
+
+
+def meet(settings: Settings, unit: str) -> Patient:
+    """Ask the daemon that may run."""
+    statistics, silence = None, ""
+    try:
+        statistics = trio.run(_ask, settings.state_dir)
+    except ControlUnavailableError as error:
+        if isinstance(error.__cause__, PermissionError):
+            silence = "its control socket is not for you: run the doctor as root or as the user of the service"
+    except trio.TooSlowError:
+        silence = f"it does not answer within {_ANSWER_SECONDS:.0f} s: look at its log, then restart it"
+    except (ControlFailedError, ValidationFailed) as error:
+        silence = f"it does not answer: {error}"
+    return Patient(settings, statistics, silence, unit)
+
+
+async def _ask(state_dir: Path) -> Mapping[str, Any]:
+    with trio.fail_after(_ANSWER_SECONDS):
+        answer: Mapping[str, Any] = await send_command(state_dir, "statistics", {})
+        return answer

@@ -1,0 +1,59 @@
+"""/healthz, /readyz and /metrics (reference 27.11)."""
+
+from typing import Final
+
+from quart import Blueprint, Response, request
+
+from broker.errors import DomainError
+from protocols.metrics.collecting import Exposition
+from protocols.metrics.vitals import Vitals
+from protocols.peers import current_peer
+from protocols.proxies import plain_address
+
+_TEXT: Final = "text/plain; charset=utf-8"
+_NOT_STORED: Final = {"Cache-Control": "no-store"}
+_FORWARDED: Final = ("Forwarded", "X-Forwarded-For")
+
+
+class MetricsForbidden(DomainError):
+    status = 403
+    template = "Metrics are only for this machine and the networks in metrics.allow"
+
+
+def health_blueprint(vitals: Vitals) -> Blueprint:
+    routes = Blueprint("health", __name__)
+    exposition = Exposition(vitals)
+
+    @routes.get("/healthz")
+    async def alive() -> Response:
+        return Response("ok\n", 200, _NOT_STORED, content_type=_TEXT)
+
+    @routes.get("/readyz")
+    async def ready() -> Response:
+        problem = await vitals.problem()
+        return Response(f"{problem or 'ok'}\n", 503 if problem else 200, _NOT_STORED, content_type=_TEXT)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        if not _may_read(vitals):
+            raise MetricsForbidden
+        content, content_type = await exposition.text(request.headers.get("Accept", ""))
+        return Response(content, 200, _NOT_STORED, content_type=content_type)
+
+    return routes
+
+
+def _may_read(vitals: Vitals) -> bool:
+    """Whether the client is on this machine or in an allowed network.
+
+    A proxy on this machine connects from loopback for everybody, and the loopback of another machine is not this one.
+    So who comes through a proxy may read only as a client in an allowed network, named by a trusted proxy.
+    """
+    client, peer = request.remote_addr or "", current_peer()
+    address = plain_address(client)
+    if address is None:
+        return False
+    is_allowed = any(address in network for network in vitals.allowed)
+    if any(name in request.headers for name in _FORWARDED):
+        return is_allowed and peer.is_proxy and client != peer.address
+    return is_allowed or address.is_loopback

@@ -1,0 +1,1 @@
+"""What the daemon tells monitoring: metrics for Prometheus, and whether it is ready (reference 27.11)."""

@@ -1,0 +1,344 @@
+"""`trunkline doctor` (reference 27.12): a line for each check, and what is wrong is found."""
+
+import datetime as dt
+import json
+import os
+import socket
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import structlog
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from config.settings import Address, Http, Settings, Tls
+from protocols.cli import main
+from protocols.cli.doctor import _CHECKS
+from protocols.doctor.certificates import look_at_certificates, mode_allows
+from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
+from protocols.doctor.patient import Finding, Patient
+from protocols.doctor.state import disk_finding, look_at_state, look_at_store
+from protocols.state import open_state
+from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite_check import Growth, check_integrity, growth
+from storage.sql import StoreError
+from tests.certificates import DAY, Authority
+from tests.test_systemd import UNIT
+
+NOW = dt.datetime.now(dt.UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+DAY_MS = 86_400_000
+ROWS = 20_000
+MIB, GIB = 1024**2, 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs tests need not have a synchronised clock and room on its disk."""
+    monkeypatch.setattr("protocols.doctor.state.available_bytes", lambda _folder: 100 * GIB)
+    monkeypatch.setattr("protocols.doctor.machine.is_clock_synchronized", lambda: True)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A stopped daemon with a store of its own."""
+    settings = Settings(state_dir=tmp_path / "state", http=Http(bind=Address("127.0.0.1", 0)))
+    former = structlog.get_config()
+    with open_state(settings) as state:
+        SqliteEngine(state.database).migrate()
+    structlog.configure(**former)
+    return settings
+
+
+def patient_of(settings: Settings) -> Patient:
+    return Patient(settings, None, "", "trunkline.service")
+
+
+def examined(settings: Settings, *options: str) -> Result:
+    config = settings.state_dir.parent / "trunkline.toml"
+    config.write_text(f'state_dir = "{settings.state_dir}"\n[http]\nbind = "127.0.0.1:0"\n', encoding="utf-8")
+    return CliRunner().invoke(main, ["doctor", "--config", str(config), *options])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_healthy_machine_has_a_line_for_each_check_and_nothing_changes(settings: Settings) -> None:
+    before = contents(settings.state_dir)
+    done = examined(settings)
+    assert done.exit_code == 0, done.output
+    lines = [line.split(maxsplit=1) for line in done.output.splitlines()]
+    assert [check for check, _ in lines] == [
+        "configuration",
+        "daemon",
+        "state",
+        "store",
+        "disk",
+        "clock",
+        "port",
+        "certificate",
+        "gnutls",
+        "descriptors",
+        "unit",
+    ]
+    assert all(text.startswith("ok: ") for _, text in lines)
+    assert contents(settings.state_dir) == before
+
+
+def test_json_has_the_same_and_what_to_do_makes_the_status_1(settings: Settings) -> None:
+    settings.state_dir.chmod(0o755)
+    done = examined(settings, "--json")
+    found = json.loads(done.output)
+    assert (done.exit_code, found["ok"]) == (1, False)
+    wrong = [check for check in found["checks"] if not check["ok"]]
+    assert wrong == [
+        {"check": "state", "ok": False, "text": f"{settings.state_dir}: others can get in: chmod 700 it"},
+    ]
+
+
+def test_a_configuration_that_cannot_be_used_is_the_only_finding(tmp_path: Path) -> None:
+    config = tmp_path / "trunkline.toml"
+    config.write_text("state_dri = 'x'", encoding="utf-8")
+    done = CliRunner().invoke(main, ["doctor", "--config", str(config)])
+    assert done.exit_code == 1
+    assert len(done.output.splitlines()) == 1
+    assert "state_dri: unknown setting" in done.output
+
+
+def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_patient: Patient) -> list[Finding]:
+        raise ValueError("bug")
+
+    monkeypatch.setitem(_CHECKS, "disk", fail)
+    done = examined(settings)
+    assert done.exit_code == 1
+    assert "disk          TO DO: could not be checked: ValueError: bug" in done.output
+    assert "unit" in done.output
+
+
+# State, store and disk
+
+
+def fill(store: Path, *, from_ms: int, to_ms: int) -> None:
+    """Messages at even distances."""
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+            " INSERT INTO message (position, device, ts, cts, mv, data)"
+            " SELECT i, 1, 0, :first + (:last - :first) / :rows * i, 1, '{}' FROM n",
+            {"rows": ROWS, "first": from_ms, "last": to_ms},
+        )
+        connection.commit()
+
+
+def test_a_damaged_store_is_found(settings: Settings) -> None:
+    store = settings.state_dir / "store.sqlite"
+    fill(store, from_ms=0, to_ms=NOW_MS)
+    with store.open("r+b") as file:
+        file.seek(store.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\xff" * 4096)
+    (finding,) = look_at_store(patient_of(settings))
+    assert not finding.ok
+    assert "restore a backup" in finding.text
+    store.write_bytes(b"no database at all" * 1000)
+    (finding,) = look_at_store(patient_of(settings))
+    assert not finding.ok
+    assert "not a database" in finding.text
+
+
+def test_the_check_of_the_store_is_bounded(settings: Settings) -> None:
+    store = settings.state_dir / "store.sqlite"
+    fill(store, from_ms=0, to_ms=NOW_MS)
+    assert not check_integrity(store, seconds=0).is_complete
+    assert check_integrity(store, seconds=60).is_complete
+    with pytest.raises(StoreError):
+        check_integrity(store.with_name("none"), seconds=1)
+
+
+@pytest.mark.parametrize(("days", "rows"), [(2, ROWS / 2), (70, ROWS / 70)])
+def test_growth_is_that_of_the_last_week(settings: Settings, days: int, rows: float) -> None:
+    store = settings.state_dir / "store.sqlite"
+    fill(store, from_ms=NOW_MS - days * DAY_MS, to_ms=NOW_MS)
+    found = growth(store, now_ms=NOW_MS)
+    assert found.store_bytes == store.stat().st_size
+    assert found.bytes_a_day == pytest.approx(rows * found.store_bytes / ROWS, rel=0.01)
+
+
+def test_a_log_of_hours_or_of_long_ago_forecasts_nothing(settings: Settings) -> None:
+    store = settings.state_dir / "store.sqlite"
+    assert growth(store, now_ms=NOW_MS).bytes_a_day is None
+    fill(store, from_ms=NOW_MS - DAY_MS // 2, to_ms=NOW_MS)
+    assert growth(store, now_ms=NOW_MS).bytes_a_day is None
+    assert growth(store, now_ms=NOW_MS + 8 * DAY_MS).bytes_a_day == 0
+
+
+@pytest.mark.parametrize(
+    ("available", "found", "retention", "ok", "text"),
+    [
+        (10 * GIB, Growth(GIB, None), 0, True, "too young for a forecast"),
+        (100 * MIB, Growth(GIB, None), 0, False, "make room"),
+        (10 * GIB, Growth(GIB, 0.0), 0, True, "nothing came"),
+        (10 * GIB, Growth(GIB, 100 * MIB), 0, True, "fill them in 102 days"),
+        (10 * GIB, Growth(GIB, GIB), 0, False, "fill them in 10 days: make room, or set storage.retention_days to at"),
+        (10 * GIB, Growth(GIB, GIB), 5, True, "fit with retention of 5 days"),
+        (10 * GIB, Growth(GIB, GIB), 30, False, "at most 10"),
+        (GIB, Growth(5 * GIB, GIB), 5, True, "fit with retention"),
+    ],
+)
+def test_the_forecast_of_the_disk(available: int, found: Growth, retention: int, ok: bool, text: str) -> None:
+    finding = disk_finding(available, found, retention)
+    assert (finding.ok, text in finding.text) == (ok, True), finding
+
+
+def test_an_interrupted_rotation_and_an_open_key_are_found(settings: Settings) -> None:
+    key = settings.state_dir / "key"
+    (one,) = look_at_state(patient_of(settings))
+    assert one.ok
+    key.write_bytes(key.read_bytes() * 2)
+    (finding,) = look_at_state(patient_of(settings))
+    assert (finding.ok, "trunkline key rotate" in finding.text) == (False, True)
+    key.chmod(0o640)
+    (finding,) = look_at_state(patient_of(settings))
+    assert (finding.ok, "chmod 600" in finding.text) == (False, True)
+
+
+# Clock, ports and the unit
+
+
+def test_a_clock_that_jumped_or_that_nobody_keeps_right(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(settings.state_dir / "store.sqlite")) as store:
+        store.execute("INSERT INTO counter VALUES ('trusted_ms', ?)", (NOW_MS - 3 * DAY_MS,))
+        store.commit()
+    (finding,) = look_at_clock(patient_of(settings))  # the kernel explains it
+    assert finding.ok
+    monkeypatch.setattr("protocols.doctor.machine.is_clock_synchronized", lambda: False)
+    (finding,) = look_at_clock(patient_of(settings))
+    assert (finding.ok, "trunkline retention confirm" in finding.text) == (False, True)
+    running = Patient(settings, {"clock": {"jumped_seconds": 0}}, "", "")
+    (finding,) = look_at_clock(running)
+    assert (finding.ok, "chrony" in finding.text) == (False, True)
+
+
+def test_ports_that_are_free_taken_or_missing(tmp_path: Path) -> None:
+    host = "127.83.11.7"  # where no other test listens
+    with socket.create_server((host, 0)) as other:
+        address = Address(host, other.getsockname()[1])
+        settings = Settings(state_dir=tmp_path, http=Http(bind=address))
+        (taken,) = look_at_ports(patient_of(settings))
+        assert (taken.ok, "ss -lnp" in taken.text) == (False, True)
+        (answers,) = look_at_ports(Patient(settings, {}, "", ""))
+        assert answers.ok
+    (free,) = look_at_ports(patient_of(settings))
+    assert free.ok
+    (silent,) = look_at_ports(Patient(settings, {}, "", ""))
+    assert (silent.ok, "does not answer here" in silent.text) == (False, True)
+    (none,) = look_at_ports(patient_of(Settings(state_dir=tmp_path)))
+    assert not none.ok
+
+
+def test_hardening_is_that_of_the_unit_of_this_version() -> None:
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    assert {f"{name}={value}" for name, value in HARDENING.items()} <= set(lines)
+
+
+def test_a_unit_that_was_changed_or_softened() -> None:
+    whole = "LoadState=loaded\nNeedDaemonReload=no\n" + "".join(f"{key}={value}\n" for key, value in HARDENING.items())
+    assert unit_finding("a.service", whole).ok
+    assert unit_finding("a.service", "LoadState=not-found\n").ok
+    assert "daemon-reload" in unit_finding("a.service", whole.replace("Reload=no", "Reload=yes")).text
+    soft = unit_finding("a.service", whole.replace("ProtectHome=yes", "ProtectHome=no"))
+    assert (soft.ok, "lacks ProtectHome=yes:" in soft.text) == (False, True)
+
+
+# Certificates
+
+
+def certificate(folder: Path, *, starts: int = -30, ends: int = 90) -> tuple[Path, Path]:
+    """The chain and the key of gateway.example.org, valid between two days from now."""
+    names = x509.SubjectAlternativeName([x509.DNSName("gateway.example.org"), x509.DNSName("*.home.example.org")])
+    factory = Authority("Root", now=NOW).delegate()
+    chain, key = factory.issue(extensions=[names], starts=starts * DAY, ends=ends * DAY).files(folder, "server")
+    key.chmod(0o600)
+    return chain, key
+
+
+def diagnosed(chain: Path, key: Path, tmp_path: Path, *, url: str = "") -> Finding:
+    settings = Settings(state_dir=tmp_path, public_url=url, tls=Tls(certificate=chain, key=key))
+    (finding,) = look_at_certificates(patient_of(settings))
+    return finding
+
+
+def test_a_certificate_that_is_right(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    for host in ("gateway.example.org", "a.home.example.org"):
+        found = diagnosed(chain, key, tmp_path, url=f"https://{host}:8443")
+        assert (found.ok, "valid until" in found.text) == (True, True), found
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "said"),
+    [(-30, -1, "expired on"), (-30, 20, "expires in 19 days"), (1, 90, "valid only from")],
+)
+def test_dates_of_certificates(tmp_path: Path, starts: int, ends: int, said: str) -> None:
+    found = diagnosed(*certificate(tmp_path, starts=starts, ends=ends), tmp_path)
+    assert (found.ok, said in found.text) == (False, True), found
+
+
+def test_certificates_and_keys_that_do_not_fit(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    assert "does not name other.example.org" in diagnosed(chain, key, tmp_path, url="https://other.example.org").text
+    assert "does not name" in diagnosed(chain, key, tmp_path, url="https://a.b.home.example.org").text
+    (tmp_path / "other").mkdir()
+    other, other_key = certificate(tmp_path / "other")
+    assert "not the key of" in diagnosed(chain, other_key, tmp_path).text
+    leaf, issuer = x509.load_pem_x509_certificates(chain.read_bytes())
+    foreign = x509.load_pem_x509_certificates(other.read_bytes())[1]
+    for wrong in ((issuer, leaf), (leaf, foreign)):
+        chain.write_bytes(b"".join(one.public_bytes(Encoding.PEM) for one in wrong))
+        found = diagnosed(chain, key, tmp_path)
+        assert (found.ok, "is not issued by the one after it" in found.text) == (False, True)
+    chain.write_text("nothing", encoding="ascii")
+    assert "no certificate in PEM" in diagnosed(chain, key, tmp_path).text
+    chain.unlink()
+    assert "No such file" in diagnosed(chain, key, tmp_path).text
+
+
+def test_keys_that_others_read_or_that_are_none(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    key.chmod(0o644)
+    assert "others can read or write this key" in diagnosed(chain, key, tmp_path).text
+    key.chmod(0o600)
+    key.write_text("nothing", encoding="ascii")
+    assert "no private key" in diagnosed(chain, key, tmp_path).text
+    key.unlink()
+    assert "No such file" in diagnosed(chain, key, tmp_path).text
+
+
+def test_a_key_that_systemd_gives_is_there_only_while_the_service_runs(tmp_path: Path) -> None:
+    chain, _ = certificate(tmp_path)
+    key = Path("/run/credentials/trunkline-test-that-is-no-unit.service/key.pem")
+    assert diagnosed(chain, key, tmp_path).ok
+    settings = Settings(state_dir=tmp_path, tls=Tls(certificate=chain, key=key))
+    (finding,) = look_at_certificates(Patient(settings, {}, "", ""))
+    assert (finding.ok, "No such file" in finding.text) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "allowed"),
+    [
+        (0o400, 5, 9, True),
+        (0o040, 5, 9, False),  # the owner has the owner's rights only
+        (0o040, 6, 7, True),
+        (0o004, 6, 7, False),
+        (0o004, 6, 9, True),
+        (0o000, 0, 0, True),
+    ],
+)
+def test_who_may_read_by_the_mode(mode: int, uid: int, gid: int, allowed: bool) -> None:
+    owned = os.stat_result((mode, 0, 0, 1, 5, 7, 0, 0, 0, 0))
+    assert mode_allows(owned, uid, gid, stat.S_IRUSR) is allowed
