@@ -244,6 +244,25 @@ BROKER: Final[Mapping[str, Part]] = {
         "log_bytes": _now("delivery_log_bytes", "The size of the delivery log."),
         "log_removed": _total("delivery_log_removed_entries", "Entries of the delivery log that were removed."),
     },
+    "rules": {
+        "rules": _now("rules", "Rules that are evaluated."),
+        "timers": _now("rule_timers", "Durations that run and times that are due."),
+        "position": _now("rules_position", "The position in the log up to which rules have been evaluated."),
+        "waiting_rows": _now("rule_waiting_messages", "Stored messages that rules have not seen yet."),
+        "evaluated": _total("rule_evaluations", "Evaluations of a rule."),
+        "triggered": _total("rules_triggered", "How often a rule triggered."),
+        "actions": _total("rule_actions", "Actions that rules sent."),
+        "problems": _total("rule_problems", "Problems that a rule shows, such as an Action that could not be sent."),
+        "stopped": _total("rules_stopped", "Rules that were stopped because they triggered themselves."),
+    },
+    "rule checks": {
+        "invalidated": _total("rules_invalidated", "Rules that became invalid."),
+        "waiting": _now("rule_waiting_checks", "Changed devices and types whose rules are still to be looked at."),
+    },
+    "rule requests": {
+        outcome: _total("rule_http_requests", "HTTP requests of rules, by how they ended.", outcome=outcome)
+        for outcome in ("sent", "failed", "refused")
+    },
     "trials": {
         "created": _total("trials_created", "Trials that were created."),
         "stopped": _total("trials_stopped", "Trials that were stopped."),
