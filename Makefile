@@ -2,6 +2,7 @@
 # make check  for daily use: lint, types, import contracts, and the tests that start no process of their own
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 # make again  the tests that failed last, at most three, one after the other
+# make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test again sbom audit-dependencies clean
+.PHONY: run lint unit check test again faults sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -41,6 +42,9 @@ again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
 	  print(*found, sep="\n"); sys.exit(len(found) > 3 and "more than three failed: they are not tried again")'
 	$(BIN)/pytest -n0 --last-failed --last-failed-no-failures=none
+
+faults: $(VENV)/.installed-test
+	$(BIN)/python -m tests.faults
 
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test

@@ -98,6 +98,7 @@ class TrustedTime:
             )
 
     async def save(self) -> None:
+        self._judge()  # a stop comes any time after the last look: a clock that jumped meanwhile is not saved
         if self._jumped_ms or self._known is None:
             return
         now_ms = self._clock.now_ms()

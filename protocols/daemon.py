@@ -115,12 +115,13 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                 streams=cloud_streams(settings),
             )
         )
+        services.core.life.observe("damage", engine.damage.statistics)
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.
         signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
         reloading = Reloading(settings, load)
         hang_ups = None if load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         async with trio.open_nursery() as workers:
-            workers.start_soon(systemd.feed_watchdog, services.core.database)
+            workers.start_soon(systemd.feed_watchdog, services.core.database, engine.damage.is_met)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as listeners:
                     addresses = await _listen(services, settings, listeners, connections, reloading)

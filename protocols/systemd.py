@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -45,7 +46,7 @@ def write_something(tx: Transaction) -> None:
     tx.messages.set_counter(_WRITES, tx.messages.counter(_WRITES) + 1)
 
 
-async def feed_watchdog(database: Database) -> None:
+async def feed_watchdog(database: Database, is_damaged: Callable[[], bool] = lambda: False) -> None:
     """Write to the store periodically, and notify the watchdog after each success.
 
     So systemd restarts a daemon whose store takes nothing. On a full disk a restart would not help, and devices would
@@ -63,5 +64,7 @@ async def feed_watchdog(database: Database) -> None:
             pass  # the store tells the operator
         else:
             statistics = database.statistics()
-            notify(f"WATCHDOG=1\nSTATUS={statistics.rows} messages stored in {statistics.commits} commits")
+            damage = ". A part of the store is damaged: see the log" if is_damaged() else ""
+            stored = f"{statistics.rows} messages stored in {statistics.commits} commits"
+            notify(f"WATCHDOG=1\nSTATUS={stored}{damage}")
         await trio.sleep(period / 3)

@@ -6,7 +6,7 @@ groups (storage/journal.py).
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
-from storage.sql import StoreConnection, StoreError, StoreFullError
+from storage.sql import StoreConnection, StoreDamagedError, StoreError, StoreFullError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
 from storage.trial_invitations import TrialInvitationStore
@@ -321,12 +321,29 @@ class Database:
         transaction = self._writer
         if transaction is None:
             raise StoreError("the store is not open")
+        try:
+            self._commit_together(transaction, group, group.works)
+        except StoreDamagedError:
+            self._commit_apart(transaction, group)
+
+    def _commit_apart(self, transaction: Transaction, group: Group) -> None:
+        """Commit the rows, then each work: one of them has met damage, and SQLite takes nothing after that."""
+        self._commit_together(transaction, group, ())
+        nothing = Group()
+        for job in group.works:
+            job.error = job.result = None
+            try:
+                self._commit_together(transaction, nothing, (job,))
+            except StoreError as error:
+                job.error = job.error or error
+
+    def _commit_together(self, transaction: Transaction, group: Group, works: Sequence[_Work]) -> None:
         connection = transaction.connection
         try:
             connection.begin(write=True)
             if group.row_count:
                 transaction.messages.append(group.messages, group.actions, group.failed, head=group.head)
-            for job in group.works:
+            for job in works:
                 _run_in_savepoint(transaction, job)
             connection.commit()
         except BaseException:  # whatever it is: no transaction must stay open; raised again

@@ -7,14 +7,16 @@ get their entries at once. A search by device reads the index, and then scans th
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from typing import Any, Literal
 
+from storage.damage import read_around
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import ActionRow, FailedMessageRow, MessageRow
-from storage.sql import StoreConnection, sure
+from storage.sql import StoreConnection, StoreDamagedError, sure
 
 _MESSAGE = ("position", "device", "ts", "cts", "mv", "data")
 _ACTION = ("position", "device", "source", "ts", "cts", "mv", "data")
@@ -25,6 +27,8 @@ _UNINDEXED = 2_000  # rows without an index entry, at most: scanning so many tak
 _AT_FIRST = {"indexed": 0}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
+_Parameters = Mapping[str, Any]
+_NONE: _Parameters = {}
 Table = Literal["message", "action"]
 _TABLES: Sequence[Table] = ("message", "action")
 _COLUMNS: Mapping[Table, str] = {"message": ", ".join(_MESSAGE), "action": ", ".join(_ACTION)}
@@ -93,6 +97,7 @@ class Range:
 class MessageStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
+        self._index_after = 0  # later, when the last try met a damaged page
 
     # The log
 
@@ -135,13 +140,19 @@ class MessageStore:
     def index(self) -> None:
         """Make the index entries of all rows that have none."""
         head, indexed = self.head(), self.counter("indexed")
-        if head == indexed:
+        if head == indexed or head < self._index_after:
             return
-        for table in _TABLES:
-            self._db.execute(
-                f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - constants
-                {"indexed": indexed, "head": head},
-            )
+        try:
+            for table in _TABLES:
+                self._db.execute(
+                    f"UPDATE {table} SET indexed = 1 WHERE position > :indexed AND position <= :head",  # noqa: S608 - constants
+                    {"indexed": indexed, "head": head},
+                )
+        except StoreDamagedError:
+            # The engine takes nothing more in this transaction. The next one does not try again for so many rows;
+            # searches scan the rows without an entry.
+            self._index_after = head + _UNINDEXED
+            raise
         self.set_counter("indexed", head)
 
     def counter(self, name: str) -> int:
@@ -168,18 +179,39 @@ class MessageStore:
         return bytes(row["value"]) if row else b""
 
     def after(self, position: Position, *, limit: int | None = None) -> list[MessageRow]:
-        """The rows after `position`, in order."""
-        rows = self._db.execute(
-            f"SELECT {_COLUMNS['message']} FROM message WHERE position > :position"  # noqa: S608 - constants
-            f" ORDER BY position{_limit(limit)}",
-            {"position": position, "limit": limit},
-        )
-        return [MessageRow(*row) for row in rows.tuples()]
+        """The rows after `position`, in order, without those that cannot be read."""
+        return [MessageRow(*row) for row in islice(self._read_on("message", position, limit), limit)]
+
+    def actions_after(self, position: Position, *, limit: int) -> list[ActionRow]:
+        """The Actions after `position`, in order, without those that cannot be read."""
+        return [ActionRow(*row) for row in islice(self._read_on("action", position, limit), limit)]
+
+    def _read_on(
+        self, table: Table, position: int, limit: int | None = None, more: str = "", parameters: _Parameters = _NONE
+    ) -> Iterator[Sequence[Any]]:
+        """The rows after a position that meet the conditions `more`, without those that cannot be read."""
+
+        def read(first: int, most: int | None) -> Iterator[Sequence[Any]]:
+            most = limit if most is None else most
+            return self._db.execute(
+                f"SELECT {_COLUMNS[table]} FROM {table} WHERE position >= :first{more}"  # noqa: S608 - constants
+                f" ORDER BY position{_limit(most)}",
+                {**parameters, "first": first, "limit": most},
+            ).tuples()
+
+        return read_around(read, position + 1, self.head())
 
     def after_of(self, devices: Collection[DeviceKey], position: Position) -> list[MessageRow]:
         """The devices' rows after `position`, those of each device in order."""
         if (last := self.last_position()) <= position:
             return []  # without a look into the index of each device
+        try:
+            return self._after_of(devices, position, last)
+        except StoreDamagedError:
+            wanted = set(devices)
+            return [row for row in self.after(position) if row.device in wanted]
+
+    def _after_of(self, devices: Collection[DeviceKey], position: Position, last: Position) -> list[MessageRow]:
         found: list[MessageRow] = []
         if (indexed := Position(self.counter("indexed"))) > position:
             for device in devices:
@@ -212,29 +244,29 @@ class MessageStore:
     # By device and time
 
     def page(self, devices: Sequence[DeviceKey], search: Range) -> list[MessageRow]:
-        return [MessageRow(*row) for row in self._found("message", devices, search)]
+        return [MessageRow(*row) for row in self._search("message", devices, search)]
 
     def action_page(self, devices: Sequence[DeviceKey], search: Range) -> list[ActionRow]:
         """The Actions whose destination is one of `devices`."""
-        return [ActionRow(*row) for row in self._found("action", devices, search)]
+        return [ActionRow(*row) for row in self._search("action", devices, search)]
 
     def count(self, device: DeviceKey, *, start_ms: Milliseconds, end_ms: Milliseconds) -> int:
-        row = self._db.execute(
-            "SELECT (SELECT count(*) FROM message WHERE indexed = 1 AND device = :device"
-            " AND ts BETWEEN :start AND :end) + (SELECT count(*) FROM message WHERE position > :indexed"
-            " AND device = :device AND ts BETWEEN :start AND :end) AS count",
-            {"device": device, "start": start_ms, "end": end_ms, "indexed": self.counter("indexed")},
-        ).one()
-        return int(row["count"]) if row else 0
+        indexed = self.counter("indexed")
+        which = " AND device = :device AND ts BETWEEN :start AND :end"
+        given = {"device": device, "start": start_ms, "end": end_ms}
+        row = self._db.execute(f"SELECT count(*) AS count FROM message WHERE indexed = 1{which}", given).one()  # noqa: S608
+        late = sum(1 for _ in self._read_on("message", indexed, None, which, given))
+        return late + (int(row["count"]) if row else 0)
 
     def latest(self, devices: Sequence[DeviceKey], *, limit: int, field_path: str | None = None) -> list[MessageRow]:
         """The messages received last from all of `devices` together, newest first."""
         match = Match(field_path)
         # A call for many devices mostly asks for those that are sending: read the end of the log first, in one run.
-        if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
-            return newest
+        with suppress(StoreDamagedError):
+            if len(devices) > 1 and len(newest := self._among_newest(devices, match, limit)) == limit:
+                return newest
         search = Range(None, None, match=match, limit=limit, by_arrival=True, descending=True)
-        return [MessageRow(*row) for row in self._found("message", devices, search)]
+        return [MessageRow(*row) for row in self._search("message", devices, search)]
 
     def _among_newest(self, devices: Sequence[DeviceKey], match: Match, limit: int) -> list[MessageRow]:
         """Those of `latest` that are among the last positions of the log."""
@@ -247,6 +279,55 @@ class MessageStore:
             {"behind": self.last_position() - _NEWEST, "limit": limit, "field": match.field} | names,
         )
         return [MessageRow(*row) for row in rows.tuples()]
+
+    def _search(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Sequence[Sequence[Any]]:
+        try:
+            return list(self._found(table, devices, search))
+        except StoreDamagedError:
+            return list(self._found_around(table, devices, search))
+
+    def _found_around(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Iterator[Sequence[Any]]:
+        """As `_found`, without the rows that cannot be read: the index says where rows are, each is read alone."""
+        parameters = search.parameters() | {f"device_{index}": device for index, device in enumerate(devices)}
+        given = f"device IN ({', '.join(f':device_{index}' for index in range(len(devices)))})"
+        conditions = "".join(f" AND {condition}" for condition in search.conditions())
+        matching = "".join(f" AND {condition}" for condition in self._matching(search.match))
+        columns = ("position",) if search.by_arrival else ("ts", "position")
+        order = ", ".join(f"{column} {'DESC' if search.descending else 'ASC'}" for column in columns)
+        indexed = self.counter("indexed")
+        # These columns are in the index that has this order: no page of the table is read.
+        places = merge(
+            *(
+                self._db.execute(
+                    f"SELECT {', '.join(columns)} FROM {table} WHERE indexed = 1 AND device = :device_{index}"  # noqa: S608
+                    f"{conditions} ORDER BY {order}",
+                    parameters,
+                ).tuples()
+                for index in range(len(devices))
+            ),
+            key=tuple,
+            reverse=search.descending,
+        )
+        ts = _TS[table]
+        place = (lambda row: row[0]) if search.by_arrival else (lambda row: (row[ts], row[0]))
+        late = self._read_on(table, indexed, None, f" AND {given}{conditions}{matching}", parameters)
+        return islice(
+            merge(
+                self._each(table, places, matching, parameters),
+                sorted(late, key=place, reverse=search.descending),
+                key=place,
+                reverse=search.descending,
+            ),
+            search.limit,
+        )
+
+    def _each(
+        self, table: Table, places: Iterator[Sequence[Any]], matching: str, parameters: _Parameters
+    ) -> Iterator[Sequence[Any]]:
+        sql = f"SELECT {_COLUMNS[table]} FROM {table} WHERE position = :position{matching}"  # noqa: S608 - constants
+        for place in places:
+            with suppress(StoreDamagedError):
+                yield from self._db.execute(sql, {**parameters, "position": place[-1]}).tuples()
 
     def _found(self, table: Table, devices: Sequence[DeviceKey], search: Range) -> Iterator[Sequence[Any]]:
         """Rows by the index, merged with the rows that have no index entry yet."""
@@ -301,15 +382,23 @@ class MessageStore:
             ).one()
             if row is not None and row["ts"] is not None:
                 found[device] = row["ts"]
-        late = self._db.execute(
-            f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608 - constants
-            {"indexed": self.counter("indexed")},
-        )
         wanted = set(devices)
-        for row in late:
-            if row["device"] in wanted:
-                found[row["device"]] = max(row["ts"], found.get(row["device"], 0))
+        for device, ts in self._last_late_ts(table):
+            if device in wanted:
+                found[device] = max(ts, found.get(device, Milliseconds(0)))
         return found
+
+    def _last_late_ts(self, table: Table) -> list[tuple[DeviceKey, Milliseconds]]:
+        """The highest `ts` of each device among the rows without an index entry."""
+        indexed = self.counter("indexed")
+        try:
+            late = self._db.execute(
+                f"SELECT device, max(ts) AS ts FROM {table} WHERE position > :indexed GROUP BY device",  # noqa: S608
+                {"indexed": indexed},
+            )
+            return [(row["device"], row["ts"]) for row in late]
+        except StoreDamagedError:
+            return [(row[1], row[_TS[table]]) for row in self._read_on(table, indexed)]
 
     # Positions of consumers, and snapshots
 

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
+from storage.damage import first_readable
 from storage.keys import DeviceKey, DeviceTypeKey, Position
-from storage.sql import StoreConnection
+from storage.sql import StoreConnection, StoreDamagedError
 
 LogTable = Literal["message", "action", "failed_message"]
 
@@ -70,6 +71,21 @@ class RetentionStore:
             parameters,
         )
         return sum(1 for _ in rows)
+
+    def beyond_damage(self, table: LogTable, position: Position, last: Position) -> Position:
+        """The position from which rows after `position`, which is damaged, can be read; `last` when there is none."""
+
+        def is_readable(at: int) -> bool:
+            try:
+                self._db.execute(
+                    f"SELECT * FROM {table} WHERE position >= :at ORDER BY position LIMIT 1",  # noqa: S608 - constants
+                    {"at": at},
+                ).one()
+            except StoreDamagedError:
+                return False
+            return True
+
+        return Position(first_readable(is_readable, position, last) or last)
 
     def lowest_consumer(self) -> Position | None:
         """The lowest position of all consumers of the log; None without consumers."""

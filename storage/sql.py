@@ -50,6 +50,10 @@ class StoreError(Exception):
     """The store could not do what it was asked: file unreadable, database locked."""
 
 
+class StoreDamagedError(StoreError):
+    """A part of the store cannot be read: the disk returns an error, or what it returns is no page of the store."""
+
+
 class StoreFullError(StoreError):
     """The disk has no room for the write. Only more room helps, no restart."""
 

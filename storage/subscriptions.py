@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from storage.keys import ApplicationKey, DeviceKey, DeviceTypeKey, OrganizationKey, Position, UserKey
-from storage.records import ActionRow
 from storage.sql import StoreConnection, sure
 
 CONSUMER: Final = "subscriptions"
@@ -150,15 +149,6 @@ class SubscriptionStore:
         return sum(1 for _ in rows)
 
     # The log and its readers
-
-    def actions_after(self, position: Position, *, limit: int) -> list[ActionRow]:
-        """The Actions after `position`, in order."""
-        rows = self._db.execute(
-            "SELECT position, device, source, ts, cts, mv, data FROM action WHERE position > :position"
-            " ORDER BY position LIMIT :limit",
-            {"position": position, "limit": limit},
-        )
-        return [ActionRow(*row) for row in rows.tuples()]
 
     def reader_position(self) -> Position | None:
         """Up to where the log is read for the subscriptions that are not behind; None before the first one."""

@@ -30,7 +30,7 @@ from broker.loops import repeat
 from config.limits import CONNECTOR_WAITING
 from storage.database import Database
 from storage.keys import DeviceKey, Position
-from storage.sql import StoreError
+from storage.sql import StoreDamagedError, StoreError
 
 _CONSUMER: Final = "connector actions"
 _SAVE_SECONDS: Final = 5.0
@@ -153,9 +153,11 @@ class Actions:
         """Queue the Actions that the last run left unsent. The lanes must be running."""
         since_ms = self._clock.now_ms() - _WANTED_MS
         self._last = self._saved = await self._database.read(lambda tx: tx.messages.consumer_position(_CONSUMER))
-        unsent = await self._database.read(
-            lambda tx: tx.connectors.unsent_actions(after=self._saved, since_ms=since_ms, limit=CONNECTOR_WAITING)
-        )
+        unsent: list[tuple[Position, DeviceKey, str]] = []
+        with suppress(StoreDamagedError):  # the engine has told the operator
+            unsent = await self._database.read(
+                lambda tx: tx.connectors.unsent_actions(after=self._saved, since_ms=since_ms, limit=CONNECTOR_WAITING)
+            )
         for position, key, data in unsent:
             try:
                 device = await self._devices.get(key)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 import trio
 
 from broker.facts import FactPhase, MessagesStored, Router
@@ -22,6 +23,7 @@ from broker.messages.intervals import FIRST_MS, LAST_MS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
+from storage.sql import StoreDamagedError
 
 # Rows that are not projected yet are read from the log. A step writes each changed bucket and snapshot once, however
 # many rows changed it, so seldom steps are cheap.
@@ -34,6 +36,7 @@ _HELD_ROWS = 50_000
 #: A stop is not held up by rows that are in the log and can be projected later.
 _SAVE_SECONDS = 2.0
 _CONSUMER = "folds"
+_log = structlog.get_logger(__name__)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: Rows, each with its fields by dotted path.
@@ -146,14 +149,34 @@ class Projector:
         fresh = [row for row in rows if row.position > position]
         if not fresh:
             return
-        saves = await self._database.read(partial(_project, self._projections, fresh))
         last = fresh[-1].position
-        stood = await self._database.write(partial(_save, saves, position, last))
-        if stood == position:
+        try:
+            saves = await self._database.read(partial(_project, self._projections, fresh))
+            stood = await self._database.write(partial(_save, saves, position, last))
+        except StoreDamagedError:
+            await self._step_around(fresh)
+            return
+        self._saved(stood, last)
+
+    def _saved(self, stood: Position, last: Position) -> None:
+        if stood == self._position:
             self._position = last
         else:
             self._position = stood
             self._lose_track()
+
+    async def _step_around(self, rows: Sequence[MessageRow]) -> None:
+        """Project the rows in halves; leave out a row whose snapshot or rollup is on a page that cannot be read."""
+        for one in self._projections:
+            one.forget()
+        if len(rows) == 1:
+            last = rows[0].position
+            _log.error("message_not_in_folds", position=last, device=rows[0].device)
+            self._saved(await self._database.write(partial(_save, (), self._position, last)), last)
+            return
+        middle = len(rows) // 2
+        await self._step(rows[:middle])
+        await self._step(rows[middle:])
 
     async def project_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

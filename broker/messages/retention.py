@@ -19,6 +19,7 @@ from broker.messages.intervals import DAY_MS, Interval
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Position
 from storage.retention import LogTable
+from storage.sql import StoreDamagedError
 
 RETENTION_SWEEP_SECONDS = 600.0
 FAILED_DAYS = 7
@@ -113,7 +114,12 @@ class Retention:
         is_done = False
         while not is_done:
             step = partial(_delete_step, table, cursor, live_ms, types, others)
-            deleted, is_done = await self._database.write(step)
+            try:
+                deleted, is_done = await self._database.write(step)
+            except StoreDamagedError:
+                behind, is_done = await self._database.read(partial(_beyond_damage, table, cursor))
+                await self._database.write(partial(_set_cursor, cursor, behind))
+                deleted = 0
             self._count(**{f"deleted_{table}s": deleted})
             await trio.sleep(_PAUSE_SECONDS)  # let other writes commit
 
@@ -179,6 +185,21 @@ def _delete_step(
     deleted = tx.retention.delete(table, behind=behind, upto=end, types=types, others=others)
     tx.retention.set_cursor(cursor, end)
     return deleted, end < full
+
+
+def _beyond_damage(table: LogTable, cursor: str, tx: Transaction) -> tuple[Position, bool]:
+    """Where to go on behind a step that met damage, and whether there is nothing more.
+
+    The rows of the step that can be read stay, too: SQLite cannot delete beside a page that it cannot read. They go
+    when the store is salvaged (reference 27.14), because the cursors of retention begin again then.
+    """
+    behind, head = tx.retention.cursor(cursor), tx.messages.head()
+    end = tx.retention.beyond_damage(table, Position(behind + _STEP_POSITIONS), head) - 1
+    return Position(max(behind, end)), end >= head - 1
+
+
+def _set_cursor(cursor: str, position: Position, tx: Transaction) -> None:
+    tx.retention.set_cursor(cursor, position)
 
 
 def _devices(key: DeviceKey, tx: Transaction) -> list[tuple[DeviceKey, DeviceTypeKey]]:

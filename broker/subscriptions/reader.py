@@ -326,7 +326,7 @@ def _save(position: Position | None, cursors: Sequence[CursorRecord], tx: Transa
 def _block(after: Position, tx: Transaction) -> _Block:
     """The next rows of the log, and up to which position these are all."""
     messages = tx.messages.after(after, limit=_BLOCK)
-    actions: list[ActionRow] = tx.subscriptions.actions_after(after, limit=_BLOCK)
+    actions: list[ActionRow] = tx.messages.actions_after(after, limit=_BLOCK)
     upto = max(tx.messages.head(), after)
     for rows in (messages, actions):
         if len(rows) == _BLOCK:

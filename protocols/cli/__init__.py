@@ -18,6 +18,7 @@ _COMMANDS = {
     "token": "app",
     "key": "key",
     "retention": "retention",
+    "store": "store",
     "simulate": "simulate",
     "tail": "tail",
     "receive": "receive",

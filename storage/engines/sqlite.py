@@ -15,8 +15,10 @@ import msgspec
 import sqlite_utils
 import structlog
 
+from storage.damage import Damage
+from storage.engines.quarantine import set_aside_damaged
 from storage.migrations import VERSION, migrations, note_version, unknown_steps, version_of
-from storage.sql import StoreError, StoreFullError
+from storage.sql import StoreDamagedError, StoreError, StoreFullError
 
 _log = structlog.get_logger(__name__)
 
@@ -28,12 +30,16 @@ _READER = (f"cache_size=-{_CACHE_KIB // 8}", "query_only=ON")
 # SQLite keeps the pages a statement changes until it has succeeded: from 64 KiB on in a file, without `temp_store`.
 _WRITER = (f"cache_size=-{_CACHE_KIB}", "temp_store=MEMORY")
 _ERASING = ("secure_delete=ON",)
+_NO_STORE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class SqliteResult:
-    def __init__(self, cursor: sqlite3.Cursor) -> None:
+    def __init__(self, cursor: sqlite3.Cursor, sql: str, damage: Damage) -> None:
         self._cursor = cursor
+        self._sql = sql
+        self._damage = damage
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         yield from self._fetched()
@@ -45,21 +51,22 @@ class SqliteResult:
         try:
             yield from self._cursor
         except sqlite3.Error as error:
-            raise _store_error(error) from error
+            raise _store_error(error, self._sql, self._damage) from error
 
     def one(self) -> Mapping[str, Any] | None:
         try:
             row: Mapping[str, Any] | None = self._cursor.fetchone()
         except sqlite3.Error as error:
-            raise _store_error(error) from error
+            raise _store_error(error, self._sql, self._damage) from error
         return row
 
 
 class SqliteConnection:
     """One connection in autocommit mode; `begin` starts a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection
+        self._damage = damage
         self._inserts: dict[str, str] = {}
         self._encode = msgspec.json.Encoder().encode
 
@@ -72,9 +79,9 @@ class SqliteConnection:
 
     def _run(self, sql: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteResult:
         try:
-            return SqliteResult(self._connection.execute(sql, parameters))
+            return SqliteResult(self._connection.execute(sql, parameters), sql, self._damage)
         except sqlite3.Error as error:
-            raise _store_error(error) from error
+            raise _store_error(error, sql, self._damage) from error
 
     def insert_many(
         self, table: str, columns: Sequence[str], rows: Sequence[Any], *, same: Mapping[str, int] = _NOTHING
@@ -145,9 +152,10 @@ class SqliteConnection:
 class SqliteSnapshot:
     """What a store holds at one moment, while others go on writing: their pages wait in the write-ahead log."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, damage: Damage) -> None:
         self._connection = connection
-        self.rows = SqliteConnection(connection)
+        self._damage = damage
+        self.rows = SqliteConnection(connection, damage)
         self.size_bytes = self.rows.size_bytes()[0]
 
     def steps(self) -> tuple[str, ...]:
@@ -184,7 +192,7 @@ class SqliteSnapshot:
                     copy.execute(f"PRAGMA {pragma}")
                 self._connection.backup(copy, pages=_COPY_PAGES, progress=progress)
         except sqlite3.Error as error:
-            raise _store_error(error) from error
+            raise _store_error(error, "", self._damage) from error
 
 
 def _path(parameter: str) -> str:
@@ -196,10 +204,13 @@ def _guarded(parameter: str, condition: str) -> str:
     return f"""CASE WHEN instr(:{parameter}, '"') = 0 THEN {condition} END"""
 
 
-def _store_error(error: sqlite3.Error) -> StoreError:
-    # Errors that Python itself raises have no code.
-    is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return (StoreFullError if is_full else StoreError)(f"{type(error).__name__}: {error}")
+def _store_error(error: sqlite3.Error, sql: str, damage: Damage) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0)  # errors that Python itself raises have none
+    text = f"{type(error).__name__}: {error}"
+    if code in _UNREADABLE or code & 0xFF in _NO_STORE:
+        damage.met(sql, text)
+        return StoreDamagedError(text)
+    return StoreFullError(text) if code == sqlite3.SQLITE_FULL else StoreError(text)
 
 
 class SqliteEngine:
@@ -207,6 +218,7 @@ class SqliteEngine:
 
     def __init__(self, path: Path, *, synchronous: str = "full") -> None:
         self.path = path
+        self.damage = Damage()
         self._synchronous = synchronous
 
     def migrate(self) -> None:
@@ -225,6 +237,7 @@ class SqliteEngine:
                     )
                 if migrations.applied(db) and (steps := migrations.pending(db)):  # which may take a while
                     _log.info("migrating", store=str(self.path), steps=[step.name for step in steps])
+                self.damage.set_aside = set_aside_damaged(connection)
                 migrations.apply(db)
                 note_version(db)
         except sqlite3.Error as error:
@@ -237,7 +250,7 @@ class SqliteEngine:
         except sqlite3.Error as error:
             raise StoreError(f"{self.path}: {error}") from error
         connection.row_factory = sqlite3.Row
-        return SqliteConnection(connection)
+        return SqliteConnection(connection, self.damage)
 
     def is_current(self) -> bool:
         """Whether the store has exactly the schema steps of this version. Raises StoreError."""
@@ -255,7 +268,7 @@ class SqliteEngine:
         try:
             connection.begin(write=False)
             connection.execute("SELECT count(*) FROM sqlite_master").one()  # the first read decides the moment
-            yield SqliteSnapshot(connection.driver)
+            yield SqliteSnapshot(connection.driver, self.damage)
         finally:
             connection.close()
 

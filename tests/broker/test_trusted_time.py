@@ -67,6 +67,15 @@ async def test_what_grows_old_while_the_daemon_runs_is_deleted(machine: Machine)
         assert await swept(services) == 0
 
 
+async def test_a_stop_right_after_a_jump_does_not_save_the_wrong_time(machine: Machine) -> None:
+    async with machine.running() as services:
+        await store_one(services)
+        machine.set_clock(YEAR_MS)  # and nobody looks at the clock before the stop
+    async with machine.running() as services:
+        assert await swept(services) == 1
+        assert services.core.trusted_time.statistics().jumped_seconds > 300 * 86_400
+
+
 async def test_a_jump_deletes_nothing_and_is_told_once_an_hour(machine: Machine) -> None:
     async with machine.running() as services:
         await store_one(services)

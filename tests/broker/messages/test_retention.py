@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position
 from storage.records import DeviceTypeRecord, MessageRow
 from storage.retention import LogTable
+from tests.damaged_pages import damage, leaves
 from tests.factories import LIGHT_MANIFEST, NOW_MS, World, new_device, new_device_type
 from tests.fakes import FakeClock
 
@@ -94,6 +96,25 @@ async def fleet(services: Services, world: World, fake_clock: FakeClock) -> Flee
     type_, sensor = await services.core.database.write(add)
     light = await services.devices.registry.get(world.kitchen)
     return Fleet(services, fake_clock, light, await services.devices.registry.get(DeviceKey(sensor)), type_)
+
+
+async def test_a_page_that_cannot_be_read_stops_neither_retention_nor_the_folds(fleet: Fleet, tmp_path: Path) -> None:
+    """Rows beside the damage stay; a sweep goes on behind them, and the next sweep behind those."""
+    first = await fleet.send(*[fleet.light] * 3_000)
+    page = leaves(tmp_path / "store.sqlite", "message")[3]
+    damage(tmp_path / "store.sqlite", page)
+    later = await fleet.send(*[fleet.light] * 10)
+    assert fleet.services.messages.projector.position == later[-1]
+    fleet.clock.advance(40 * DAY_MS)
+    fresh = await fleet.send(fleet.light)
+    retention = fleet.retention(30)
+    await retention.sweep()
+    database = fleet.services.core.database
+    assert retention.statistics().deleted_messages == 2_010
+    behind = await database.read(lambda tx: [row.position for row in tx.messages.after(first[1_200])])
+    assert behind == fresh
+    await retention.sweep()
+    assert retention.statistics().deleted_messages == 2_010
 
 
 async def test_nothing_is_deleted_without_a_retention(fleet: Fleet) -> None:

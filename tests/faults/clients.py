@@ -1,0 +1,160 @@
+"""Devices that count, on each protocol: each sends `{"intensity": n}`, one at a time, and notes the answers."""
+
+import base64
+import http.client
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from typing import Final
+
+from tests.daemon import Daemon, device_id, device_token
+
+Exchange = Callable[[int], bool]
+_SECONDS: Final = 5.0
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        if not (more := link.recv(count - len(data))):
+            raise ConnectionError("closed")
+        data += more
+    return data
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("!H", len(value)) + value.encode()
+
+
+def _body(number: int) -> str:
+    return json.dumps({"intensity": number})
+
+
+def mqtt(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+    link = held.enter_context(socket.create_connection(daemon.host_port("mqtt"), timeout=_SECONDS))
+    body = (
+        _text("MQTT")
+        + struct.pack("!BBH", 4, 0xC2, 0)
+        + b"".join(map(_text, ("fault", device_id(device), device_token(device))))
+    )
+    link.sendall(b"\x10" + bytes((len(body) & 0x7F,)) + body)
+    if _exactly(link, 4) != b"\x20\x02\x00\x00":
+        raise ConnectionError("refused")
+    topic = _text(f"/v1.1/messages/{device_id(device)}")
+
+    def exchange(number: int) -> bool:
+        packet_id = struct.pack("!H", (number & 0x7FFF) + 1)
+        packet = topic + packet_id + _body(number).encode()
+        link.sendall(bytes((0x32, len(packet))) + packet)
+        return _exactly(link, 4) == b"\x40\x02" + packet_id
+
+    return exchange
+
+
+def rest(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+    link = held.enter_context(closing(http.client.HTTPConnection(*daemon.host_port("http"), timeout=_SECONDS)))
+    headers = {"Authorization": f"bearer {device_token(device)}", "Content-Type": "application/json"}
+
+    def exchange(number: int) -> bool:
+        body = json.dumps({"sdid": device_id(device), "data": {"intensity": number}})
+        link.request("POST", "/v1.1/messages", body, headers)
+        answer = link.getresponse()
+        answer.read()
+        return answer.status == 200
+
+    return exchange
+
+
+def websocket(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+    link = held.enter_context(socket.create_connection(daemon.host_port("http"), timeout=_SECONDS))
+    key = base64.b64encode(os.urandom(16)).decode()
+    link.sendall(
+        "GET /v1.1/websocket?ack=true HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += _exactly(link, 1)
+
+    def ask(frame: dict[str, object]) -> dict[str, object]:
+        text = json.dumps(frame).encode()
+        # The mask is zero, so the text stays as it is.
+        link.sendall(b"\x81\xfe" + struct.pack("!H", len(text)) + bytes(4) + text)
+        while True:
+            kind, size = _exactly(link, 2)
+            if size == 126:
+                (size,) = struct.unpack("!H", _exactly(link, 2))
+            content = _exactly(link, size)
+            if kind == 0x88:
+                raise ConnectionError("closed")
+            if kind == 0x81 and "data" in (answer := json.loads(content)):
+                found: dict[str, object] = answer["data"]
+                return found
+
+    token = f"bearer {device_token(device)}"
+    filler = "x" * 126  # so that each frame has the longer form of its size
+    ask({"type": "register", "sdid": device_id(device), "Authorization": token, "filler": filler})
+
+    def exchange(number: int) -> bool:
+        answer = ask({"data": {"intensity": number}, "sdid": device_id(device), "cid": str(number), "filler": filler})
+        return "mid" in answer
+
+    return exchange
+
+
+def coap(daemon: Daemon, device: int, held: ExitStack) -> Exchange:
+    peer = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    peer.connect(daemon.host_port("coap"))
+    peer.settimeout(_SECONDS)
+    segments = (b"v1.1", b"messages", device_token(device).encode())
+    options = b""
+    for index, segment in enumerate(segments):
+        delta = 11 if index == 0 else 0
+        short = min(len(segment), 13)
+        options += bytes((delta << 4 | short,)) + (bytes((len(segment) - 13,)) if short == 13 else b"") + segment
+    options += b"\x11\x32"  # Content-Format: JSON
+
+    def exchange(number: int) -> bool:
+        head = struct.pack("!BBH", 0x42, 2, number & 0xFFFF) + struct.pack("!H", number & 0xFFFF)
+        peer.send(head + options + b"\xff" + json.dumps({"data": {"intensity": number}}).encode())
+        while True:
+            answer = peer.recv(2048)
+            if answer[4:6] == head[4:6] and answer[1]:  # not an empty acknowledgement
+                return answer[1] == 0x41
+
+    return exchange
+
+
+#: Each connects a device and returns what sends one number; its sockets are closed with the stack.
+PROTOCOLS: Final[tuple[Callable[[Daemon, int, ExitStack], Exchange], ...]] = (mqtt, rest, websocket, coap)
+
+
+class Counting(threading.Thread):
+    """Counts on until the daemon is away or has refused a message. `sent` and `acknowledged` grow."""
+
+    def __init__(self, daemon: Daemon, device: int, first: int, *, noted: Callable[[int, int], None]) -> None:
+        """`noted` is called with the device and the number of each acknowledged message."""
+        super().__init__(name=f"device-{device}", daemon=True)
+        self._daemon, self._device, self._noted = daemon, device, noted
+        self.last = first
+        self.sent: set[int] = set()
+        self.acknowledged: set[int] = set()
+        self.refused = 0
+        self.stop = False
+
+    def run(self) -> None:
+        # The daemon goes away: that is the fault.
+        with suppress(OSError, http.client.HTTPException), ExitStack() as held:
+            exchange = PROTOCOLS[self._device % len(PROTOCOLS)](self._daemon, self._device, held)
+            while not self.stop:
+                self.last += 1
+                self.sent.add(self.last)
+                if not exchange(self.last):
+                    self.refused += 1
+                    return
+                self.acknowledged.add(self.last)
+                self._noted(self._device, self.last)

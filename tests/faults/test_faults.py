@@ -1,0 +1,27 @@
+"""A short form of `python -m tests.faults`: what was acknowledged is stored once, whatever the machine does."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults import rounds
+
+pytestmark = pytest.mark.processes
+
+CHANCE = random.Random(20_260_202)  # noqa: S311 - the moments are random, and the same in every run
+
+
+def test_nothing_acknowledged_is_lost_by_power_cuts(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler: the file-system shim cannot be built")
+    row = rounds.power_cuts(tmp_path, 20, CHANCE, messages=400)
+    assert row.acknowledged >= 400
+    assert (row.lost, row.twice) == (0, 0)
+
+
+def test_nothing_acknowledged_is_lost_by_kills_on_any_protocol(tmp_path: Path) -> None:
+    row = rounds.killed(tmp_path, 1, CHANCE)
+    assert row.acknowledged > 20
+    assert (row.lost, row.twice) == (0, 0)
