@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from functools import cache
 from inspect import signature
 from types import UnionType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
@@ -36,6 +37,13 @@ NO_TOKEN: Final[tuple[TokenKind, ...]] = ()
 FORM: Final = "application/x-www-form-urlencoded"
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
+
+
+@cache
+def _names_in(path: str) -> tuple[str, ...]:
+    return tuple(_NAME.findall(path))
+
+
 _CAPITAL: Final = re.compile(r"(?=[A-Z])")
 
 
@@ -207,9 +215,9 @@ class RestCall:
             raise TypeError(f"{self}: the finder returns {found}, and {self.object_parameter} is something else")
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """Names in the path, in their order."""
-        return _NAME.findall(self.path)
+        return _names_in(self.path)
 
     @property
     def queries(self) -> tuple[Any, ...]:

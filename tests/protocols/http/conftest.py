@@ -2,39 +2,23 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from types import MethodType
 
 import httpx
 import pytest
 import trio
-from werkzeug.routing import Rule
 
 from broker.services import Services
 from config.settings import Address
 from protocols.http.front_door import serve_http
 from tests.factories import World
+from tests.protocols.http.routes import shared_routes
 
 Raw = Callable[[bytes], Awaitable[bytes]]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _each_rule_is_compiled_once() -> Iterator[None]:
-    """Most tests build an application with the same rules. Werkzeug compiles them for each one: 76 of 91 ms."""
-    compile_rule, compiled = Rule.compile, dict[str, Rule]()
-
-    def compile_once(rule: Rule) -> None:
-        known = compiled.get(f"{rule.rule} {rule.defaults}")
-        if known is None:
-            compile_rule(rule)
-            compiled[f"{rule.rule} {rule.defaults}"] = rule
-            return
-        for name in ("arguments", "_parts", "_trace", "_converters"):
-            setattr(rule, name, getattr(known, name))
-        for name in ("_build", "_build_unknown"):  # methods of the rule
-            setattr(rule, name, MethodType(getattr(known, name).__func__, rule))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rule, "compile", compile_once)
+def _routes_are_shared() -> Iterator[None]:
+    with shared_routes():
         yield
 
 
