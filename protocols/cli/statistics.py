@@ -24,7 +24,9 @@ def statistics(as_json: bool, config: Path | None) -> None:
             click.echo(f"  {name.replace('_', ' '):<26}{_text(name, value):>16}")
 
 
-def _text(name: str, value: float) -> str:
+def _text(name: str, value: float | list[str]) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value / 1024**2:,.1f} MiB" if "bytes" in name.split("_") else f"{value:,}"

@@ -82,7 +82,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 
 def test_the_lines_of_the_readme_read_write_and_update_the_board(demo: Demo) -> None:
-    section = _README.read_text(encoding="utf-8").split("### Managing devices", 1)[1].split("\n## ", 1)[0]
+    section = _README.read_text(encoding="utf-8").split("### Managing devices", 1)[1].split("\n##", 1)[0]
     first, write, update = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     named = re.search(r"BOARD=([0-9a-f]{32}) .*", first)
     assert named is not None

@@ -89,7 +89,7 @@ def test_wrong_passwords_are_throttled_and_with_them_the_right_one(person: Perso
     assert "Too many" in person.browser.alert
 
 
-def test_the_cookies_are_for_the_accounts_pages_of_this_site_only(person: Person) -> None:
+def test_the_cookies_are_for_this_site_only(person: Person) -> None:
     person.asked_by(WEB)
     form = person.browser.cookies()
     person.sign_in()
@@ -97,7 +97,8 @@ def test_the_cookies_are_for_the_accounts_pages_of_this_site_only(person: Person
     assert (set(form), set(session)) == ({"trunkline_form"}, {"trunkline_session"})
     for cookie in (*form.values(), *session.values()):
         assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
-        assert cookie["path"] == "/accounts"
+    # The session is the console's, too.
+    assert (form["trunkline_form"]["path"], session["trunkline_session"]["path"]) == ("/accounts", "/")
         assert cookie["domain"] == "127.0.0.1"  # no other host
     assert form["trunkline_form"]["session"]
     assert not session["trunkline_session"]["session"]
