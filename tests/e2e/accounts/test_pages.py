@@ -97,9 +97,9 @@ def test_the_cookies_are_for_this_site_only(person: Person) -> None:
     assert (set(form), set(session)) == ({"trunkline_form"}, {"trunkline_session"})
     for cookie in (*form.values(), *session.values()):
         assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
+        assert cookie["domain"] == "127.0.0.1"  # no other host
     # The session is the console's, too.
     assert (form["trunkline_form"]["path"], session["trunkline_session"]["path"]) == ("/accounts", "/")
-        assert cookie["domain"] == "127.0.0.1"  # no other host
     assert form["trunkline_form"]["session"]
     assert not session["trunkline_session"]["session"]
 
