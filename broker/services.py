@@ -101,10 +101,14 @@ async def open_services(
         StoreError: the store cannot be opened, or `vault` has another store's key.
     """
     await database.open()
-    await check_store_key(database, vault)
     clock = clock or Clock()
     trusted_time = TrustedTime(database, clock, is_clock_synchronized)
-    await trusted_time.resume()
+    try:
+        await check_store_key(database, vault)
+        await trusted_time.resume()
+    except BaseException:  # whatever it is: no connection must stay open; raised again
+        await database.close()
+        raise
     clock = replace(clock, may_delete=trusted_time.may_delete)
     audit = AuditLog(database, clock, settings.audit)
     refusals = Refusals(clock, audit.put)

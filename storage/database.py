@@ -227,6 +227,10 @@ class Database:
             self._close()
             raise
 
+    async def close(self) -> None:
+        """Close a store whose writer does not run yet; the writer closes it at its own end."""
+        await self._run_sync(self._close)
+
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a read transaction of its own, beside the writer and other readers."""
         async with self._read_limiter:

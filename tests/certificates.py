@@ -137,8 +137,11 @@ def _sign(
         .not_valid_before(starts)
         .not_valid_after(ends)
     )
+    if any(isinstance(one, x509.KeyUsage) and one.key_cert_sign for one in extensions):  # RFC 5280, 4.2.1.2
+        extensions = (*extensions, x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
     for extension in extensions:
-        builder = builder.add_extension(extension, critical=True)
+        is_key = isinstance(extension, x509.AuthorityKeyIdentifier | x509.SubjectKeyIdentifier)
+        builder = builder.add_extension(extension, critical=not is_key)  # RFC 5280, 4.2.1.1
     return builder.sign(signer, hashes.SHA256())
 
 

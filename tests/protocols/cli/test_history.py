@@ -16,7 +16,7 @@ from cryptography import x509
 
 from protocols.cli import main
 from protocols.cli.sparklines import sparkline
-from tests.certificates import Authority
+from tests.certificates import Authority, usage
 
 HOUR_MS = 3_600_000
 TOKEN = "33" * 16
@@ -123,10 +123,12 @@ def test_without_a_token_or_a_daemon() -> None:
 
 
 def test_a_gateway_with_a_certificate_of_its_own_is_trusted_by_cafile(tmp_path: Path) -> None:
-    authority = Authority(now=datetime.now(UTC))
+    own = x509.BasicConstraints(ca=True, path_length=None), usage("key_cert_sign")  # as Python 3.13 asks for
+    authority = Authority(now=datetime.now(UTC), extensions=own)
     name = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.own.certificate.public_key())  # type: ignore[arg-type]
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*authority.issue("gateway", extensions=(name,)).files(tmp_path, "gateway"))
+    context.load_cert_chain(*authority.issue("gateway", extensions=(name, issuer)).files(tmp_path, "gateway"))
     (tmp_path / "ca.pem").write_text(authority.pem)
     (tmp_path / "empty.pem").touch()
     server = HTTPServer(("127.0.0.1", 0), Daemon)
