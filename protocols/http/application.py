@@ -12,19 +12,24 @@ from protocols.http import answers, errors
 from protocols.http.accounts import install_accounts
 from protocols.http.allowances import Allowances
 from protocols.http.console.pages import console_blueprint
+from protocols.http.direct import DirectCalls
 from protocols.http.dispatch import Dispatcher
 from protocols.http.docs.pages import docs_blueprint
 from protocols.http.guard import Guard
 from protocols.http.health import health_blueprint
 from protocols.http.openapi.serving import ALL_NOUNS
+from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.websocket_paths import install_websocket_paths
-from protocols.metrics.vitals import Vitals
+from protocols.metrics.vitals import Traffic, Vitals
+from protocols.proxies import TrustedProxies
 
 CALLS: Final = (*TO_COME, *(call for noun in ALL_NOUNS for call in noun.declared()))
 _UPLOAD: Final = re.compile("/v1.1/devicemgmt/devicetypes/[^/]+/images/?")
 _BODY_SECONDS: Final = 30
+_PLAIN: Final = "plain_calls"
+_ALLOWANCES: Final = "allowances"
 _ANSWER_SECONDS: Final = 60
 
 
@@ -36,6 +41,7 @@ def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | N
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
     dispatcher.install_refusals(app, TO_COME)
+    app.extensions[_PLAIN] = dispatcher.plain
     browsers = install_accounts(app, services, services.core.site.accounts)
     if not is_secure:  # that listener is for devices with certificates
         site, settings = services.core.site, services.core.settings
@@ -52,6 +58,22 @@ def build_accounts_app(services: Services) -> QuartTrio:
     return app
 
 
+def short_way(
+    app: QuartTrio, services: Services, timeouts: PeerTimeouts, traffic: Traffic, *, hsts_seconds: int = 0
+) -> DirectCalls:
+    """The short way of the plain calls of this application. What they do not know of, the application answers."""
+    return DirectCalls(
+        app,
+        app.extensions.get(_PLAIN, {}),
+        app.extensions[_ALLOWANCES],
+        services.core.refusals,
+        timeouts,
+        traffic,
+        TrustedProxies.of(services.core.settings),
+        hsts_seconds=hsts_seconds,
+    )
+
+
 def _new_app(services: Services) -> QuartTrio:
     app = QuartTrio("trunkline", root_path="/", static_folder=None)
     # A trailing slash is ignored and nothing is redirected (reference 1.3 and 1.4).
@@ -62,7 +84,8 @@ def _new_app(services: Services) -> QuartTrio:
     app.config["BODY_TIMEOUT"] = _BODY_SECONDS
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
     errors.install_error_handlers(app, services.core.refusals)
-    Allowances(services.limits, CALLS).install(app)
+    allowances = app.extensions[_ALLOWANCES] = Allowances(services.limits, CALLS)
+    allowances.install(app)
     app.before_request(answers.answer_preflight)
     app.after_request(answers.add_cors)
     return app

@@ -11,12 +11,12 @@ import trio
 from broker.limits.overhead import Overhead
 from broker.trace.refusals import Refusals
 from protocols.http.bodies import HeldBody
+from protocols.http.direct import SEND_SECONDS, DirectCalls
 from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, read_head, refuse_head
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
 from protocols.listeners import Stream, end_gently
 
-_SEND_SECONDS: Final = 30.0
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
 _CHUNK_BYTES: Final = 16 * 1024
@@ -54,6 +54,8 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self.has_begun_head = False
         #: The body of the request that is under way, if it is a long one.
         self.held: HeldBody | None = None
+        #: Answers the plain calls that follow an answer of Hypercorn's.
+        self.direct: DirectCalls | None = None
         #: Whether a request for a WebSocket ends the stream for Hypercorn.
         self.takes_upgrades = True
         #: The head of a request for a WebSocket. After this request, the stream reports end of file to Hypercorn.
@@ -106,10 +108,15 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             await read_head(self._stream, following)
         if scope.cancelled_caught:
             return await self._refuse_slow_head()
-        if self.takes_upgrades and is_websocket_upgrade(following):
-            self.upgrade = bytes(following)
+        begun = bytes(following)
+        if self.direct is not None and begun:
+            await self.stop_idling()
+            begun = await self.direct.serve(begun, self._stream)
+            self.pipeline.read()
+        if self.takes_upgrades and is_websocket_upgrade(begun):
+            self.upgrade = begun
             return b""
-        return bytes(following)
+        return begun
 
     async def _refuse_slow_head(self) -> bytes:
         await refuse_head(self._stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
@@ -128,7 +135,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             data, self._held = self._held, bytearray()
             if not data:
                 return
-            with self._timeouts.limit(_SEND_SECONDS, in_flight=True) as scope:
+            with self._timeouts.limit(SEND_SECONDS, in_flight=True) as scope:
                 await self._stream.send_all(data)
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError("the peer does not read")
