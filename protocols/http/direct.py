@@ -94,9 +94,13 @@ class DirectCalls:
             The bytes of the first request that is not, as far as they have come; empty at the connection's end.
         """
         peer, certificate, send_now = current_peer(), peer_certificate(stream), sender_at_once(stream)
+        head, asked, route = b"", None, None
         while received:
-            asked = plain_request(received)
-            route = None if asked is None else self._route(asked.method, asked.path)
+            # Most clients send the same head again and again.
+            if asked is None or not received.startswith(head):
+                asked = plain_request(received)
+                route = None if asked is None else self._route(asked.method, asked.path)
+                head = b"" if asked is None else received[: asked.head_length]
             if asked is None or route is None:
                 break
             received = await self._with_body(received, asked, stream)
@@ -167,7 +171,8 @@ class DirectCalls:
                 self._hsts,
                 _CORS_LINES if is_open else b"",
                 about.encode("latin-1"),
-                b"date: %b\r\n\r\n" % format_date_time(time.time()).encode(),
+                _date_line(int(time.time())),
+                b"\r\n",
                 answer.body,
             )
         )
@@ -196,6 +201,11 @@ class DirectCalls:
                 return b""
             return bytes(head)
         return b""
+
+
+@lru_cache(1)
+def _date_line(second: int) -> bytes:
+    return f"date: {format_date_time(second)}\r\n".encode()
 
 
 async def _within(body: bytes, limit: int) -> bytes:
