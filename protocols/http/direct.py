@@ -106,12 +106,18 @@ class DirectCalls:
             received = await self._with_body(received, asked, stream)
             if len(received) != asked.head_length + asked.body_length:
                 break
-            body = received[asked.head_length :]
             request = ThisRequest(
-                self._client(peer, asked), asked.authorization, asked.query, certificate, partial(_within, body)
+                self._client(peer, asked),
+                asked.authorization,
+                asked.query,
+                certificate,
+                partial(_within, received[asked.head_length :]),
             )
             await self._send(await self._answer(request, asked.method, route), stream, send_now)
-            enter(Origin(peer.address))  # who made the call, has not sent what comes next
+            # Who made the call, has not sent what comes next. And thousands of connections may be idle.
+            enter(Origin(peer.address))
+            answering(None)
+            del request, received
             received = await self._following(stream)
         return received
 

@@ -111,6 +111,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         begun = bytes(following)
         if self.direct is not None and begun:
             await self.stop_idling()
+            await self.flush()  # a client may have begun a request before it has read the answer to the one before
             begun = await self.direct.serve(begun, self._stream)
             self.pipeline.read()
         if self.takes_upgrades and is_websocket_upgrade(begun):

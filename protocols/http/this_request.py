@@ -34,14 +34,17 @@ class ThisRequest:
     charged: tuple[Device, Device | None] | None = None
 
 
-_current: Final[ContextVar[ThisRequest]] = ContextVar("this_request")
+_current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)
 
 
 def this_request() -> ThisRequest:
     """Raises LookupError in a task that answers no request."""
-    return _current.get()
+    request = _current.get()
+    if request is None:
+        raise LookupError("no request is answered here")
+    return request
 
 
-def answering(request: ThisRequest) -> None:
-    """From now on the task answers this request."""
+def answering(request: ThisRequest | None) -> None:
+    """From now on the task answers this request; with None, it answers none."""
     _current.set(request)

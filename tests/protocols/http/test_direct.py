@@ -4,24 +4,23 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import h11
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import settings as tried
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from broker.limits.meters import Channel
+from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.limits import UNCOUNTED_BODY_BYTES
 from config.settings import Address, Limits, Settings
 from protocols.http.application import build_app
 from protocols.http.direct import DirectCalls
 from protocols.http.front_door import serve_http
+from protocols.http.hypercorn_stream import HypercornStream
+from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.plain_requests import plain_request
 from protocols.http.rest.sending import Sending
 from storage.sql import StoreError
@@ -38,7 +37,7 @@ from tests.factories import (
     NOW_MS,
     World,
 )
-from tests.properties import examples
+from tests.fakes import new_refusals
 from tests.protocols.http.conftest import repeat_head
 
 #: What no two answers have in common.
@@ -324,6 +323,27 @@ async def test_a_connection_goes_the_long_way_and_comes_back(short: Address, lef
         assert left == [odd, odd]
 
 
+async def test_an_answer_of_the_long_way_is_sent_before_one_of_the_short_way() -> None:
+    """Also to a client that sends the next request before it has read the answer."""
+    ours, theirs = trio.socket.socketpair()
+
+    class Direct:
+        async def serve(self, _received: bytes, stream: trio.SocketStream) -> bytes:
+            await stream.send_all(b"second")
+            return b""
+
+    with theirs:
+        stream = HypercornStream(
+            b"", trio.SocketStream(ours), PeerTimeouts(grace_seconds=1), Overhead(), new_refusals()
+        )
+        stream.direct = cast("DirectCalls", Direct())
+        await stream.send_all(b"first ")
+        await theirs.send(get(f"/devices/{KITCHEN}"))
+        assert await stream.receive_some() == b""
+        assert await theirs.recv(100) == b"first second"
+        await stream.aclose()
+
+
 async def test_a_body_behind_its_head_is_waited_for(short: Address, left: list[bytes]) -> None:
     async with await trio.open_tcp_stream(short.host, short.port) as stream:
         for byte in post(BODY):
@@ -362,76 +382,6 @@ async def test_a_failure_of_the_store_and_a_bug_are_answered_alike(
             {name: value for name, value in entry.items() if name not in {"error_id", "exc_info"}} for entry in logs
         ]
         assert mine == theirs
-
-
-# Parsing
-
-LINES: Final = st.lists(
-    st.sampled_from(
-        [
-            b"Host: a",
-            b"host:a:1",
-            b"Host: [::1]",
-            b"Host: a b",
-            b"Content-Length: 2",
-            b"content-length:0",
-            b"Content-Length: 1, 1",
-            b"Content-Length: 02",
-            b"Content-Length:",
-            b"Connection: keep-alive",
-            b"Connection: close",
-            b"Connection: Upgrade",
-            b"Transfer-Encoding: chunked",
-            b"Expect: 100-continue",
-            b"Authorization: Bearer x",
-            b"X: \t a \t",
-            b"X:",
-            b"X : 1",
-            b" folded",
-            b"X: \x00",
-            b"X: \xe9",
-            b"X: \x7f",
-            b"X\xe9: 1",
-            b": 1",
-            b"X",
-            b"A_b.c: 1",
-        ]
-    ),
-    max_size=5,
-)
-BEGINNINGS: Final = st.tuples(
-    st.sampled_from([b"GET", b"POST", b"PUT", b"DELETE", b"get", b"HEAD", b"PATCH", b" GET"]),
-    st.sampled_from([b" ", b"  ", b"\t"]),
-    st.sampled_from(
-        [b"/v1.1/a", b"/", b"/a?b=c", b"/a?\x7f", b"/a#b", b"/a%20", b"*", b"a", b"/a?b#c", b"/a?", b'/a?"']
-    ),
-    st.sampled_from([b" HTTP/1.1", b" HTTP/1.0", b" HTTP/1.1 ", b" HTTP/2.0", b""]),
-).map(b"".join)
-
-
-@tried(max_examples=examples(300))
-@given(beginning=BEGINNINGS, lines=LINES, end=st.sampled_from([b"\r\n", b"\n"]), behind=st.binary(max_size=4))
-def test_what_is_plain_h11_reads_in_the_same_way(
-    beginning: bytes, lines: list[bytes], end: bytes, behind: bytes
-) -> None:
-    """Two readers that take one request for different ones are how requests are smuggled (RFC 9112, 11.2)."""
-    sent = end.join([beginning, *lines, b"", b""]) + behind
-    plain = plain_request(sent)
-    if plain is None:
-        return
-    connection = h11.Connection(h11.SERVER)
-    connection.receive_data(sent)
-    event = connection.next_event()
-    assert isinstance(event, h11.Request)
-    path, _, query = event.target.partition(b"?")
-    assert (plain.method.encode(), plain.path.encode(), plain.query) == (event.method, path, query)
-    assert list(plain.headers) == list(event.headers)
-    body = b""
-    while isinstance(following := connection.next_event(), h11.Data):
-        body += following.data
-    assert body == behind[: plain.body_length]
-    assert (following is h11.NEED_DATA) == (len(behind) < plain.body_length)
-    assert sent[plain.head_length :] == behind
 
 
 def test_plain_requests_are_read_whole() -> None:
