@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from quart import Quart, Response, request
+from quart import Response, request
 
 from broker.devices.registry import Device
 from broker.limits.allowance import Usage
@@ -41,20 +41,15 @@ class Allowances:
         self._by_address = paths_by_address(calls)
         self._quotas = limits.charged
 
-    def install(self, app: Quart) -> None:
-        """Install this first: requests that another `before_request` function answers are counted, too."""
-        app.before_request(self._count_address)
-        app.after_request(self._add_headers)
-
-    async def _count_address(self) -> None:
+    def count_address(self) -> None:
+        """Count the current request of Quart's against its address, if it has no token to count against."""
         if request.method == "OPTIONS" or not is_rest() or self.are_of_address(request.path):
             self._addresses.count(this_request().address)
 
-    async def _add_headers(self, answer: Response) -> Response:
+    def add_headers(self, answer: Response) -> None:
         if is_rest() and request.method != "OPTIONS" and "Access-Control-Allow-Origin" in answer.headers:
             answer.headers["Access-Control-Expose-Headers"] = EXPOSED
         answer.headers.update(self.standing(this_request()))
-        return answer
 
     def standing(self, request: ThisRequest) -> Mapping[str, str]:
         """The headers about what is left to the caller of a request that has been answered."""

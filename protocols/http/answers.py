@@ -64,7 +64,7 @@ def secret_answer(payload: Any) -> Answer:
     return Answer(_json(payload), headers=_NOT_STORED)
 
 
-async def answer_preflight() -> Response | None:
+def answer_preflight() -> Response | None:
     """Answer OPTIONS on any REST path, without a token and without a body."""
     if request.method != "OPTIONS" or not is_rest() or request.routing_exception is not None:
         return None
@@ -77,11 +77,10 @@ def preflight_answer() -> Response:
     return answer
 
 
-async def add_cors(answer: Response) -> Response:
+def add_cors(answer: Response) -> None:
     """Allow other origins to read the answer, unless it carries tokens: those answers have a Cache-Control."""
     if is_rest() and "Cache-Control" not in answer.headers:
         answer.headers.extend(CORS)
-    return answer
 
 
 async def add_hsts(seconds: int, answer: Response) -> Response:

@@ -3,6 +3,7 @@
 import re
 from typing import Any, Final
 
+from quart import Response
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioRequest
 
@@ -21,7 +22,8 @@ from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.rest.named import Named
 from protocols.http.rest.nouns import TO_COME
-from protocols.http.websocket_paths import install_websocket_paths
+from protocols.http.through_quart import begin
+from protocols.http.websocket_paths import answer_other_methods
 from protocols.metrics.vitals import Traffic, Vitals
 from protocols.proxies import TrustedProxies
 
@@ -35,8 +37,7 @@ _ANSWER_SECONDS: Final = 60
 
 def build_app(services: Services, *, is_secure: bool = False, vitals: Vitals | None = None) -> QuartTrio:
     """Build the application of a listener. On the secure listener devices register with their certificates."""
-    app = _new_app(services)
-    install_websocket_paths(app)
+    app = _new_app(services, has_websockets=True)
     guard = Guard(services.accounts.tokens, services.registration.admission, services.limits.meters)
     dispatcher = Dispatcher(guard, Named(services.accounts, services.device_types, services.devices))
     dispatcher.install(app, [noun.built_for(services) for noun in ALL_NOUNS], is_secure=is_secure)
@@ -74,7 +75,7 @@ def short_way(
     )
 
 
-def _new_app(services: Services) -> QuartTrio:
+def _new_app(services: Services, *, has_websockets: bool = False) -> QuartTrio:
     app = QuartTrio("trunkline", root_path="/", static_folder=None)
     # A trailing slash is ignored and nothing is redirected (reference 1.3 and 1.4).
     app.url_map.strict_slashes = False
@@ -85,9 +86,20 @@ def _new_app(services: Services) -> QuartTrio:
     app.config["RESPONSE_TIMEOUT"] = _ANSWER_SECONDS
     errors.install_error_handlers(app, services.core.refusals)
     allowances = app.extensions[_ALLOWANCES] = Allowances(services.limits, CALLS)
-    allowances.install(app)
-    app.before_request(answers.answer_preflight)
-    app.after_request(answers.add_cors)
+
+    # One function before and one after all requests: Quart takes 10 µs for each of them.
+    async def before() -> Response | None:
+        begin()
+        allowances.count_address()  # also what is answered here
+        return answers.answer_preflight() or (answer_other_methods() if has_websockets else None)
+
+    async def after(answer: Response) -> Response:
+        answers.add_cors(answer)
+        allowances.add_headers(answer)
+        return answer
+
+    app.before_request(before)
+    app.after_request(after)
     return app
 
 

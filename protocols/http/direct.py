@@ -10,7 +10,7 @@ long way, where it waits in line (reference 21.5).
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
@@ -87,8 +87,10 @@ class DirectCalls:
         self._proxies = proxies
         self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n".encode() if hsts_seconds else b""
 
-    async def serve(self, received: bytes, stream: Stream) -> bytes:
+    async def serve(self, received: bytes, stream: Stream, begin: Callable[[], Awaitable[None]] | None = None) -> bytes:
         """Answer the request that these bytes begin with, and those after it, while they are plain.
+
+        `begin` is awaited before the first answer, if there is one.
 
         Returns:
             The bytes of the first request that is not, as far as they have come; empty at the connection's end.
@@ -106,6 +108,9 @@ class DirectCalls:
             received = await self._with_body(received, asked, stream)
             if len(received) != asked.head_length + asked.body_length:
                 break
+            if begin is not None:
+                await begin()
+                begin = None
             request = ThisRequest(
                 self._client(peer, asked),
                 asked.authorization,

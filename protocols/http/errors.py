@@ -14,7 +14,6 @@ from broker.ids import new_id
 from broker.trace.refusals import Refusals
 from protocols.http.answers import Answer
 from protocols.http.scene_errors import scene_members
-from protocols.http.through_quart import begin
 from protocols.refusals import note_refusal, refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
 from storage.sql import StoreError
 
@@ -29,7 +28,6 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 def install_error_handlers(app: Quart, refusals: Refusals) -> None:
     app.config[_REFUSALS] = refusals
-    app.before_request(begin)
     app.register_error_handler(DomainError, _refused)
     app.register_error_handler(StoreError, _refused)
     app.register_error_handler(HTTPException, refused_by_http)

@@ -9,8 +9,8 @@ from protocols.http.peers import STATE_KEY
 from protocols.http.this_request import ThisRequest, answering
 
 
-async def begin() -> None:
-    """Install this as the first `before_request` function: the others may use `this_request`."""
+def begin() -> None:
+    """Call this before all others: they may use `this_request`."""
     address = request.remote_addr or ""
     shown = request.scope.get("state", {}).get(STATE_KEY)
     answering(

@@ -1,7 +1,7 @@
 """Plain calls have a short way past Hypercorn and Quart, and nobody can tell by the answer which way it took."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
@@ -177,8 +177,8 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
     serve = DirectCalls.serve
 
-    async def noting(calls: DirectCalls, received: bytes, stream: Any) -> bytes:
-        found.append(await serve(calls, received, stream))
+    async def noting(calls: DirectCalls, *arguments: Any) -> bytes:
+        found.append(await serve(calls, *arguments))
         return found[-1]
 
     monkeypatch.setattr(DirectCalls, "serve", noting)
@@ -328,7 +328,10 @@ async def test_an_answer_of_the_long_way_is_sent_before_one_of_the_short_way() -
     ours, theirs = trio.socket.socketpair()
 
     class Direct:
-        async def serve(self, _received: bytes, stream: trio.SocketStream) -> bytes:
+        async def serve(
+            self, _received: bytes, stream: trio.SocketStream, begin: Callable[[], Awaitable[None]]
+        ) -> bytes:
+            await begin()
             await stream.send_all(b"second")
             return b""
 
