@@ -38,6 +38,7 @@ MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
 
+TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600
