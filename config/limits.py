@@ -2,6 +2,7 @@
 
 from typing import Final
 
+CLOCK_AHEAD_MS: Final = 300_000  # reference 27.7: what is so far ahead comes from a clock that was set back since
 CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
