@@ -98,7 +98,8 @@ def _machine() -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {commit.stdout.strip() or 'no repository'},"
         f" {os.cpu_count()} processors, {platform.machine()}, Linux {platform.release()},"
-        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, load {os.getloadavg()[0]:.1f} at the start"
+        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version},"
+        f" load {os.getloadavg()[0]:.1f} at the start"
     )
 
 
