@@ -30,6 +30,7 @@ from tests.factories import (
     allow,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 DEVICE = f"/devices/{KITCHEN}"
 RECORD = {
@@ -184,8 +185,8 @@ async def test_an_application_needs_read_or_write_of_the_owner(
         assert status == (200 if (write if needs_write else read) else 403)
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", ""), ("PUT", "/status"), ("POST", "/shares"), ("POST", None)])
-@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])
+@each_row(("method", "path"), [("PUT", ""), ("PUT", "/status"), ("POST", "/shares"), ("POST", None)])
+@each_row("body", [b"{", b"[]", b'"x"', b"\xff"])
 async def test_a_body_that_is_no_object_is_a_bad_request(
     api: httpx.AsyncClient, method: str, path: str | None, body: bytes
 ) -> None:
@@ -245,7 +246,7 @@ NAME_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "field", "text"),
     [
         *[({"dtid": LIGHT_TYPE} | body, field, text) for body, field, text in NAME_REFUSALS],
