@@ -163,7 +163,7 @@ async def test_removing_server_properties_leaves_the_others(
     assert (shown["serverProperties"], shown["deviceProperties"]) == ({}, {"device": {"manufacturer": "Acme"}})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "path", "status"),
     [
         (KITCHEN_TOKEN, f"/devicemgmt/devices/{BOBS}/properties", 403),

@@ -143,7 +143,7 @@ CALLS = [
 DEVICE_TOKEN_CALLS = {("GET", ""), ("GET", "/status"), ("PUT", "/status"), ("GET", "/presence")}
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS)
+@each_row(("method", "path"), CALLS)
 async def test_the_order_of_checks_is_token_device_permission_syntax(
     api: httpx.AsyncClient, method: str, path: str
 ) -> None:
@@ -367,9 +367,7 @@ async def test_a_device_that_stays_on_its_version_stays_when_a_newer_one_comes(
     assert (answer["data"]["manifestVersion"], answer["data"]["manifestVersionPolicy"]) == (1, "DEVICE")
 
 
-@pytest.mark.parametrize(
-    ("body", "field", "text"), [*NAME_REFUSALS, ({"connected": "no"}, "connected", "Boolean field only")]
-)
+@each_row(("body", "field", "text"), [*NAME_REFUSALS, ({"connected": "no"}, "connected", "Boolean field only")])
 async def test_a_change_that_is_refused_changes_nothing(
     api: httpx.AsyncClient, facts: list[DeviceFact], body: dict[str, Any], field: str, text: str
 ) -> None:

@@ -279,7 +279,7 @@ REFUSED_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "token", "status"), REFUSED_CALLS)
+@each_row(("method", "path", "token", "status"), REFUSED_CALLS)
 async def test_calls_that_are_refused(
     api: httpx.AsyncClient, administrator: None, method: str, path: str, token: str | None, status: int
 ) -> None:
