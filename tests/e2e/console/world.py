@@ -23,7 +23,7 @@ from tests.daemon import (
 
 BOB_EMAIL: Final = "bob@example.org"
 BOARD: Final = "Light Board"
-DEVICES: Final = 30
+DEVICES: Final = 110  # more than a picker of devices lists
 
 
 @dataclass(frozen=True, slots=True)
