@@ -36,7 +36,9 @@ class ForkedProcess:
         self._report = report
         self.stdout: IO[str] | None = stdout
         self.returncode: int | None = None
-        self.pid = int(report.recv(_NUMBER_BYTES))
+        number = report.recv(_NUMBER_BYTES)
+        assert number, "the server that forks commands has ended"
+        self.pid = int(number)
 
     def poll(self) -> int | None:
         """The exit status, -N after signal N; None while the process runs."""
@@ -47,7 +49,9 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """The exit status. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._report], [], [], timeout)[0]:
+            looking = select.poll()
+            looking.register(self._report, select.POLLIN)
+            if not looking.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             self.returncode = int(self._report.recv(_NUMBER_BYTES))
             self._report.close()
