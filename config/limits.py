@@ -164,6 +164,12 @@ RULE_LOOP_SECONDS: Final = 10
 RULE_LOG_ROWS: Final = 20_000  # stored messages that wait in memory for the rules; more are read from the log
 RULE_HISTORY_ROWS: Final = 10_000  # messages that one replay or explanation reads
 RULE_HISTORY_DAYS: Final = 31
+RULE_HISTORY_SECONDS: Final = 3  # of processor time of one replay or explanation
+RULE_SIMULATED_DEVICES: Final = 1_000  # that the rule of a replay or explanation watches
+RULE_SELECTED_DEVICES: Final = 10_000  # of a user and a type, for a rule with a selector that must look at all of them
+RULE_ACTION_MESSAGES: Final = 1_000  # that a rule sends when it triggers once
+RULE_ACTIONS_A_MINUTE: Final = 60_000  # Action messages of the rules of one user
+RULE_COST_SECONDS: Final = 30.0  # of processor time, of the rules with selectors of one user, in each minute
 
 SCENE_DESCRIPTION_MAX_CHARACTERS: Final = 1_400  # reference 12.5
 SCENE_ACTIONS_MAX: Final = 100

@@ -114,7 +114,7 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
-            await self._rulebook.judge(run.rules)
+            await self._rulebook.judging.judge(run.rules)
         self._router.publish_all(run.facts)
         return run.report
 

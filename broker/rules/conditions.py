@@ -143,7 +143,7 @@ class ModelCondition(Condition):
         return None if output is None or operand is None else self.test(output, operand)
 
     def output(self, view: View, device: DeviceKey) -> Value | None:
-        return view.model_output(self.rule, self.index, device)
+        return view.model_output(self.rule, self.index, device, self.field)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.facts import ActionStored, MessagesStored
-from broker.rules import rulebook
+from broker.rules import storing
 from broker.rules.rulebook import NewRule, RuleChanges
 from broker.secrets import Vault
 from broker.services import Services, open_services
@@ -75,7 +75,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(devices: int) -> AsyncIterator[Bench]:
-    vars(rulebook)["RULES_OF_USER"] = 1_000_000
+    vars(storing)["RULES_OF_USER"] = 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(state_dir=Path(folder), limits=Limits(rate_limits="off", quotas="off"))
         database, vault = Database(SqliteEngine(Path(folder) / "store")), Vault(Vault.new_key())
@@ -150,7 +150,9 @@ async def of_edits(_seconds: float) -> None:
             if number == 500:
                 before = resident_kib()
             record = await book.change(
-                record, RuleChanges(body=json.dumps(rule(first, second, number, duration={"value": 60})).encode())
+                one.caller,
+                record,
+                RuleChanges(body=json.dumps(rule(first, second, number, duration={"value": 60})).encode()),
             )
         print(f"10,000 edits of one rule: {(resident_kib() - before) / 1024:+.1f} MiB")
 
