@@ -16,6 +16,7 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
+from broker.subscriptions.endings import Endings
 from broker.subscriptions.entries import Entries
 from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.outlets import Outlet, Outlets, Sending, Taken
@@ -31,7 +32,6 @@ from broker.subscriptions.port import (
 )
 from broker.subscriptions.reader import Formed
 from broker.subscriptions.secrets import Signers
-from broker.subscriptions.subscriptions import Subscriptions
 from config.limits import FAILING_DAYS, RETRY_SECONDS
 from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
@@ -63,7 +63,7 @@ class Sender:
         self,
         database: Database,
         clock: Clock,
-        subscriptions: Subscriptions,
+        endings: Endings,
         outlets: Outlets,
         entries: Entries,
         ids: NotificationIds,
@@ -74,7 +74,7 @@ class Sender:
         """Without `callbacks` or `streams`, every attempt on them fails."""
         self._database = database
         self._clock = clock
-        self._subscriptions = subscriptions
+        self._endings = endings
         self._outlets = outlets
         self._entries = entries
         self._ids = ids
@@ -191,7 +191,7 @@ class Sender:
         try:
             await self._streams.put(target, entries)
         except StreamRejected as error:
-            await self._subscriptions.reject(outlet.subscription, str(error))
+            await self._endings.reject(outlet.subscription, str(error))
             return Outcome(error=str(error))
         except StreamFailed as error:
             return Outcome(error=str(error))
@@ -231,7 +231,8 @@ class Sender:
         if is_gone or (is_hopeless and self._clock.may_delete()):
             text = outcome.text if is_gone else f"no success for {FAILING_DAYS} days: {outcome.text}"
             try:
-                await self._subscriptions.suspend(outlet.subscription, text)
+                await self.flush()  # what is settled by now is not given up
+                await self._endings.suspend(outlet.subscription, text, waiting=len(outlet.waiting))
             except StoreError as error:  # the next attempt tells the same
                 _log.warning("subscription_not_suspended", subscription=outlet.subscription.id, reason=str(error))
 
