@@ -213,6 +213,7 @@ CALLBACK_SECONDS: Final = 15.0  # reference 11.5
 CALLBACK_ANSWER_BYTES: Final = 16 * 1024  # that are read of an answer
 CALLBACK_EXCERPT_CHARACTERS: Final = 200  # of a refusal, in the delivery log
 CALLBACKS_PER_HOST: Final = 64  # under way at once
+CALLBACKS_PER_APPLICATION: Final = 256  # under way at once, whatever their hosts
 NOTIFICATIONS_IN_FLIGHT: Final = 5  # reference 11.5: of one subscription
 NOTIFICATION_MESSAGES: Final = 100  # reference 11.3
 STREAM_RECORDS: Final = 500  # reference 11.3: in one request

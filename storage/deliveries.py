@@ -100,6 +100,13 @@ class DeliveryStore:
             {"now": now_ms, "under_way": UNDER_WAY},
         )
 
+    def bring_forward(self, now_ms: int, *, latest_ms: int) -> None:
+        """Notifications that are due later than `latest_ms` are due now: the clock was wrong when that was set."""
+        self._db.execute(
+            "UPDATE notification SET next_on = :now WHERE next_on > :latest AND next_on < :under_way",
+            {"now": now_ms, "latest": latest_ms, "under_way": UNDER_WAY},
+        )
+
     def due(self, now_ms: int, *, after: int, limit: int) -> list[NotificationRecord]:
         """Pending notifications whose time has come and whose key is higher than `after`, oldest first."""
         rows = self._db.execute(

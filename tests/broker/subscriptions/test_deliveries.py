@@ -172,6 +172,18 @@ async def test_a_failing_notification_holds_back_no_later_one(
     assert not set(refused) & set(positions(callbacks.received))
 
 
+async def test_a_clock_that_is_set_back_puts_no_retry_off(
+    services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
+) -> None:
+    callbacks.answer = lambda _received: Outcome(http_status=200 if len(callbacks.received) > 1 else 503)
+    await subscribed(services)
+    await sent(services)
+    await failed(services, 1)
+    fake_clock.now -= 30 * 86_400_000
+    services.subscriptions.sender.look_for_due()
+    await settled(services, lambda: services.subscriptions.sender.counts.delivered == 1)
+
+
 async def test_after_many_failures_first_attempts_pause_and_messages_are_collected(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
