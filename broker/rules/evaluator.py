@@ -191,16 +191,15 @@ class Evaluator:
         concerned = (*_through_guards(interest, fields), *interest.unguarded)
         for number, running in enumerate(concerned, 1):
             if row.position > running.since and self._index.has(running):
-                before = time.thread_time() if running.is_costly else 0.0
                 try:
-                    outcome = running.rule.on_message(view, running.timers)
+                    if running.is_costly:
+                        outcome = self._measured(running, view)
+                    else:
+                        outcome = running.rule.on_message(view, running.timers)
                 except Exception as error:  # noqa: BLE001 - judged in `_again`
-                    evaluate = partial(running.rule.on_message, view, running.timers)
-                    outcome = await self._again(error, running, view, evaluate, NOTHING)
-                if outcome is not NOTHING:
+                    outcome = await self._again(error, running, view, partial(self._measured, running, view), NOTHING)
+                if outcome is not NOTHING and self._index.has(running):
                     await self._apply(running, outcome, view, causes)
-                if running.is_costly:
-                    self._charge(running, time.thread_time() - before, view)
             if (running.is_costly or number % _TURN_RULES == 0) and time.perf_counter() - began > _TURN_SECONDS:
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
@@ -215,7 +214,6 @@ class Evaluator:
                 continue
             view = StateView(due_ms, None, self._values, self._members, self._models.output)
             self.evaluated += 1
-            before = time.thread_time() if running.is_costly else 0.0
             if slot != MINUTE:
                 outcome = await self._judged(running, view, slot)
             elif due_ms + _MINUTE_MS > not_before_ms:
@@ -226,19 +224,14 @@ class Evaluator:
             else:
                 self._set_minute(running, Milliseconds(not_before_ms - _MINUTE_MS))
                 continue
-            if outcome is not NOTHING:
+            if outcome is not NOTHING and self._index.has(running):
                 await self._apply(running, outcome, view, NO_CAUSES)
-            if running.is_costly:
-                self._charge(running, time.thread_time() - before, view)
             if time.perf_counter() - began > _TURN_SECONDS:
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
 
     async def _judged(self, running: RunningRule, view: StateView, slot: TimerKey | None) -> Outcome:
-        def evaluate() -> Outcome:
-            rule, timers = running.rule, running.timers
-            return rule.on_minute(view, timers) if slot is None else rule.on_elapsed(view, timers, slot)
-
+        evaluate = partial(self._measured, running, view, slot)
         try:
             return evaluate()
         except Exception as error:  # noqa: BLE001 - judged in `_again`
@@ -277,6 +270,18 @@ class Evaluator:
             self._values.update(
                 await self._database.read(lambda tx: {one: values_at(tx, one, position) for one in missing.devices})
             )
+
+    def _measured(self, running: RunningRule, view: StateView, slot: TimerKey | None = None) -> Outcome:
+        """Evaluate a message, a minute or a duration, and count the processor time of rules with selectors."""
+        before = time.thread_time() if running.is_costly else 0.0
+        rule, timers = running.rule, running.timers
+        try:
+            if view.message is not None:
+                return rule.on_message(view, timers)
+            return rule.on_minute(view, timers) if slot is None else rule.on_elapsed(view, timers, slot)
+        finally:
+            if running.is_costly:
+                self._charge(running, time.thread_time() - before, view)
 
     def _charge(self, running: RunningRule, seconds: float, view: StateView) -> None:
         costliest = self._costs.charge(running.owner, running.key, seconds, trio.current_time())
