@@ -23,6 +23,7 @@ from storage.keys import Milliseconds, RuleKey
 from storage.rules import RuleRecord, RuleState
 
 _PAGE: Final = 500
+_JUDGED_AT_ONCE: Final = 50  # then others have their turn
 
 _encode_findings = msgspec.json.Encoder().encode
 _decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
@@ -68,8 +69,12 @@ class Judging:
 
     async def judge(self, keys: Iterable[RuleKey]) -> int:
         """Compile rules anew, because something that they name has changed. Returns how many are not valid any more."""
-        records = await self._database.read(lambda tx: tx.rules.rules_with(keys))
-        return await self._judge([record for record in records if record.invalidated_on is None])
+        invalid, waiting = 0, list(keys)
+        for start in range(0, len(waiting), _JUDGED_AT_ONCE):
+            some = waiting[start : start + _JUDGED_AT_ONCE]
+            records = await self._database.read(partial(_with_keys, some))
+            invalid += await self._judge([record for record in records if record.invalidated_on is None])
+        return invalid
 
     async def _judge(self, records: Iterable[RuleRecord]) -> int:
         """Run rules, or mark them as invalid. Returns how many are."""
@@ -140,6 +145,10 @@ class Judging:
 
 def _page_after(key: RuleKey, tx: Transaction) -> list[RuleRecord]:
     return tx.rules.rules_after(key, limit=_PAGE)
+
+
+def _with_keys(keys: Iterable[RuleKey], tx: Transaction) -> list[RuleRecord]:
+    return tx.rules.rules_with(keys)
 
 
 def findings_of(record: RuleRecord) -> tuple[Finding, ...]:

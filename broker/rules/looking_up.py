@@ -9,7 +9,8 @@ from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import DeviceNotFound, DeviceTypeNotFound, PermissionDenied
+from broker.errors import DeviceTypeNotFound, PermissionDenied
+from broker.ids import is_id
 from broker.rules.language import compile_rule
 from broker.rules.rule import Rule
 from broker.rules.world import KnownDevice, KnownType, World, names_in
@@ -90,13 +91,8 @@ class LookingUp:
         return None
 
     async def _named_devices(self, ids: Iterable[str]) -> dict[str, Device]:
-        found = {}
-        for id_ in ids:
-            try:
-                found[id_] = await self._devices.find(id_)
-            except DeviceNotFound:
-                continue
-        return found
+        found = await self._devices.find_all(id_ for id_ in ids if is_id(id_))
+        return {id_: device for id_, device in found.items() if device is not None}
 
     async def _named_types(self, names: Iterable[str]) -> dict[str, DeviceType]:
         found = {}

@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from config.limits import CALLBACK_URL_CHARACTERS
 
+_HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")  # a name without characters that libraries read in different ways
 #: The members of a stream: patterns, and the most characters.
 STREAM_KEY: Final = (r"^[!-~]+$", 128)
 STREAM_SECRET: Final = (r"^[!-~]+$", 256)
@@ -50,7 +51,7 @@ def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bo
         return False
     if not allow_private and _is_local(host):
         return False
-    return bool(host) and _top(host) == _top(main_host)
+    return _HOST.fullmatch(host) is not None and _top(host) == _top(main_host)
 
 
 def _split(url: str) -> SplitResult | None:
