@@ -107,12 +107,24 @@ class DeliveryStore:
             {"now": now_ms, "latest": latest_ms, "under_way": UNDER_WAY},
         )
 
-    def due(self, now_ms: int, *, after: int, limit: int) -> list[NotificationRecord]:
-        """Pending notifications whose time has come and whose key is higher than `after`, oldest first."""
+    def due(self, now_ms: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[NotificationRecord]:
+        """Pending notifications whose time has come and whose key is higher than `after`, oldest first; `without` those
+        of some subscriptions."""
+        names = {f"without_{index}": key for index, key in enumerate(without)}
+        others = f" AND subscription NOT IN ({', '.join(f':{name}' for name in names)})" if names else ""
         rows = self._db.execute(
-            "SELECT * FROM notification WHERE next_on IS NOT NULL AND next_on <= :now AND key > :after"
+            f"SELECT * FROM notification WHERE next_on IS NOT NULL AND next_on <= :now AND key > :after{others}"  # noqa: S608 - names
             " ORDER BY key LIMIT :limit",
-            {"now": now_ms, "after": after, "limit": limit},
+            {"now": now_ms, "after": after, "limit": limit} | names,
+        )
+        return [_record(row) for row in rows]
+
+    def due_of(self, subscription: int, now_ms: int, *, limit: int) -> list[NotificationRecord]:
+        """The same of one subscription."""
+        rows = self._db.execute(
+            "SELECT * FROM notification WHERE subscription = :subscription AND next_on IS NOT NULL AND next_on <= :now"
+            " ORDER BY key LIMIT :limit",
+            {"subscription": subscription, "now": now_ms, "limit": limit},
         )
         return [_record(row) for row in rows]
 

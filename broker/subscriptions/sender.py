@@ -6,7 +6,7 @@ because an attempt that hangs must not hold back those after it.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -32,7 +32,7 @@ from broker.subscriptions.port import (
 )
 from broker.subscriptions.reader import Formed
 from broker.subscriptions.secrets import Signers
-from config.limits import FAILING_DAYS, RETRY_SECONDS
+from config.limits import FAILING_DAYS, NOTIFICATIONS_IN_FLIGHT, RETRY_SECONDS
 from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
 from storage.keys import DeviceKey
@@ -89,6 +89,9 @@ class Sender:
         self._settled: dict[int, NotificationRecord] = {}
         self._failing: dict[int, tuple[int | None, str | None]] = {}
         self._settled_wakeup, self._due_wakeup = Wakeup(), Wakeup()
+        #: Whether notifications of any outlet may be due; and the outlets with due ones that have room again.
+        self._must_look = False
+        self._with_room: dict[Outlet, None] = {}
         self._offset_ms = clock.now_ms() - clock.steady_ms()  # of the wall clock
         self.look_at: Callable[[Outlet], None] = lambda _outlet: None
         self.counts = SenderCounts()
@@ -162,6 +165,7 @@ class Sender:
             outlet.in_flight -= 1
             self.look_at(outlet)
             if outlet.has_due_retry:
+                self._with_room[outlet] = None
                 self._due_wakeup.set()
 
     async def _deliver(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> Outcome:
@@ -258,17 +262,26 @@ class Sender:
 
     def look_for_due(self) -> None:
         """Notifications may be due."""
+        self._must_look = True
         self._due_wakeup.set()
 
     async def _retry_forever(self) -> None:
         while True:
             seconds = _STORE_SECONDS
+            with_room, self._with_room = self._with_room, {}
             try:
-                await self.retry_due()
+                if self._must_look:
+                    self._must_look = False
+                    await self.retry_due()
+                else:
+                    await self._retry_of(with_room)
                 seconds = await self._seconds_to_next()
             except StoreError as error:
+                self._must_look = True
                 _log.warning("notifications_not_read", reason=str(error))
+            ends = trio.current_time() + seconds
             await self._due_wakeup.wait(seconds)
+            self._must_look = self._must_look or trio.current_time() >= ends
 
     async def _seconds_to_next(self) -> float:
         now_ms = self._clock.now_ms()
@@ -289,17 +302,38 @@ class Sender:
         if now_ms - steady_ms < self._offset_ms - _JUMP_MS:  # the clock was set back
             await self.mend_times()
         self._offset_ms = now_ms - steady_ms
+        # One subscription may have very many: as soon as it has no room, its others are left out.
+        full = {outlet.key for outlet in self._outlets if outlet.has_due_retry and outlet.free <= 0}
         for outlet in self._outlets:
-            outlet.has_due_retry = False
+            outlet.has_due_retry = outlet.key in full
         after, is_last = 0, False
         while not is_last:
-            due = await self._database.read(partial(_due, now_ms=self._clock.now_ms(), after=after, limit=_DUE_AT_ONCE))
+            due = await self._database.read(partial(_due, now_ms=now_ms, after=after, without=tuple(full)))
             is_last = len(due) < _DUE_AT_ONCE
             after = due[-1].key if due else after
-            chosen = [one for one in due if self._may_begin(one)]
-            for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
-                if (outlet_of := self._outlets.get(record.subscription)) is not None:
-                    self._begin(outlet_of, record, taken)
+            await self._retry(due, full)
+
+    async def _retry_of(self, outlets: Iterable[Outlet]) -> None:
+        """The same for the oldest notifications of some outlets. Raises StoreError."""
+        now_ms = self._clock.now_ms()
+        for outlet in outlets:
+            outlet.has_due_retry = False
+            # Those under way are due in the store, too; one more than have room says whether others still wait.
+            limit = len(self._under_way) + NOTIFICATIONS_IN_FLIGHT + 1
+            due = await self._database.read(partial(_due_of, outlet.key, now_ms, limit))
+            await self._retry(due, set())
+
+    async def _retry(self, due: Sequence[NotificationRecord], full: set[int]) -> None:
+        """Begin what has room; the subscriptions that have none are added to `full`."""
+        chosen = []
+        for one in due:
+            if self._may_begin(one):
+                chosen.append(one)
+            elif one.key not in self._under_way:
+                full.add(one.subscription)
+        for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
+            if (outlet_of := self._outlets.get(record.subscription)) is not None:
+                self._begin(outlet_of, record, taken)
 
     def _may_begin(self, record: NotificationRecord) -> bool:
         """There is room for an attempt; then it counts as one that is under way."""
@@ -323,8 +357,12 @@ def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
     return replace(record, status=PENDING, tries=tries, next_on=now_ms + int(delay_ms))
 
 
-def _due(tx: Transaction, *, now_ms: int, after: int, limit: int) -> list[NotificationRecord]:
-    return tx.deliveries.due(now_ms, after=after, limit=limit)
+def _due(tx: Transaction, *, now_ms: int, after: int, without: Sequence[int]) -> list[NotificationRecord]:
+    return tx.deliveries.due(now_ms, after=after, limit=_DUE_AT_ONCE, without=without)
+
+
+def _due_of(subscription: int, now_ms: int, limit: int, tx: Transaction) -> list[NotificationRecord]:
+    return tx.deliveries.due_of(subscription, now_ms, limit=limit)
 
 
 def _store(

@@ -91,12 +91,8 @@ def test_findings_about_times(changes: dict[str, Any], expected: list[tuple[str,
 
 
 def test_an_answer_that_is_kept_is_that_of_the_schedule() -> None:
-    texts = (
-        "*/15 8-17 * * mon-fri *",
-        "30 2 * 3,10 * * TZ Europe/Paris",
-        "0 0 1 1 * 2026",
-        "@sunset 48.85 2.35 +00:00 TZ Europe/Paris",
-    )
+    sunset = "@sunset 48.85 2.35 +00:00 TZ Europe/Paris"
+    texts = ("*/15 8-17 * * mon-fri *", "30 2 * 3,10 * * TZ Europe/Paris", "0 0 1 1 * 2026", sunset)
     for text in texts:
         schedule = parse_schedule(text)
         condition = TimeCondition(0, "", NO_DEVICE, None, None, "", None, None, schedule, "=")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from broker.subscriptions.port import Entry, Outcome, StreamFailed, StreamReject
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from config.limits import RETRY_SECONDS
 from storage.database import Transaction
-from storage.deliveries import AttemptRecord
+from storage.deliveries import AttemptRecord, DeliveryStore, NotificationRecord
 from storage.keys import OrganizationKey
 from storage.records import AuditFilter, GrantRecord
 from tests.builders import ServicesOpener
@@ -170,6 +171,36 @@ async def test_a_failing_notification_holds_back_no_later_one(
     await settled(services, lambda: not pending(services))
     assert positions(callbacks.received) == first + second + first
     assert not set(refused) & set(positions(callbacks.received))
+
+
+async def test_a_subscription_with_very_many_due_notifications_is_read_a_few_at_a_time_and_holds_up_no_other(
+    services: Services, world: World, callbacks: FakeCallbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.subscriptions.sender._DUE_AT_ONCE", 10)
+    flooded, other = [await subscribed(services, url=f"{URL}/{name}") for name in ("flooded", "other")]
+    for _ in range(60):
+        await sent(services)
+        await settled(services, lambda: not pending(services))
+    gate = callbacks.gates[f"{URL}/flooded"] = trio.Event()
+    read = list[int]()
+    real = DeliveryStore.due
+
+    def due(store: DeliveryStore, now_ms: int, **more: Any) -> list[NotificationRecord]:
+        found = real(store, now_ms, **more)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(DeliveryStore, "due", due)
+    callbacks.received.clear()
+    for subscription in (flooded, other):
+        await services.subscriptions.log.replay(subscription, ids=None, end_ms=2**50)
+    await callbacks.wait(lambda: len(of(callbacks, "other")) == 60)
+    assert len(of(callbacks, "flooded")) <= 5
+    gate.set()
+    del callbacks.gates[f"{URL}/flooded"]
+    await settled(services, lambda: not pending(services))
+    assert sorted(of(callbacks, "flooded")) == sorted(of(callbacks, "other"))
+    assert sum(read) < 120, "each replayed notification was not read again and again"
 
 
 async def test_a_clock_that_is_set_back_puts_no_retry_off(
