@@ -1,6 +1,6 @@
 """Why a rule triggered or did not: for a message, for a time, and now (reference 12.9)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.clock import Clock
-from broker.errors import INVALID, NotFound, ValidationFailed
+from broker.errors import INVALID, Conflict, NotFound, ValidationFailed
 from broker.messages.mids import Mids
 from broker.rules.index import RuleIndex
 from broker.rules.replay import check_times
@@ -19,7 +19,6 @@ from broker.rules.simulation import (
     Happened,
     Simulation,
     TookTooLongError,
-    TooManyDevicesError,
     members_of,
     rows_of,
     simulated_before,
@@ -93,21 +92,30 @@ class Reasons:
         return await self._turns.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
 
     async def now(self, record: RuleRecord, rule: Rule) -> Why | None:
-        """How the conditions stand now; None: the rule watches too many devices to say so."""
+        """How the conditions stand now. None: the rule watches too many devices, or others of the user's rules
+        are simulated.
+        """
         running, now_ms = self._index.get(record.key), self._clock.now_ms()
         held = None if running is None else dict(running.timers)
 
         def work(tx: Transaction) -> Why:
-            watched_devices(tx, rule)
             state = tx.rules.state(record.key)
             timers = held if held is not None else {} if state is None else remembered(state)[0]
             explanation = Simulation(tx, rule, tx.messages.head(), self._output).now(now_ms, timers)
             return _why(tx, record, now_ms, None, explanation)
 
-        try:
+        if not rule.type_reads:  # it looks at few values
             return await self._database.read(work)
-        except TooManyDevicesError:
+        try:
+            return await self._turns.read(record.owner, partial(_within_bounds, rule, work))
+        except Conflict:
             return None
+
+
+def _within_bounds(rule: Rule, work: Callable[[Transaction], Why], tx: Transaction) -> Why:
+    """Raises TooManyDevicesError."""
+    watched_devices(tx, rule)
+    return work(tx)
 
 
 def _of_message(record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction) -> Why:
