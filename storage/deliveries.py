@@ -52,6 +52,7 @@ class NotificationRecord:
 
 
 _COLUMNS = tuple(field.name for field in fields(NotificationRecord))
+_DUE = "next_on IS NOT NULL AND (next_on <= :now OR (next_on > :too_far AND next_on < :under_way))"
 
 
 class DeliveryStore:
@@ -100,31 +101,33 @@ class DeliveryStore:
             {"now": now_ms, "under_way": UNDER_WAY},
         )
 
-    def bring_forward(self, now_ms: int, *, latest_ms: int) -> None:
-        """Notifications that are due later than `latest_ms` are due now: the clock was wrong when that was set."""
-        self._db.execute(
-            "UPDATE notification SET next_on = :now WHERE next_on > :latest AND next_on < :under_way",
-            {"now": now_ms, "latest": latest_ms, "under_way": UNDER_WAY},
-        )
-
-    def due(self, now_ms: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[NotificationRecord]:
+    def due(
+        self, now_ms: int, *, too_far_ms: int, after: int, limit: int, without: Collection[int] = ()
+    ) -> list[NotificationRecord]:
         """Pending notifications whose time has come and whose key is higher than `after`, oldest first; `without` those
-        of some subscriptions."""
+        of some subscriptions.
+
+        No attempt is planned later than `too_far_ms`, unless the clock was ahead when it was planned: it is due, too.
+        """
         names = {f"without_{index}": key for index, key in enumerate(without)}
         others = f" AND subscription NOT IN ({', '.join(f':{name}' for name in names)})" if names else ""
         rows = self._db.execute(
-            f"SELECT * FROM notification WHERE next_on IS NOT NULL AND next_on <= :now AND key > :after{others}"  # noqa: S608 - names
-            " ORDER BY key LIMIT :limit",
-            {"now": now_ms, "after": after, "limit": limit} | names,
+            f"SELECT * FROM notification WHERE key > :after AND {_DUE}{others} ORDER BY key LIMIT :limit",  # noqa: S608 - names
+            {"now": now_ms, "too_far": too_far_ms, "under_way": UNDER_WAY, "after": after, "limit": limit} | names,
         )
         return [_record(row) for row in rows]
 
-    def due_of(self, subscription: int, now_ms: int, *, limit: int) -> list[NotificationRecord]:
+    def due_of(self, subscription: int, now_ms: int, *, too_far_ms: int, limit: int) -> list[NotificationRecord]:
         """The same of one subscription."""
         rows = self._db.execute(
-            "SELECT * FROM notification WHERE subscription = :subscription AND next_on IS NOT NULL AND next_on <= :now"
-            " ORDER BY key LIMIT :limit",
-            {"subscription": subscription, "now": now_ms, "limit": limit},
+            f"SELECT * FROM notification WHERE subscription = :subscription AND {_DUE} ORDER BY key LIMIT :limit",  # noqa: S608 - a constant
+            {
+                "subscription": subscription,
+                "now": now_ms,
+                "too_far": too_far_ms,
+                "under_way": UNDER_WAY,
+                "limit": limit,
+            },
         )
         return [_record(row) for row in rows]
 

@@ -122,7 +122,6 @@ class Deliveries:
     async def _resume(self) -> None:
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: tx.deliveries.release(now_ms))
-        await self._sender.mend_times()
         await self._reader.resume()
         # Those that fell behind follow later: the reader goes on from where it was for the others.
         await self.open_new()

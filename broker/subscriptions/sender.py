@@ -44,9 +44,8 @@ _DUE_AT_ONCE: Final = 500
 _LOOK_SECONDS: Final = 60.0  # the longest wait for due notifications: the wall clock may be set meanwhile
 _ATTEMPTS_KEPT: Final = 20
 _DAY_MS: Final = 86_400_000
+_LONGEST_DELAY_MS: Final = int(max(RETRY_SECONDS) * 1000 * 1.2)  # delays vary by a tenth
 _STORE_SECONDS: Final = 1.0
-_SPREAD: Final = 1.1  # of the delays before retries
-_JUMP_MS: Final = 60_000
 _log = structlog.get_logger(__name__)
 
 
@@ -92,7 +91,6 @@ class Sender:
         #: Whether notifications of any outlet may be due; and the outlets with due ones that have room again.
         self._must_look = False
         self._with_room: dict[Outlet, None] = {}
-        self._offset_ms = clock.now_ms() - clock.steady_ms()  # of the wall clock
         self.look_at: Callable[[Outlet], None] = lambda _outlet: None
         self.counts = SenderCounts()
 
@@ -290,18 +288,9 @@ class Sender:
         due_on = min((one for one in times if one is not None), default=None)
         return _LOOK_SECONDS if due_on is None else min(max(due_on - now_ms, 10) / 1000, _LOOK_SECONDS)
 
-    async def mend_times(self) -> None:
-        """Retries that were set by a clock which was ahead are due now. Raises StoreError."""
-        now_ms = self._clock.now_ms()
-        latest_ms = now_ms + int(max(RETRY_SECONDS) * 1000 * _SPREAD)
-        await self._database.write(lambda tx: tx.deliveries.bring_forward(now_ms, latest_ms=latest_ms))
-
     async def retry_due(self) -> None:
         """Begin every attempt that is due and has room, the oldest notifications first. Raises StoreError."""
-        now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
-        if now_ms - steady_ms < self._offset_ms - _JUMP_MS:  # the clock was set back
-            await self.mend_times()
-        self._offset_ms = now_ms - steady_ms
+        now_ms = self._clock.now_ms()
         # One subscription may have very many: as soon as it has no room, its others are left out.
         full = {outlet.key for outlet in self._outlets if outlet.has_due_retry and outlet.free <= 0}
         for outlet in self._outlets:
@@ -353,16 +342,17 @@ def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
     tries = record.tries + 1
     if tries > len(RETRY_SECONDS):
         return replace(record, status=FAILED, tries=tries, next_on=None)
-    delay_ms = RETRY_SECONDS[tries - 1] * 1000 * random.uniform(2 - _SPREAD, _SPREAD)  # noqa: S311 - spreads load
+    delay_ms = RETRY_SECONDS[tries - 1] * 1000 * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
     return replace(record, status=PENDING, tries=tries, next_on=now_ms + int(delay_ms))
 
 
 def _due(tx: Transaction, *, now_ms: int, after: int, without: Sequence[int]) -> list[NotificationRecord]:
-    return tx.deliveries.due(now_ms, after=after, limit=_DUE_AT_ONCE, without=without)
+    too_far_ms = now_ms + _LONGEST_DELAY_MS
+    return tx.deliveries.due(now_ms, too_far_ms=too_far_ms, after=after, limit=_DUE_AT_ONCE, without=without)
 
 
 def _due_of(subscription: int, now_ms: int, limit: int, tx: Transaction) -> list[NotificationRecord]:
-    return tx.deliveries.due_of(subscription, now_ms, limit=limit)
+    return tx.deliveries.due_of(subscription, now_ms, too_far_ms=now_ms + _LONGEST_DELAY_MS, limit=limit)
 
 
 def _store(
