@@ -90,6 +90,7 @@ class Sender:
         self._settled_wakeup, self._due_wakeup = Wakeup(), Wakeup()
         #: Whether notifications of any outlet may be due; and the outlets with due ones that have room again.
         self._must_look = False
+        self._looked_on = clock.now_ms()  # when the store was asked last for all that was due
         self._with_room: dict[Outlet, None] = {}
         self.look_at: Callable[[Outlet], None] = lambda _outlet: None
         self.counts = SenderCounts()
@@ -255,6 +256,10 @@ class Sender:
             raise
         # Until now they were due in the store, and must not be taken for those that wait.
         self._under_way -= settled.keys()
+        latest_ms = self._clock.now_ms() + _LONGEST_DELAY_MS
+        times = [one.next_on for one in settled.values() if one.next_on is not None]
+        if any(not self._looked_on < next_on <= latest_ms for next_on in times):
+            self.look_for_due()  # it became due before it was stored, or the clock was set back
 
     # Retries
 
@@ -283,14 +288,15 @@ class Sender:
 
     async def _seconds_to_next(self) -> float:
         now_ms = self._clock.now_ms()
-        next_on = await self._database.read(lambda tx: tx.deliveries.next_due(now_ms))
+        looked_on = min(self._looked_on, now_ms)  # what has become due since then was not looked at
+        next_on = await self._database.read(lambda tx: tx.deliveries.next_due(looked_on))
         times = [next_on, *(one.next_on for one in self._settled.values())]
         due_on = min((one for one in times if one is not None), default=None)
         return _LOOK_SECONDS if due_on is None else min(max(due_on - now_ms, 10) / 1000, _LOOK_SECONDS)
 
     async def retry_due(self) -> None:
         """Begin every attempt that is due and has room, the oldest notifications first. Raises StoreError."""
-        now_ms = self._clock.now_ms()
+        self._looked_on = now_ms = self._clock.now_ms()
         # One subscription may have very many: as soon as it has no room, its others are left out.
         full = {outlet.key for outlet in self._outlets if outlet.has_due_retry and outlet.free <= 0}
         for outlet in self._outlets:
