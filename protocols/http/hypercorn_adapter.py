@@ -194,8 +194,9 @@ class _Http1(H11Protocol):
 
     @property
     def has_begun_head(self) -> bool:
-        """Whether bytes of the next request have come."""
-        return bool(self.connection.trailing_data[0])
+        """Whether bytes of the next request have come; empty lines before it are none of them."""
+        behind = self.connection.trailing_data[0]
+        return bool(behind) and _EMPTY_LINES.fullmatch(behind) is None
 
 
 class _Server(TCPServer):
@@ -258,8 +259,7 @@ class _Server(TCPServer):
         if not isinstance(event, Updated):
             await super().protocol_send(event)
             return
-        self._http_stream.is_idle = event.idle
-        self._http_stream.has_begun_head = event.idle and self._http.has_begun_head
+        self._http_stream.turn(is_idle=event.idle, has_begun_head=event.idle and self._http.has_begun_head)
         # Hypercorn calls this method, too, from the task of a request that it has just cancelled. The shield makes sure
         # that the timer of the idle connection is set.
         with trio.CancelScope(shield=True):

@@ -52,6 +52,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self.is_idle = True
         #: Whether Hypercorn has bytes of the next request already. They came behind the request before.
         self.has_begun_head = False
+        self._head_due: float | None = None
         #: The body of the request that is under way, if it is a long one.
         self.held: HeldBody | None = None
         #: Answers the plain calls that follow an answer of Hypercorn's.
@@ -62,6 +63,10 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self.upgrade = b""
         #: Called at the end of the stream, because Hypercorn would keep the connection for its keep-alive time.
         self.stop_idling: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+
+    def turn(self, *, is_idle: bool, has_begun_head: bool) -> None:
+        """A request begins, or has been answered."""
+        self.is_idle, self.has_begun_head, self._head_due = is_idle, has_begun_head, None
 
     @property
     def is_encrypted(self) -> bool:
@@ -93,15 +98,10 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             return head
         if self.held is not None and not self.is_idle:
             await self.held.opened.wait()
-        # No request is under way, but one has begun: the rest of its head is due.
         most = min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)
         if self.is_idle and self.has_begun_head:
-            with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
-                received = bytes(await self._stream.receive_some(most))
-            if scope.cancelled_caught:
-                return await self._refuse_slow_head()
-        else:
-            received = bytes(await self._stream.receive_some(most))
+            return await self._rest_of_head(most)
+        received = bytes(await self._stream.receive_some(most))
         self.pipeline.read()
         if not received or not self.is_idle:
             return received
@@ -121,6 +121,17 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             self.upgrade = begun
             return b""
         return begun
+
+    async def _rest_of_head(self, most: int) -> bytes:
+        """What continues a head that Hypercorn has a part of. Only Hypercorn can tell where that head ends."""
+        if self._head_due is None:
+            self._head_due = trio.current_time() + HEAD_SECONDS
+        with self._timeouts.limit(self._head_due - trio.current_time(), in_flight=False) as scope:
+            received = bytes(await self._stream.receive_some(most))
+        if scope.cancelled_caught:
+            return await self._refuse_slow_head()
+        self.pipeline.read()
+        return received
 
     async def _take_turn(self) -> None:
         """From here on the short way sends, and measures how long the connection is idle."""

@@ -417,3 +417,38 @@ def test_plain_requests_are_read_whole() -> None:
         plain = plain_request(sent)
         assert plain is not None, sent
         assert plain.head_length + plain.body_length == len(sent)
+
+
+async def test_a_head_that_comes_in_pieces_behind_another_request_is_one_head(
+    short: Address, long: Address, left: Left
+) -> None:
+    """Its rest is not taken for a request of its own, nor its end for an empty line before the next one."""
+    first, second = get(f"/devices/{KITCHEN}"), get(f"/devices/{HALL}", ADA_TOKEN, "Connection: close")
+    begun = f"GET /v1.1/devices/{HALL} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX: ".encode()
+    inner = b"GET /v1.1/users/self HTTP/1.1" + WITH_TOKEN.replace(b"Host: a", b"Y: a")
+    upgrade = inner.replace(b"Y: a", b"Connection: upgrade\r\nUpgrade: websocket")
+    for ahead, rest, expected in (
+        (second[:-2], second[-2:], b"HTTP/1.1 200 "),
+        (second[:-4], second[-4:], b"HTTP/1.1 200 "),
+        (begun, inner + b"\r\n", b"HTTP/1.1 200 "),
+        (begun, upgrade + b"\r\n", begun),  # as the server of WebSockets gets it
+    ):
+        answers = []
+        for address in (short, long):
+            async with connected(address) as client:
+                received = await client.ask(first + ahead)
+                answers.append(received + await client.end(rest))
+        assert answers[0] == answers[1], rest
+        assert HALL.encode() in answers[0], rest
+        assert expected in answers[0][100:], rest
+        assert b"ada@" not in answers[0], rest
+
+
+async def test_an_empty_line_behind_a_request_begins_no_head(short: Address, left: Left) -> None:
+    """The connection stays as long as any other, and goes back to the short way."""
+    async with connected(short) as client:
+        expected = await client.ask(get(f"/devices/{KITCHEN}"))
+        odd = NOT_PLAIN[1] + b"\r\n"
+        await client.ask(odd)
+        assert await client.ask(get(f"/devices/{KITCHEN}")) == expected
+        assert left == [odd]
