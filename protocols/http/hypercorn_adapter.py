@@ -152,6 +152,10 @@ class _Http1Connection(h11.Connection):
         self._stream = stream
 
     def next_event(self) -> Any:
+        if self.their_state is h11.MUST_CLOSE and (behind := self.trailing_data[0]):
+            # No request begins behind the last one (RFC 9112, 9.6), and many small devices send an empty line there.
+            # h11 takes it for an error, for which Hypercorn would end the last request, too.
+            self._receive_buffer.maybe_extract_at_most(len(behind))
         if self.their_state is h11.IDLE and (empty := _EMPTY_LINES.match(self.trailing_data[0])) is not None:
             # Before a request (RFC 9112, 2.2). All at once: one by one, thousands of them would stop the loop.
             self._receive_buffer.maybe_extract_at_most(empty.end())

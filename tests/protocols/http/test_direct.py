@@ -452,3 +452,14 @@ async def test_an_empty_line_behind_a_request_begins_no_head(short: Address, lef
         await client.ask(odd)
         assert await client.ask(get(f"/devices/{KITCHEN}")) == expected
         assert left == [odd]
+
+
+async def test_what_comes_behind_the_last_request_changes_nothing(short: Address, long: Address) -> None:
+    """Sketches for small devices end a body with an empty line, and ask to close the connection."""
+    last = post(BODY, KITCHEN_TOKEN, "/messages", "Connection: close")
+    for sent in (last, last.replace(b"HTTP/1.1", b"HTTP/1.0"), post(BODY).replace(b"HTTP/1.1", b"HTTP/1.0")):
+        for behind in (b"", b"\r\n", get(f"/devices/{KITCHEN}"), b"\0"):
+            for address in (short, long):
+                async with connected(address) as client:
+                    answers = await client.end(sent + behind)
+                assert re.findall(rb"HTTP/1.1 ([0-9]+) ", answers) == [b"200"], sent + behind
