@@ -12,7 +12,8 @@ from protocols.proxies import plain_address
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _NOT_STORED: Final = {"Cache-Control": "no-store"}
-_FORWARDED: Final = ("Forwarded", "X-Forwarded-For")
+#: What proxies add, each its own part of it.
+_FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 
 class MetricsForbidden(DomainError):

@@ -196,6 +196,8 @@ async def test_this_machine_may_read_and_not_whom_a_proxy_speaks_for(site: httpx
     for name in ("X_Forwarded_For", "Forwarded"):
         assert await status_for(site, **{name: "127.0.0.1"}) == 403
         assert await status_for(site, **{name: "for=127.0.0.1"}) == 403
+    for name in ("Via", "X_Forwarded_Host", "X_Forwarded_Proto", "X_Real_IP"):  # all that some proxies send
+        assert await status_for(site, **{name: "127.0.0.1"}) == 403
 
 
 @pytest.mark.parametrize("http", [Http(trusted_proxies=("127.0.0.0/8",))])
