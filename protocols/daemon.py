@@ -38,6 +38,7 @@ from protocols.http.front_door import serve_http
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
+from protocols.operating import DaemonMachine
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -242,6 +243,7 @@ async def _listen(
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
     vitals.listens(closed)
+    services.operating.machine = DaemonMachine(settings, vitals, addresses)
     return addresses
 
 

@@ -14,6 +14,8 @@ from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.open_sessions import OpenSessions
+from broker.accounts.operators import Operators
+from broker.accounts.organizations import Organizations
 from broker.accounts.own_account import OwnAccount
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
@@ -52,6 +54,8 @@ class AccountsRoom:
     resets: PasswordResets
     external: ExternalSignIn
     console: Console
+    organizations: Organizations
+    operators: Operators
 
 
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
@@ -86,4 +90,6 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
+        organizations=Organizations(database, clock, vault),
+        operators=Operators(database, core.settings.console.operators),
     )

@@ -12,6 +12,7 @@ from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
 from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
+from broker.limits.usage_days import UsageDays
 from broker.mail import Mails
 from config.limits import UNAUTHENTICATED_WAITING
 from config.settings import Limits
@@ -26,6 +27,7 @@ class LimitsRoom:
     strangers: Strangers
     bodies: BodyBudget
     quotas: Quotas
+    usage_days: UsageDays
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
 
@@ -62,6 +64,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
+    usage_days = UsageDays(core.database, core.clock, quotas)
+    life.worker("usage days", usage_days.note_forever, save=usage_days.note)
     return LimitsRoom(
         ledger=ledger,
         meters=meters,
@@ -70,6 +74,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         strangers=strangers,
         bodies=bodies,
         quotas=quotas,
+        usage_days=usage_days,
         charged=quotas if settings.quotas == "on" else None,
     )
 
