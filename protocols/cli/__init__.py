@@ -53,7 +53,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CommandError as error:
-            click.echo(f"trunkline: {error}", err=True)
+            for line in error.lines:
+                click.echo(f"trunkline: {line}", err=True)
             ctx.exit(error.status)
         except (KeyboardInterrupt, BaseExceptionGroup) as error:
             if not any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error)):

@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from broker.services import open_services
@@ -12,9 +15,10 @@ from config.settings import Settings
 from protocols.control.audit import note_command
 from protocols.control.client import ControlUnavailableError, send_command
 from protocols.control.server import COMMANDS
-from protocols.state import StateInUseError, open_state
+from protocols.state import STORE, StateInUseError, key_file_of, open_state
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
+from storage.engines.sqlite_copy import copy_without_log
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
@@ -42,8 +46,31 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
         await trio.sleep(_RETRY_SECONDS)
 
 
-async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
-    with open_state(settings) as state:
+async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+    """As `run_anywhere`, for a command that changes nothing on a running daemon: nothing is changed without one, too.
+
+    The command runs on a copy of the store without its log. The copy is outside the state directory, nobody else may
+    read it, and it is removed.
+    """
+    try:
+        return await send_command(settings.state_dir, command, arguments)
+    except ControlUnavailableError:
+        pass
+    with TemporaryDirectory(prefix="trunkline-") as folder:
+        copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state")
+        copied.state_dir.mkdir(mode=0o700)
+        key_path = None
+        if (store := settings.state_dir / STORE).exists():
+            file, is_private = key_file_of(settings.state_dir, None)
+            key_path = file.path if is_private else None  # a credential of systemd is found again
+            copy_without_log(store, copied.state_dir / STORE)
+        return await _run_on_store(copied, command, arguments, key_path=key_path)
+
+
+async def _run_on_store(
+    settings: Settings, command: str, arguments: Mapping[str, Any], *, key_path: Path | None = None
+) -> Any:
+    with open_state(settings, key_path=key_path) as state:
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
         enter(Origin("command line", f"operator {os.getuid()}"))
         async with open_services(settings, Database(engine), state.vault) as services:

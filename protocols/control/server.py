@@ -42,11 +42,15 @@ _log = structlog.get_logger(__name__)
 class _Provision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document: dict[str, Any]
     dry_run: bool = False
+    force: bool = False
+    survey: bool = False
 
 
 async def _provision(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Provision)
-    return await rooms.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
+    return await rooms.provisioning.apply(
+        wanted.document, dry_run=wanted.dry_run, force=wanted.force, survey=wanted.survey
+    )
 
 
 #: What the listeners count, by the name of each in the answer to `statistics`.
