@@ -16,6 +16,7 @@ _COMMANDS = {
     "device": "device",
     "app": "app",
     "token": "app",
+    "limits": "limits",
     "key": "key",
     "retention": "retention",
     "store": "store",

@@ -19,10 +19,10 @@ AUDIT_MAX: Final = 10_000
 #: Commands that change nothing and show no secret.
 _READING: Final = frozenset(
     {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}
-    | {"user list"}
+    | {"user list", "limits"}
 )
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference", "file", "device", "application")
+_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 

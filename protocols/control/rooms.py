@@ -6,6 +6,7 @@ from broker.accounts.room import AccountsRoom
 from broker.core import Core
 from broker.device_types.room import DeviceTypesRoom
 from broker.devices.room import DevicesRoom
+from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
 from broker.monetization.room import MonetizationRoom
 from broker.provisioning import Provisioning
@@ -26,6 +27,9 @@ class ControlRooms(Protocol):
 
     @property
     def devices(self) -> DevicesRoom: ...
+
+    @property
+    def limits(self) -> LimitsRoom: ...
 
     @property
     def messages(self) -> MessagesRoom: ...

@@ -18,6 +18,7 @@ from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.backup import BACKUP_COMMANDS
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.devices import DEVICE_COMMANDS
+from protocols.control.limits import LIMIT_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
@@ -70,6 +71,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **BACKUP_COMMANDS,
     **DEVICE_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
+    **LIMIT_COMMANDS,
     **MONETIZATION_COMMANDS,
     **RETENTION_COMMANDS,
     **RULE_COMMANDS,
