@@ -78,7 +78,7 @@ def invite(email: str, organization: str | None, role: str | None, again: bool, 
 @user.command()
 @click.argument("name")
 @click.option("--second-factor", is_flag=True, help="Ask for no code any more, until they set up a new one.")
-@click.option("--password", is_flag=True, help="Print a link with which they set a new password, within an hour.")
+@click.option("--password", is_flag=True, help="Print a link to set a new password, for half an hour.")
 @config_option
 def reset(name: str, *, second_factor: bool, password: bool, config: Path | None) -> None:
     """Reset how the user NAME (e-mail address or user name) signs in.

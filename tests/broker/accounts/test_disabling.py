@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.accounts.resets import LinkOver
+from broker.accounts.links import LinkOver
 from broker.accounts.sessions import AccountDisabled, WrongPassword
 from broker.errors import PermissionDenied, UserNotFound
 from broker.services import Services
