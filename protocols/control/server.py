@@ -63,7 +63,13 @@ async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mappi
     return {**rooms.core.life.statistics(), **{name: count() for name, count in counters.items()}}
 
 
+async def _listeners(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    """The addresses of the ready line; none while the daemon is stopped."""
+    return {name: str(address) for name, address in rooms.core.site.addresses.items()}
+
+
 COMMANDS: Final[Mapping[str, Command]] = {
+    "listeners": _listeners,
     "provision": _provision,
     "statistics": partial(_statistics, {}),
     **APPLICATION_COMMANDS,

@@ -57,7 +57,9 @@ _EXAMPLE: Final[dict[str, Any]] = {
 MESSAGES: Final = Chapter(
     "Messages",
     "Devices send messages; each is checked against the Manifest of its device type, and stored before it is "
-    "acknowledged. Actions are messages to a device. With a device token the device need not be named.",
+    "acknowledged. Stored are the fields of the Manifest; the answer names the others in `warnings`. A message of "
+    "which nothing remains is stored as a failed one: no search shows it, but `GET /devices/{did}/failures` does. "
+    "Actions are messages to a device. With a device token the device need not be named.",
 )
 
 
