@@ -188,15 +188,15 @@ class DeviceTables:
 
     def point_out_renames(self) -> None:
         """Of each new device without an id: which other one may have had its entry before. After the last entry."""
+        devices = self._run.tx.devices
+        left: dict[tuple[UserKey, DeviceTypeKey], list[DeviceRecord]] = {}
+        for owner in {device.owner for _, device in self._made}:
+            for key in devices.keys_of_owner(owner):
+                other = None if self._run.has_seen("devices", key) else devices.device(key)
+                if other is not None:
+                    left.setdefault((owner, other.device_type), []).append(other)
         for at, device in self._made:
-            others = [
-                other
-                for key in self._run.tx.devices.keys_of_owner(device.owner)
-                if not self._run.has_seen(at.table, key)
-                and (other := self._run.tx.devices.device(key)) is not None
-                and other.device_type == device.device_type
-            ]
-            if others:
+            if others := left.get((device.owner, device.device_type)):
                 named = " or ".join(f"{other.name} (id {other.id})" for other in others[:_RENAMES_SHOWN])
                 self._run.notice(
                     at,

@@ -40,11 +40,15 @@ class Findings:
     """What is wrong with a file, and which objects are missing only because their entries are refused."""
 
     found: list[Finding] = field(default_factory=list)
+    #: How many more there are than `FINDINGS_MAX`.
+    more: int = 0
     #: By table: the names of its refused entries; None when one has no name, so that it may be any.
     _refused: dict[str, set[str] | None] = field(default_factory=dict)
 
     def add(self, *found: Finding) -> None:
-        self.found += found[: max(0, FINDINGS_MAX - len(self.found))]
+        room = max(0, FINDINGS_MAX - len(self.found))
+        self.found += found[:room]
+        self.more += len(found[room:])
 
     def refuse(self, table: str, names: set[str] | None) -> None:
         """An entry of the table is refused, so objects with these names may be missing."""
@@ -65,10 +69,11 @@ class Findings:
             table, index = match.groups() if match is not None else ("", None)
             return order.get(table, -1), int(index or 0)
 
-        return ValidationFailed(tuple(sorted(self.found, key=position))) if self.found else None
+        rest = (Finding("file", (f"{self.more} more problems",)),) if self.more else ()
+        return ValidationFailed((*sorted(self.found, key=position), *rest)) if self.found else None
 
     def copy(self) -> "Findings":
-        return Findings(list(self.found), dict(self._refused))
+        return Findings(list(self.found), self.more, dict(self._refused))
 
 
 @dataclass(slots=True)

@@ -126,6 +126,13 @@ def test_the_reference_has_every_table_and_key() -> None:
         assert keys <= set(re.findall(r"`(\w+)`", row)), table
 
 
+async def test_no_more_than_a_thousand_mistakes_are_named_and_the_others_counted(services: Services) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        await services.provisioning.apply({"users": [{"email": "x"}] * 1_100})
+    assert len(caught.value.findings) == 1_001
+    assert caught.value.findings[-1].messages == ("100 more problems",)
+
+
 _TEN_MISTAKES: dict[str, Any] = {
     "gadgets": [],
     "organizations": [{"name": "Acme", "monthly_messages": "many"}],
