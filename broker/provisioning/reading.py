@@ -82,6 +82,8 @@ class Reading:
 
     tables: dict[str, list[tuple[EntryLocation, Any]]]
     findings: Findings
+    #: The texts of entries that cannot be used: the objects that they name are looked up all the same.
+    unusable: list[tuple[EntryLocation, Mapping[str, str]]] = field(default_factory=list)
 
     def refuse(self, at: EntryLocation, entry: msgspec.Struct, error: ValidationFailed) -> None:
         """Take an entry out."""
@@ -109,12 +111,12 @@ def read_document(document: Mapping[str, Any]) -> Reading:
             reading.findings.add(Finding(table, (f"expected [[{table}]], got {_kind_of(entries)}",)))
             reading.findings.refuse(table, None)
         else:
-            reading.tables[table] = list(_read_entries(table, kind, entries, reading.findings))
+            reading.tables[table] = list(_read_entries(table, kind, entries, reading))
     return reading
 
 
 def _read_entries(
-    table: str, kind: type[msgspec.Struct], entries: Sequence[object], findings: Findings
+    table: str, kind: type[msgspec.Struct], entries: Sequence[object], reading: Reading
 ) -> Iterator[tuple[EntryLocation, Any]]:
     for index, given in enumerate(entries):
         at, wrong = EntryLocation(table, index), list[Finding]()
@@ -122,11 +124,11 @@ def _read_entries(
         if not wrong:
             yield at, entry
             continue
-        findings.add(*wrong)
+        reading.findings.add(*wrong)
         # Other entries use the names as they are written, also where their form is wrong.
-        named = given if isinstance(given, dict) else {}
-        names = {text.lower() for key in _NAMES if isinstance(text := named.get(key), str)}
-        findings.refuse(table, names or None)
+        texts = {key: text for key, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
+        reading.findings.refuse(table, {texts[key].lower() for key in _NAMES if key in texts} or None)
+        reading.unusable.append((at, texts))
 
 
 @dataclass(frozen=True, slots=True)

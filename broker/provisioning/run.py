@@ -78,22 +78,34 @@ class ProvisioningRun:
 
     def put(self, at: EntryLocation, entry: msgspec.Struct, put: Callable[[EntryLocation, Any], None]) -> None:
         """Put one entry. A refusal is among the findings, unless it comes of an earlier one."""
-        try:
-            self._check_references(at, entry)
+
+        def work() -> None:
+            self._check_references(at, {key: getattr(entry, key) for key in _REFERENCES.get(at.table, ())})
             put(at, entry)
+
+        self._collect(at, names_of(entry), work)
+
+    def look_up(self, at: EntryLocation, texts: Mapping[str, str]) -> None:
+        """Look up the objects that an entry names that cannot be used."""
+        named = {key: texts.get(key.rstrip("_")) for key in _REFERENCES.get(at.table, ())}
+        self._collect(at, set(), lambda: self._check_references(at, named))
+
+    def _collect(self, at: EntryLocation, names: set[str], work: Callable[[], None]) -> None:
+        try:
+            work()
         except MissingObject as error:
             if not self.findings.explains(error.table, error.name):
                 self.findings.add(*error.findings)
-            self.findings.refuse(at.table, names_of(entry))
+            self.findings.refuse(at.table, names)
         except ValidationFailed as error:
             self.findings.add(*error.findings)
-            self.findings.refuse(at.table, names_of(entry))
+            self.findings.refuse(at.table, names)
 
-    def _check_references(self, at: EntryLocation, entry: msgspec.Struct) -> None:
-        """Look up everything that the entry refers to, so that all that is missing is named at once."""
+    def _check_references(self, at: EntryLocation, named: Mapping[str, str | None]) -> None:
+        """Look up everything that an entry refers to, so that all that is missing is named at once."""
         missing: list[ValidationFailed] = []
         for key, find in _REFERENCES.get(at.table, {}).items():
-            text = getattr(entry, key)
+            text = named[key]
             try:
                 if text is not None:
                     find(self, at, key.rstrip("_"), text)
@@ -200,8 +212,14 @@ def _granted(run: ProvisioningRun, at: EntryLocation, key: str, text: str) -> ob
     return None if text in {EVERY_TYPE, PROFILE} else run.type_of(at, key, text)
 
 
-#: By table: the keys that name other objects. Tables with one such key look it up themselves.
+#: By table: the keys that name other objects.
 _REFERENCES: Final[Mapping[str, Mapping[str, _Find]]] = {
+    "users": {"organization": _organization},
+    "invitations": {"organization": _organization},
+    "applications": {"organization": _organization},
+    "connectors": {"device_type": ProvisioningRun.type_of},
+    "plans": {"device_type": ProvisioningRun.type_of},
+    "firmware": {"device_type": ProvisioningRun.type_of},
     "device_types": {"organization": _organization, "owner": ProvisioningRun.user_of},
     "devices": {"owner": ProvisioningRun.user_of, "type": ProvisioningRun.type_of},
     "tokens": {"application": _application, "user": ProvisioningRun.user_of},

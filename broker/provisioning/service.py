@@ -197,5 +197,8 @@ def _put_all(
             run.report.tables[table] = Counts()
         for at, entry in entries:
             run.put(at, entry, puts[table])
+        for at, texts in reading.unusable:
+            if at.table == table:
+                run.look_up(at, texts)
     devices.point_out_renames()
     run.tx.connectors.demand_authorization()
