@@ -216,6 +216,34 @@ class SceneEntry(_Entry, frozen=True, kw_only=True):
     actions: Annotated[tuple[dict[str, Any], ...], about("As in a call (reference 12.5)")]
 
 
+class SubscriptionEntry(_Entry, frozen=True, kw_only=True):
+    """Messages or Actions that go to a callback or a cloud stream, with the members of a call in snake case."""
+
+    id: _Id | None = None
+    owner: _Owner
+    application: _Application
+    subscription_type: Annotated[Literal["httpCallback", "cloudStream"], about("Default: httpCallback")] | None = None
+    message_type: Annotated[Literal["message", "action"], about("What is sent. Default: message")] = "message"
+    sdtid: Annotated[str, about("Only from devices of this type: id or unique name")] | None = None
+    sdid: Annotated[str, about("Only from this device: its id")] | None = None
+    ddid: Annotated[str, about("Only Actions to this device: its id")] | None = None
+    include_shared_devices: (
+        Annotated[bool, about("Also devices that others share with the owner. Default: false")] | None
+    ) = None
+    description: Annotated[str, forms.SUBSCRIPTION_DESCRIPTION, about("For people")] | None = None
+    payload: (
+        Annotated[
+            Literal["messages", "notification"], about("What a notification carries. Default: subscriptions.payload")
+        ]
+        | None
+    ) = None
+    callback_url: Annotated[str, about("Of a callback: where notifications go")] | None = None
+    cloud_key: Annotated[str, forms.STREAM_KEY, about("Of a stream: the key at its provider")] | None = None
+    cloud_secret: Annotated[str, forms.STREAM_SECRET, about("Of a stream: the secret of the key")] | None = None
+    cloud_region: Annotated[str, forms.STREAM_REGION, about("Of a stream: its region")] | None = None
+    cloud_stream_name: Annotated[str, forms.STREAM_NAME, about("Of a stream: its name")] | None = None
+
+
 #: The tables, in the order in which they are applied: entries refer only to entries of earlier tables.
 TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "organizations": OrganizationEntry,
@@ -232,4 +260,5 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "firmware": FirmwareEntry,
     "rules": RuleEntry,
     "scenes": SceneEntry,
+    "subscriptions": SubscriptionEntry,
 }

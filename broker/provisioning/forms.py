@@ -11,6 +11,7 @@ from broker.accounts.sign_up import has_email_form, is_password
 from broker.ids import is_device_type_id, is_id, is_unique_name
 from broker.messages.retention import LONGEST_DAYS
 from broker.monetization.plans import is_price
+from broker.subscriptions.addresses import is_stream_key, is_stream_name, is_stream_region, is_stream_secret
 from config.limits import (
     DESCRIPTION_MAX_CHARACTERS,
     FORBIDDEN_IN_NAMES,
@@ -18,6 +19,7 @@ from config.limits import (
     PASSWORD_MAX_CHARACTERS,
     PASSWORD_MIN_CHARACTERS,
     RULE_DESCRIPTION_MAX_CHARACTERS,
+    SUBSCRIPTION_DESCRIPTION_CHARACTERS,
 )
 from config.mail import mail_address
 
@@ -109,6 +111,13 @@ PLAIN_NAME: Final = _characters(1, NAME_MAX_CHARACTERS, "must be")
 KEY: Final = Form(_full_name, _LENGTH)
 DESCRIPTION: Final = _characters(0, DESCRIPTION_MAX_CHARACTERS, "must be")
 RULE_DESCRIPTION: Final = _characters(0, RULE_DESCRIPTION_MAX_CHARACTERS, "must be")
+SUBSCRIPTION_DESCRIPTION: Final = _characters(0, SUBSCRIPTION_DESCRIPTION_CHARACTERS, "must be")
+STREAM_KEY: Final = _must(is_stream_key, "1 to 128 visible characters of ASCII", minLength=1, maxLength=128)
+STREAM_SECRET: Final = _must(is_stream_secret, "1 to 256 visible characters of ASCII", minLength=1, maxLength=256)
+STREAM_REGION: Final = _must(is_stream_region, "a region such as eu-west-1", minLength=1)
+STREAM_NAME: Final = _must(
+    is_stream_name, "1 to 128 characters of A-Z a-z 0-9 _ . -", pattern=r"^[A-Za-z0-9_.-]{1,128}$"
+)
 SECRET: Final = _characters(1, _SECRET_MAX, "must be")
 PASSWORD: Final = Form(_password, {"minLength": PASSWORD_MIN_CHARACTERS, "maxLength": PASSWORD_MAX_CHARACTERS})
 EMAIL: Final = Form(_email, {"pattern": "^[^\\s@<>]+@[^\\s@<>]+$"})

@@ -47,8 +47,8 @@ class MissingObject(ValidationFailed):
 
 
 class ProvisioningRun:
-    """Collects the `report`, the `findings`, the hashes of `revoked` tokens, the `rules` to run, and the `facts` to
-    publish after the commit.
+    """Collects the `report`, the `findings`, the hashes of `revoked` tokens, the `rules` to run, the
+    `subscriptions` to take, and the `facts` to publish after the commit.
 
     `force` replaces what others changed since the last run, where it would stay otherwise.
     """
@@ -72,6 +72,7 @@ class ProvisioningRun:
         self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
         self.rules: list[RuleKey] = []
+        self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
 
     # Entries
@@ -227,6 +228,7 @@ _REFERENCES: Final[Mapping[str, Mapping[str, _Find]]] = {
     "shares": {"device": ProvisioningRun.device_of, "with_": ProvisioningRun.user_of},
     "rules": {"owner": ProvisioningRun.user_of, "application": _application},
     "scenes": {"owner": ProvisioningRun.user_of, "application": _application},
+    "subscriptions": {"owner": ProvisioningRun.user_of, "application": _application},
 }
 
 

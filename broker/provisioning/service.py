@@ -27,11 +27,13 @@ from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
+from broker.provisioning.subscription_tables import SubscriptionTables
 from broker.provisioning.survey import not_in_file
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
+from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
@@ -60,6 +62,7 @@ class Provisioning:
         connectors: Catalog,
         images: Images,
         rulebook: Rulebook,
+        subscriptions: Subscriptions,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -76,6 +79,7 @@ class Provisioning:
         self._connectors = connectors
         self._images = images
         self._rulebook = rulebook
+        self._subscriptions = subscriptions
         self._mails = mails
         self._site = site
 
@@ -103,7 +107,10 @@ class Provisioning:
             run = ProvisioningRun(tx, self._vault, now_ms, reading.findings.copy(), dry_run=dry_run, force=force)
             accounts = AccountTables(run, passwords, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
-            _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules)
+            subscriptions = SubscriptionTables(
+                run, payload=self._subscriptions.payload, allow_private=self._subscriptions.allow_private
+            )
+            _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
             if (failure := run.findings.failure()) is not None:
                 raise failure
             if survey:
@@ -130,7 +137,8 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
-            await self._rulebook.judge(run.rules)
+            await self._rulebook.judging.judge(run.rules)
+            await self._subscriptions.take(run.subscriptions)
         self._router.publish_all(run.facts)
         return run.report
 
@@ -172,7 +180,12 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
 
 
 def _put_all(
-    run: ProvisioningRun, reading: Reading, accounts: AccountTables, firmware: FirmwareTables, rules: RuleTables
+    run: ProvisioningRun,
+    reading: Reading,
+    accounts: AccountTables,
+    firmware: FirmwareTables,
+    rules: RuleTables,
+    subscriptions: SubscriptionTables,
 ) -> None:
     devices = DeviceTables(run)
     puts: Mapping[str, Callable[[EntryLocation, Any], None]] = {
@@ -190,6 +203,7 @@ def _put_all(
         "firmware": firmware.put_image,
         "rules": rules.put_rule,
         "scenes": SceneTables(run).put_scene,
+        "subscriptions": subscriptions.put_subscription,
     }
     for table in TABLES:  # entries refer only to entries of earlier tables
         entries = reading.of(table)
