@@ -7,6 +7,7 @@ from broker.accounts.authorize import Authorize
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
+from broker.accounts.disabling import Disabling
 from broker.accounts.external import ExternalSignIn
 from broker.accounts.factor_check import FactorCheck
 from broker.accounts.granted import GrantedApplications
@@ -52,6 +53,7 @@ class AccountsRoom:
     sign_up: SignUp
     invitations: Invitations
     resets: PasswordResets
+    disabling: Disabling
     external: ExternalSignIn
     console: Console
     organizations: Organizations
@@ -88,6 +90,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=Invitations(database, clock, hashing),
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
+        disabling=Disabling(tokens),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
         organizations=Organizations(database, clock, vault),

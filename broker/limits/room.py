@@ -10,6 +10,7 @@ from broker.limits.bodies import BodyBudget
 from broker.limits.ledger import Ledger
 from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
+from broker.limits.overview import LimitsOverview
 from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
 from broker.limits.usage_days import UsageDays
@@ -30,6 +31,7 @@ class LimitsRoom:
     usage_days: UsageDays
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
+    overview: LimitsOverview
 
     def renew(self, limits: Limits) -> None:
         """From now on these rates and numbers count; switching rate limits or quotas on or off needs a restart."""
@@ -66,6 +68,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
     usage_days = UsageDays(core.database, core.clock, quotas)
     life.worker("usage days", usage_days.note_forever, save=usage_days.note)
+    charged = quotas if settings.quotas == "on" else None
     return LimitsRoom(
         ledger=ledger,
         meters=meters,
@@ -75,7 +78,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         bodies=bodies,
         quotas=quotas,
         usage_days=usage_days,
-        charged=quotas if settings.quotas == "on" else None,
+        charged=charged,
+        overview=LimitsOverview(core.database, ledger, meters, charged),
     )
 
 
