@@ -3,6 +3,7 @@
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
+# make deb    build/trunkline_….deb for this Debian, with EXTRAS=streams,learning the optional parts, too; needs no root
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
@@ -11,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test again faults sbom audit-dependencies clean
+.PHONY: run lint unit check test again faults deb sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -45,6 +46,9 @@ again:
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m tests.faults
+
+deb: $(VENV)/.installed-test
+	$(BIN)/python -m deploy.build_deb --extras '$(EXTRAS)'
 
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test
