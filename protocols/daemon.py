@@ -48,6 +48,7 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
+from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.reload import Load, Reloading
 from protocols.state import open_state
 from protocols.time_sync import is_clock_synchronized
@@ -107,10 +108,15 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        database, traces = Database(engine), None
+        if settings.tracing.endpoint:
+            traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)
+            stack.push_async_callback(traces.end)
+            traces.before_routing(database)
         services = await stack.enter_async_context(
             open_services(
                 settings,
-                Database(engine),
+                database,
                 state.vault,
                 mail_transport=mail_transport(settings),
                 providers=identity_providers(settings),
@@ -123,6 +129,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
             )
         )
         services.core.life.observe("damage", engine.damage.statistics)
+        if traces is not None:
+            traces.after_routing(database, services.messages.ingest)
         # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that. When the
         # receiver ends, trio raises again what it has not told, which must not end the process before the store closes.
         for number in _STOPS:
