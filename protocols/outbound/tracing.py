@@ -4,11 +4,13 @@ Nothing of this is in the way of a message: the times of a sampled message are t
 tells after each commit. OpenTelemetry comes with the extra `tracing`.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Protocol
 
+import structlog
 import trio
 
 from broker.devices.registry import Device
@@ -20,9 +22,14 @@ from storage.migrations import VERSION
 from storage.sql import StoreError
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExportResult
 
 _END_SECONDS: Final = 3.0
+#: How often the log says that a collector takes nothing.
+_TELL_SECONDS: Final = 3600.0
+
+_log = structlog.get_logger(__name__)
 
 
 class MessageNames(Protocol):
@@ -45,12 +52,23 @@ def otlp_provider(settings: TracingSettings) -> "TracerProvider":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace import export as sdk  # noqa: PLC0415
 
+    class Exporter(OTLPSpanExporter):
+        told_at = -_TELL_SECONDS
+
+        def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
+            result = super().export(spans)
+            if result is not sdk.SpanExportResult.SUCCESS and time.monotonic() - self.told_at >= _TELL_SECONDS:
+                self.told_at = time.monotonic()
+                _log.warning("traces_not_sent", endpoint=settings.endpoint)
+            return result
+
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it tells of each attempt
     provider = TracerProvider(
         resource=Resource.create({"service.name": "trunkline", "service.version": VERSION}), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
+    provider.add_span_processor(sdk.BatchSpanProcessor(Exporter(endpoint=settings.endpoint)))
     return provider
 
 

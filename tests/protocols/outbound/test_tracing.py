@@ -14,11 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.testing import capture_logs
 
 from broker.devices.registry import Device
 from config.settings import SettingsError, Tracing, load_settings
 from protocols.outbound import tracing
-from protocols.outbound.tracing import MessageTraces, check_tracing
+from protocols.outbound.tracing import MessageTraces, check_tracing, otlp_provider
 from storage.database import Database, Group
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
@@ -107,6 +108,44 @@ def test_an_endpoint_is_an_address_without_a_password(endpoint: str) -> None:
         load_settings(None, {"TRUNKLINE_STATE_DIR": "/x", "TRUNKLINE_TRACING_ENDPOINT": endpoint})
 
 
+def test_a_collector_that_takes_nothing_has_one_line_in_the_log() -> None:
+    with refusing() as endpoint, capture_logs() as lines:
+        provider = otlp_provider(Tracing(endpoint=endpoint))
+        for _ in range(2):
+            provider.get_tracer("test").start_span("message").end()
+            provider.force_flush()
+        provider.shutdown()
+    assert [(line["event"], line["endpoint"]) for line in lines] == [("traces_not_sent", endpoint)]
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A server that answers 400, after which nothing is tried again."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(400)
+
+        def log_message(self, *_: object) -> None:
+            """Keep the output of the tests clean."""
+
+    with serving(Handler) as address:
+        yield address
+
+
+@contextmanager
+def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1/traces"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextmanager
 def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     """A server of OTLP over HTTP."""
@@ -122,14 +161,8 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
         def log_message(self, *_: object) -> None:
             """Keep the output of the tests clean."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as address:
+        yield address, received
 
 
 @pytest.mark.processes
