@@ -139,7 +139,7 @@ def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packa
 
 def test_a_package_depends_on_the_tree_alone(packages: Packages) -> None:
     """Not on the folder, the user or the umask of who builds it; dpkg-deb takes the times from the last commit."""
-    words = ["dpkg-deb", "--contents", packages.first]
+    words: list[str | Path] = ["dpkg-deb", "--contents", packages.first]
     listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {line.split()[1] for line in listed} == {"root/root"}
     assert {line.split()[0] for line in listed} == {
