@@ -148,7 +148,7 @@ def unit_of_package(text: str) -> str:
     return text
 
 
-def pack(root: Path, version: str, folder: Path, *, compression: str = "zstd") -> Path:
+def pack(root: Path, version: str, folder: Path, *, compression: str = "zstd", level: int = 9) -> Path:
     """Make a package of what `stage` has put below `root`, as many times as there are versions."""
     control = root / "DEBIAN"
     shutil.rmtree(control, ignore_errors=True)
@@ -177,7 +177,7 @@ def pack(root: Path, version: str, folder: Path, *, compression: str = "zstd") -
     target = folder / f"trunkline_{version}_{architecture}.deb"
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(  # noqa: S603 - our own words
-        ["dpkg-deb", "--root-owner-group", f"-Z{compression}", "--build", root, target],  # noqa: S607 - Debian's program
+        ["dpkg-deb", "--root-owner-group", f"-Z{compression}", f"-z{level}", "--build", root, target],  # noqa: S607 - Debian's program
         check=True,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "SOURCE_DATE_EPOCH": _epoch()},  # no file is newer in the package
