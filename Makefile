@@ -4,6 +4,8 @@
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
 # make deb    build/trunkline_….deb for this Debian, with EXTRAS=streams,learning the optional parts, too; needs no root
+# make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else
+#              running: make bench BENCH='--rounds 5 --only MQTT'
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
@@ -12,7 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test again faults deb sbom audit-dependencies clean
+.PHONY: run lint unit tests check test again faults bench deb sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -20,10 +22,11 @@ run: $(VENV)/.installed
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end. There is one
-# worker more than processors, because tests with other programs often wait.
-WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
+PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
+PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# Lint is one process after the other: the tests use the other processors.
+BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -31,13 +34,18 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint unit
+check:
+	$(BESIDE) lint unit
 
 unit: $(VENV)/.installed-test
-	$(PYTEST) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
+	$(PYTEST) -n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
 
-test: lint
-	$(PYTEST)
+test:
+	$(BESIDE) lint tests
+
+# One worker more than processors, because tests with other programs often wait.
+tests: $(VENV)/.installed-test
+	$(PYTEST) -n $$(($(PROCESSORS) + 1))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \
@@ -49,6 +57,9 @@ faults: $(VENV)/.installed-test
 
 deb: $(VENV)/.installed-test
 	$(BIN)/python -m deploy.build_deb --extras '$(EXTRAS)'
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m tests.benchmarks.suite $(BENCH)
 
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test
