@@ -10,6 +10,8 @@ import pytest
 
 from config.settings import load_settings
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 #: Makes an environment whose Python is pip, and fails when it is told to.
 _PYTHON = r"""#!/bin/sh
