@@ -37,6 +37,7 @@ UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown 
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
+MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 

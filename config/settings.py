@@ -126,6 +126,7 @@ class Mqtt(_Table, frozen=True):
     bind: Address | None = None
     tls_bind: Address | None = None
     action_payload: Literal["object", "array"] = "object"
+    keep_alive_max_seconds: int = 0
 
 
 class Coap(_Table, frozen=True):
@@ -443,6 +444,7 @@ def _checked(settings: Settings, where: str) -> Settings:
     if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
         raise SettingsError(f"{where}: tls.certificate_rsa: needs tls.key_rsa, and the other way round")
     for key, value, lowest in (
+        ("mqtt.keep_alive_max_seconds", settings.mqtt.keep_alive_max_seconds, 0),
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("limits.calls_per_address", settings.limits.calls_per_address, 1),
         ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),

@@ -4,6 +4,7 @@ No method of the hot path waits: packets go to `Ingest` in the order of their ar
 each read from the socket, one callback acknowledges all its messages once they are durable.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,20 +18,33 @@ from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES
-from protocols.mqtt.encoding import encode_pubacks, encode_publish, encode_suback
-from protocols.mqtt.errors import error_message
-from protocols.mqtt.packets import SUBSCRIPTION_REFUSED, Packet, ProtocolError, Publish, RequestedFilter
+from protocols.mqtt.answers import Reason, Reasons
+from protocols.mqtt.errors import CLOSE_CODES, error_message, publish_reason
+from protocols.mqtt.packets import (
+    MQTT_5,
+    Packet,
+    ProtocolError,
+    Publish,
+    PublishWithProperties,
+    ReasonCode,
+    RequestedFilter,
+    Subscribe,
+    Unsubscribe,
+    Will,
+)
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
+    RECEIVE_MAXIMUM,
     MqttSession,
+    PeerLeft,
     PingReceived,
     PublishReceived,
     SessionEvent,
     SubscribeRequested,
-    Unsubscribed,
+    UnsubscribeRequested,
 )
 from protocols.outbox import Outbox
-from protocols.refusals import PublishForbidden, SubscribeForbidden
+from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
 
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
@@ -46,6 +60,7 @@ class MqttExchange:
 
     __slots__ = (
         "_actions_topics",
+        "_answers",
         "_device",
         "_end",
         "_errors_topics",
@@ -53,10 +68,13 @@ class MqttExchange:
         "_meter",
         "_outbox",
         "_own_topics",
+        "_reasons",
+        "_receive_maximum",
         "_received",
         "_rooms",
         "_sends_bare_actions",
         "_session",
+        "_stored",
         "_unacknowledged",
         "pace",
     )
@@ -75,6 +93,7 @@ class MqttExchange:
         self._device = device
         self._meter = meter
         self._session = session
+        self._answers = session.answers
         self._outbox = outbox
         self._end = end
         topic = f"v1.1/messages/{device.id}".encode()
@@ -83,8 +102,11 @@ class MqttExchange:
         self._actions_topics: list[bytes] = []
         self._errors_topics: list[bytes] = []
         self._sends_bare_actions = rooms.core.settings.mqtt.action_payload == "array"
-        self._received: list[bytes] = []  # QoS 2 messages of this read
+        self._stored: list[bytes] = []  # QoS 1 messages of this turn
+        self._received: list[bytes] = []  # QoS 2 messages of this turn
+        self._reasons: dict[bytes, Reason] | None = None  # why some of them were refused, for a peer that is told
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
+        self._receive_maximum = RECEIVE_MAXIMUM if session.level == MQTT_5 else math.inf  # version 3 has none
         self.pace: Pace = rooms.limits.overhead.pace()
 
     def handle(self, packets: Sequence[Packet]) -> None:
@@ -93,20 +115,23 @@ class MqttExchange:
         is_open = session.is_open
         if not is_open:  # the broker has ended it meanwhile
             return
-        stored: list[bytes] = []
+        stored = self._stored
         self._outbox.cork()
         for packet in packets:
             if type(packet) is Publish and packet.qos < 2:
-                self._publish(packet.topic, packet.payload)
+                self._publish(packet)
                 if packet.qos:
                     stored.append(packet.packet_id)
             elif not self._receive(packet):
                 break
         self._outbox.uncork()
-        received, self._received = self._received, []
-        if stored or received:
+        if stored or self._received:
+            received, reasons = self._received, self._reasons
+            self._stored, self._received, self._reasons = [], [], None
             self._unacknowledged += len(stored) + len(received)
-            self._ingest.after_commit(partial(self._acknowledge, stored, received))
+            self._ingest.after_commit(partial(self._acknowledge, stored, received, reasons))
+            if self._unacknowledged > self._receive_maximum:
+                self._fail(ProtocolError("over the receive maximum", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))
 
     def _receive(self, packet: Packet) -> bool:
         """Process a packet that is not of the hot path. Returns whether the connection goes on."""
@@ -114,9 +139,10 @@ class MqttExchange:
         overhead = session.overhead
         try:
             events = session.receive(packet)
+            for event in events:
+                self._check(event)
         except ProtocolError as fault:
-            note_fault(self._rooms.core.refusals, fault)
-            self._end()
+            self._fail(fault)
             return False
         self._outbox.put(session.take_output())
         overhead = session.overhead - overhead
@@ -124,11 +150,17 @@ class MqttExchange:
         if refusal is not None and self.pace.floods(overhead):
             about = f"{refusal}; the connection is closed"
             self._rooms.core.refusals.note("mqtt_rate_refused", reason=about, caller=f"device {self._device.id}")
+            session.part(Reason(ReasonCode.MESSAGE_RATE_TOO_HIGH, about))
             self._end()
             return False
         for event in events:
             self._answer(event, refusal)
         return not session.is_closed
+
+    def _fail(self, fault: ProtocolError) -> None:
+        note_fault(self._rooms.core.refusals, fault)
+        self._session.fail(fault)
+        self._end()
 
     def _count(self, overhead: int) -> RateLimitExceeded | None:
         """Count a packet that is no message; `overhead` is 0 for one that belongs to a message (reference 21.1)."""
@@ -158,59 +190,97 @@ class MqttExchange:
         with suppress(StorageUnavailable):  # `_acknowledge` gets it, too
             await self._ingest.wait_committed()
 
-    def _publish(self, topic: bytes, payload: bytes) -> None:
-        device = self._device
+    def _publish(self, packet: Publish) -> None:
+        device, payload = self._device, packet.payload
         try:
             if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
-            if topic not in self._own_topics:
+            if packet.topic not in self._own_topics:
                 raise PublishForbidden
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             self._ingest.submit(device, payload)
         except DomainError as error:
-            self.pace.spend()
-            self._ingest.refused.note(device, error)
-            self._tell(error)
+            self._refuse(packet, error)
+
+    def _refuse(self, packet: Publish, error: DomainError) -> None:
+        self.pace.spend()
+        self._ingest.refused.note(self._device, error)
+        self._tell(error)
+        if packet.qos:
+            reason = publish_reason(error)
+            if b"+" in packet.topic or b"#" in packet.topic:
+                reason = Reason(ReasonCode.TOPIC_NAME_INVALID, reason.text)
+            self._reasons = self._reasons or {}
+            self._reasons[packet.packet_id] = reason
+
+    def _check(self, event: SessionEvent) -> None:
+        """Raise ProtocolError for what a peer that speaks 5.0 must not ask for, because the CONNACK said so."""
+        match event:
+            case PublishReceived(packet=PublishWithProperties(properties=properties)):
+                if properties.topic_alias is not None:
+                    raise ProtocolError("a topic alias, and none is taken", code=ReasonCode.TOPIC_ALIAS_INVALID)
+            case SubscribeRequested(packet=packet) if packet.properties.subscription_ids:
+                code = ReasonCode.SUBSCRIPTION_IDS_NOT_SUPPORTED
+                raise ProtocolError("a subscription identifier, and none is taken", code=code)
+            case _:
+                pass
 
     def _answer(self, event: SessionEvent, refusal: RateLimitExceeded | None) -> None:
         match event:
-            case PublishReceived(topic=topic, payload=payload, packet_id=packet_id):
-                self._publish(topic, payload)
-                self._received.append(packet_id)
-            case SubscribeRequested(packet_id=packet_id, filters=filters):
-                self._subscribe(packet_id, filters, refusal)
-            case Unsubscribed(filters=topics):
-                for topic in topics:
-                    self._forget(topic)
+            case PublishReceived(packet=packet):
+                self._publish(packet)
+                if packet.qos == 2:
+                    self._received.append(packet.packet_id)
+                elif packet.qos:
+                    self._stored.append(packet.packet_id)
+            case SubscribeRequested(packet=packet):
+                self._subscribe(packet, refusal)
+            case UnsubscribeRequested(packet=packet):
+                self._unsubscribe(packet)
             case PingReceived():
                 self._rooms.devices.presence.touch(self._device.key)
-            case _:  # PeerLeft; events of CONNECT cannot come any more
+            case PeerLeft(will=will):
+                self._speak(will)
+            case _:  # events of CONNECT cannot come any more
                 pass
 
-    def _subscribe(
-        self, packet_id: bytes, filters: Sequence[RequestedFilter], refusal: RateLimitExceeded | None
-    ) -> None:
+    def _subscribe(self, packet: Subscribe, refusal: RateLimitExceeded | None) -> None:
         """Grant QoS 0, whatever was asked for (reference 16.3)."""
         if refusal is not None:
-            self._outbox.put(encode_suback(packet_id, [SUBSCRIPTION_REFUSED] * len(filters)))
+            codes = [ReasonCode.QUOTA_EXCEEDED] * len(packet.filters)
+            self._outbox.put(self._answers.suback(packet.packet_id, codes, device_text(refusal)))
             self._tell(refusal)
             return
-        codes = []
-        for topic, _ in filters:
-            topics = self._subscriptions_like(topic)
-            if topics is not None:
-                self._forget(topic)
-                topics.append(topic)
-            codes.append(SUBSCRIPTION_REFUSED if topics is None else 0)
-        self._outbox.put(encode_suback(packet_id, codes))
-        for _ in range(codes.count(SUBSCRIPTION_REFUSED)):
+        granted = [self._grant(requested) for requested in packet.filters]
+        refused = sum(code >= ReasonCode.UNSPECIFIED for code in granted)
+        text = str(SubscribeForbidden()) if refused else ""
+        self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
+        for _ in range(refused):
             self._tell(SubscribeForbidden())
 
-    def _forget(self, topic: bytes) -> None:
+    def _grant(self, requested: RequestedFilter) -> int:
+        """Subscribe to a topic; return the granted QoS, or why it is refused."""
+        topics = self._subscriptions_like(requested.topic)
+        if topics is not None:
+            self._forget(requested.topic)
+            topics.append(requested.topic)
+            return 0
+        if requested.topic.startswith(b"$share/"):
+            return ReasonCode.SHARED_NOT_SUPPORTED
+        has_wildcard = b"+" in requested.topic or b"#" in requested.topic
+        return ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
+
+    def _unsubscribe(self, packet: Unsubscribe) -> None:
+        codes = [self._forget(topic) for topic in packet.filters]
+        self._outbox.put(self._answers.unsuback(packet.packet_id, codes))
+
+    def _forget(self, topic: bytes) -> ReasonCode:
         topics = self._subscriptions_like(topic)
-        if topics and topic in topics:
-            topics.remove(topic)
+        if not topics or topic not in topics:
+            return ReasonCode.NO_SUBSCRIPTION_EXISTED
+        topics.remove(topic)
+        return ReasonCode.SUCCESS
 
     def _subscriptions_like(self, topic: bytes) -> list[bytes] | None:
         """The list that holds subscriptions to this topic; None when the device may not subscribe to it."""
@@ -219,20 +289,23 @@ class MqttExchange:
             return None
         return {b"v1.1/actions": self._actions_topics, b"v1.1/errors": self._errors_topics}.get(kind)
 
-    def _acknowledge(self, stored: list[bytes], received: list[bytes], error: StorageUnavailable | None) -> None:
+    def _acknowledge(
+        self, stored: list[bytes], received: list[bytes], reasons: Reasons | None, error: StorageUnavailable | None
+    ) -> None:
         """The messages of one turn are durable: acknowledge them. After an error, end the connection without that."""
         self._unacknowledged -= len(stored) + len(received)
         if error is not None:
+            self._session.part(Reason(ReasonCode.UNSPECIFIED, "nothing can be stored"))
             self._end()
             return
-        answer = encode_pubacks(stored)
+        answer = self._answers.pubacks(stored, reasons)
         if received:
-            answer += self._session.acknowledge_received(received)
+            answer += self._session.acknowledge_received(received, reasons)
         self._outbox.put(answer)
 
     def _tell(self, error: DomainError) -> None:
         if self._errors_topics and self._outbox.has_room:
-            self._outbox.put(encode_publish(self._errors_topics[-1], error_message(error)))
+            self._outbox.put(self._answers.publish(self._errors_topics[-1], error_message(error)))
 
     def deliver(self, action: Action) -> bool:
         """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""
@@ -241,10 +314,12 @@ class MqttExchange:
         payload = action.data
         if self._sends_bare_actions:
             payload = payload.removeprefix('{"actions":').removesuffix("}")
-        return self._outbox.offer(encode_publish(self._actions_topics[-1], payload.encode()))
+        packet = self._answers.publish(self._actions_topics[-1], payload.encode())
+        return packet != b"" and self._outbox.offer(packet)
 
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""
+        self._session.part(Reason(CLOSE_CODES[reason], reason.value))
         # The will is stored here, so that it comes before the first message of a newer connection.
         may_speak = reason in {CloseReason.REPLACED, CloseReason.SHUTDOWN}
         self.leave(may_speak=may_speak)
@@ -253,9 +328,12 @@ class MqttExchange:
     def leave(self, *, may_speak: bool = True) -> None:
         """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
         for event in self._session.connection_lost():
-            # reference 16.2: a will to any other topic than the device's own is accepted and dropped.
-            if may_speak and event.will is not None and event.will.topic in self._own_topics:
-                self._publish(event.will.topic, event.will.payload)
+            self._speak(event.will if may_speak else None)
+
+    def _speak(self, will: Will | None) -> None:
+        """Publish a will. reference 16.2: a will to any other topic than the device's own is accepted and dropped."""
+        if will is not None and will.topic in self._own_topics:
+            self._publish(Publish(will.topic, will.payload, b"", 0, 0x30))
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

@@ -16,7 +16,7 @@ from tests.daemon import ADA, LIGHT_TYPE, Daemon, device_id, device_token
 from tests.e2e.conftest import Rest
 
 PATIENCE_SECONDS = 20
-VERSIONS = [MQTTProtocolVersion.MQTTv31, MQTTProtocolVersion.MQTTv311]
+VERSIONS = [MQTTProtocolVersion.MQTTv31, MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5]
 NewDevice = Callable[[], int]
 
 
@@ -137,7 +137,7 @@ def test_refusals_are_published_on_the_errors_topic(
         assert device.hear_error() == (413, reason)
         device.publish({"state": True}, topic=f"/v1.1/messages/{device_id(0)}x")
         assert device.hear_error() == (403, "You do not have publish permission to topic")
-        assert device.subscribe("/v1.1/actions/#") == [0x80]
+        assert device.subscribe("/v1.1/actions/#") == [0xA2 if version is MQTTProtocolVersion.MQTTv5 else 0x80]
         assert device.hear_error() == (403, "You do not have subscribe permission to topic")
         device.publish({"state": True})
         assert device.heard.empty()

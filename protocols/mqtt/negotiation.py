@@ -1,0 +1,33 @@
+"""What the server tells a client that speaks 5.0 in CONNACK (MQTT 5.0, 3.2.2.3; reference 16.2)."""
+
+from broker.ids import new_id
+from config.limits import MQTT_PACKET_BYTES
+from config.settings import Mqtt
+from protocols.mqtt.packets import MQTT_5, Connect
+from protocols.mqtt.session import RECEIVE_MAXIMUM
+from protocols.mqtt.values import Properties
+
+
+def keep_alive(connect: Connect, settings: Mqtt) -> int:
+    """The keep-alive of the connection in seconds; 0 is none. Only a client that speaks 5.0 can be given a shorter one
+    than it asked for."""
+    asked, longest = connect.keep_alive_seconds, settings.keep_alive_max_seconds
+    if connect.level < MQTT_5 or not longest:
+        return asked
+    return min(asked or longest, longest)
+
+
+def connack_properties(connect: Connect, settings: Mqtt) -> Properties:
+    granted = keep_alive(connect, settings)
+    return Properties(
+        session_expiry=0,
+        receive_maximum=RECEIVE_MAXIMUM,
+        retain_available=0,
+        maximum_packet_size=MQTT_PACKET_BYTES,
+        assigned_client_id=None if connect.client_id else new_id(),
+        topic_alias_maximum=0,
+        wildcard_available=0,
+        subscription_ids_available=0,
+        shared_available=0,
+        server_keep_alive=None if granted == connect.keep_alive_seconds else granted,
+    )
