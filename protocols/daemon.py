@@ -37,7 +37,7 @@ from protocols.http.front_door import serve_http
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.listeners import ListenerError
 from protocols.metrics.vitals import Vitals
-from protocols.mqtt.server import serve_mqtt
+from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -152,7 +152,7 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
 ) -> dict[str, Address]:
-    websocket = partial(serve_websocket_connection, services)
+    websocket = partial(serve_websocket_connection, services, mqtt=partial(serve_mqtt_connection, services))
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)
