@@ -37,6 +37,9 @@ UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown 
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
+MQTT_WAITING_MESSAGES: Final = 1_000  # that wait for one device, and how large they are together
+MQTT_WAITING_BYTES: Final = 1024 * 1024
+MQTT_SESSION_SECONDS: Final = 7 * 86_400
 MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run

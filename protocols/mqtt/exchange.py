@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 
 from broker.devices.registry import Device
-from broker.envelope import Action
 from broker.errors import DomainError, PayloadTooLarge, StorageUnavailable
 from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
@@ -19,7 +18,8 @@ from broker.routing.connections import CloseReason
 from broker.trace.refusals import Refusals
 from config.limits import MAX_DATA_BYTES
 from protocols.mqtt.answers import Reason, Reasons
-from protocols.mqtt.errors import CLOSE_CODES, error_message, publish_reason
+from protocols.mqtt.deliveries import Deliveries
+from protocols.mqtt.errors import CLOSE_CODES, publish_reason
 from protocols.mqtt.packets import (
     MQTT_5,
     Packet,
@@ -27,7 +27,6 @@ from protocols.mqtt.packets import (
     Publish,
     PublishWithProperties,
     ReasonCode,
-    RequestedFilter,
     Subscribe,
     Unsubscribe,
     Will,
@@ -35,10 +34,12 @@ from protocols.mqtt.packets import (
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
     RECEIVE_MAXIMUM,
+    DeliveryAnswered,
     MqttSession,
     PeerLeft,
     PingReceived,
     PublishReceived,
+    PublishReleased,
     SessionEvent,
     SubscribeRequested,
     UnsubscribeRequested,
@@ -59,11 +60,10 @@ class MqttExchange:
     """
 
     __slots__ = (
-        "_actions_topics",
         "_answers",
         "_device",
         "_end",
-        "_errors_topics",
+        "_goes_on",
         "_ingest",
         "_meter",
         "_outbox",
@@ -72,10 +72,10 @@ class MqttExchange:
         "_receive_maximum",
         "_received",
         "_rooms",
-        "_sends_bare_actions",
         "_session",
         "_stored",
         "_unacknowledged",
+        "deliveries",
         "pace",
     )
 
@@ -98,15 +98,13 @@ class MqttExchange:
         self._end = end
         topic = f"v1.1/messages/{device.id}".encode()
         self._own_topics = (topic, b"/" + topic)
-        # Subscriptions as the client wrote them. Of two forms of one topic, deliveries go to the later one.
-        self._actions_topics: list[bytes] = []
-        self._errors_topics: list[bytes] = []
-        self._sends_bare_actions = rooms.core.settings.mqtt.action_payload == "array"
+        self.deliveries = Deliveries(rooms, device, session, outbox, end)
         self._stored: list[bytes] = []  # QoS 1 messages of this turn
         self._received: list[bytes] = []  # QoS 2 messages of this turn
         self._reasons: dict[bytes, Reason] | None = None  # why some of them were refused, for a peer that is told
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
         self._receive_maximum = RECEIVE_MAXIMUM if session.level == MQTT_5 else math.inf  # version 3 has none
+        self._goes_on = True  # until the device floods
         self.pace: Pace = rooms.limits.overhead.pace()
 
     def handle(self, packets: Sequence[Packet]) -> None:
@@ -145,17 +143,21 @@ class MqttExchange:
             self._fail(fault)
             return False
         self._outbox.put(session.take_output())
-        overhead = session.overhead - overhead
+        refusal = self._spend_overhead(session.overhead - overhead)
+        for event in events:
+            self._answer(event, refusal)
+        return self._goes_on and not session.is_closed
+
+    def _spend_overhead(self, overhead: int) -> RateLimitExceeded | None:
+        """Count and pace packets that no message comes of; a flood of them ends the connection."""
         refusal = self._count(overhead)
         if refusal is not None and self.pace.floods(overhead):
             about = f"{refusal}; the connection is closed"
             self._rooms.core.refusals.note("mqtt_rate_refused", reason=about, caller=f"device {self._device.id}")
-            session.part(Reason(ReasonCode.MESSAGE_RATE_TOO_HIGH, about))
+            self._session.part(Reason(ReasonCode.MESSAGE_RATE_TOO_HIGH, about))
+            self._goes_on = False
             self._end()
-            return False
-        for event in events:
-            self._answer(event, refusal)
-        return not session.is_closed
+        return refusal
 
     def _fail(self, fault: ProtocolError) -> None:
         note_fault(self._rooms.core.refusals, fault)
@@ -206,7 +208,7 @@ class MqttExchange:
     def _refuse(self, packet: Publish, error: DomainError) -> None:
         self.pace.spend()
         self._ingest.refused.note(self._device, error)
-        self._tell(error)
+        self.deliveries.tell(error)
         if packet.qos:
             reason = publish_reason(error)
             if b"+" in packet.topic or b"#" in packet.topic:
@@ -232,62 +234,46 @@ class MqttExchange:
                 self._publish(packet)
                 if packet.qos == 2:
                     self._received.append(packet.packet_id)
+                    # When a message was refused, and the device is told so, its packet id is free again.
+                    if self._session.level != MQTT_5 or packet.packet_id not in (self._reasons or {}):
+                        self.deliveries.received(packet.packet_id)
                 elif packet.qos:
                     self._stored.append(packet.packet_id)
             case SubscribeRequested(packet=packet):
                 self._subscribe(packet, refusal)
             case UnsubscribeRequested(packet=packet):
                 self._unsubscribe(packet)
+            case DeliveryAnswered(packet=packet):
+                if not self.deliveries.answered(packet):
+                    self._spend_overhead(1)
+            case PublishReleased(packet_id=packet_id):
+                self.deliveries.released(packet_id)
             case PingReceived():
                 self._rooms.devices.presence.touch(self._device.key)
-            case PeerLeft(will=will):
+            case PeerLeft(will=will, session_expiry=seconds):
+                if seconds is not None:
+                    self.deliveries.expire(seconds)
                 self._speak(will)
             case _:  # events of CONNECT cannot come any more
                 pass
 
     def _subscribe(self, packet: Subscribe, refusal: RateLimitExceeded | None) -> None:
-        """Grant QoS 0, whatever was asked for (reference 16.3)."""
+        """Answer each filter with the granted QoS, or with the reason of its refusal (reference 16.3)."""
         if refusal is not None:
             codes = [ReasonCode.QUOTA_EXCEEDED] * len(packet.filters)
             self._outbox.put(self._answers.suback(packet.packet_id, codes, device_text(refusal)))
-            self._tell(refusal)
+            self.deliveries.tell(refusal)
             return
-        granted = [self._grant(requested) for requested in packet.filters]
+        granted = [self.deliveries.subscribe(requested) for requested in packet.filters]
         refused = sum(code >= ReasonCode.UNSPECIFIED for code in granted)
         text = str(SubscribeForbidden()) if refused else ""
         self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
         for _ in range(refused):
-            self._tell(SubscribeForbidden())
-
-    def _grant(self, requested: RequestedFilter) -> int:
-        """Subscribe to a topic; return the granted QoS, or why it is refused."""
-        topics = self._subscriptions_like(requested.topic)
-        if topics is not None:
-            self._forget(requested.topic)
-            topics.append(requested.topic)
-            return 0
-        if requested.topic.startswith(b"$share/"):
-            return ReasonCode.SHARED_NOT_SUPPORTED
-        has_wildcard = b"+" in requested.topic or b"#" in requested.topic
-        return ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
+            self.deliveries.tell(SubscribeForbidden())
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
-        codes = [self._forget(topic) for topic in packet.filters]
+        codes = [self.deliveries.unsubscribe(topic) for topic in packet.filters]
         self._outbox.put(self._answers.unsuback(packet.packet_id, codes))
-
-    def _forget(self, topic: bytes) -> ReasonCode:
-        topics = self._subscriptions_like(topic)
-        if not topics or topic not in topics:
-            return ReasonCode.NO_SUBSCRIPTION_EXISTED
-        topics.remove(topic)
-        return ReasonCode.SUCCESS
-
-    def _subscriptions_like(self, topic: bytes) -> list[bytes] | None:
-        """The list that holds subscriptions to this topic; None when the device may not subscribe to it."""
-        kind, _, device_id = topic.removeprefix(b"/").rpartition(b"/")
-        if device_id != self._device.id.encode():
-            return None
-        return {b"v1.1/actions": self._actions_topics, b"v1.1/errors": self._errors_topics}.get(kind)
 
     def _acknowledge(
         self, stored: list[bytes], received: list[bytes], reasons: Reasons | None, error: StorageUnavailable | None
@@ -303,20 +289,6 @@ class MqttExchange:
             answer += self._session.acknowledge_received(received, reasons)
         self._outbox.put(answer)
 
-    def _tell(self, error: DomainError) -> None:
-        if self._errors_topics and self._outbox.has_room:
-            self._outbox.put(self._answers.publish(self._errors_topics[-1], error_message(error)))
-
-    def deliver(self, action: Action) -> bool:
-        """Send an Action to the device; False when it has not subscribed to Actions or does not keep up."""
-        if not self._actions_topics:
-            return False
-        payload = action.data
-        if self._sends_bare_actions:
-            payload = payload.removeprefix('{"actions":').removesuffix("}")
-        packet = self._answers.publish(self._actions_topics[-1], payload.encode())
-        return packet != b"" and self._outbox.offer(packet)
-
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""
         self._session.part(Reason(CLOSE_CODES[reason], reason.value))
@@ -329,11 +301,15 @@ class MqttExchange:
         """The connection has ended: publish the will, unless the peer has sent DISCONNECT or `may_speak` is False."""
         for event in self._session.connection_lost():
             self._speak(event.will if may_speak else None)
+        self.deliveries.leave()
 
     def _speak(self, will: Will | None) -> None:
         """Publish a will. reference 16.2: a will to any other topic than the device's own is accepted and dropped."""
-        if will is not None and will.topic in self._own_topics:
-            self._publish(Publish(will.topic, will.payload, b"", 0, 0x30))
+        if will is None or will.topic not in self._own_topics:
+            return
+        publish = partial(self._publish, Publish(will.topic, will.payload, b"", 0, 0x30))
+        if not self.deliveries.speak_later(will.properties.will_delay or 0, publish):
+            publish()
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

@@ -1,6 +1,5 @@
 """What the server tells a client that speaks 5.0 in CONNACK (MQTT 5.0, 3.2.2.3; reference 16.2)."""
 
-from broker.ids import new_id
 from config.limits import MQTT_PACKET_BYTES
 from config.settings import Mqtt
 from protocols.mqtt.packets import MQTT_5, Connect
@@ -17,14 +16,24 @@ def keep_alive(connect: Connect, settings: Mqtt) -> int:
     return min(asked or longest, longest)
 
 
-def connack_properties(connect: Connect, settings: Mqtt) -> Properties:
+def session_seconds(connect: Connect, settings: Mqtt) -> int:
+    """How long the client wants its session to outlive the connection. Version 3 cannot say how long."""
+    if settings.persistent_sessions == "off":
+        return 0
+    if connect.level < MQTT_5:
+        return 0 if connect.is_clean else settings.session_max_seconds
+    return min(connect.properties.session_expiry or 0, settings.session_max_seconds)
+
+
+def connack_properties(connect: Connect, client_id: str, settings: Mqtt) -> Properties:
+    """`client_id` is the client's own, or the one that it is given."""
     granted = keep_alive(connect, settings)
     return Properties(
-        session_expiry=0,
+        session_expiry=session_seconds(connect, settings),
         receive_maximum=RECEIVE_MAXIMUM,
         retain_available=0,
         maximum_packet_size=MQTT_PACKET_BYTES,
-        assigned_client_id=None if connect.client_id else new_id(),
+        assigned_client_id=None if connect.client_id else client_id,
         topic_alias_maximum=0,
         wildcard_available=0,
         subscription_ids_available=0,

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from broker.core import Core
+from broker.device_sessions.room import DeviceSessionsRoom
 from broker.devices.room import DevicesRoom
 from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
@@ -27,6 +28,9 @@ class MqttRooms(Protocol):
 
     @property
     def messages(self) -> MessagesRoom: ...
+
+    @property
+    def device_sessions(self) -> DeviceSessionsRoom: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

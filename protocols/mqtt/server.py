@@ -24,7 +24,7 @@ from protocols.mqtt.answers import Reason
 from protocols.mqtt.decoding import PacketReader
 from protocols.mqtt.errors import connect_reason
 from protocols.mqtt.exchange import MqttExchange, note_fault
-from protocols.mqtt.negotiation import connack_properties, keep_alive
+from protocols.mqtt.negotiation import keep_alive
 from protocols.mqtt.packets import Connect, Packet, ProtocolError, ReasonCode
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import CredentialsOffered, MqttSession
@@ -196,17 +196,28 @@ class _Connection:
             protocol="MQTT",
             token=caller.token,
             exclusive=True,
-            deliver=exchange.deliver,
+            deliver=exchange.deliveries.deliver,
             close=exchange.close,
         ):
             settings = self._rooms.core.settings.mqtt
-            self._outbox.put(self._session.accept(connack_properties(connect, settings)))
             try:
+                if not await self._begin(exchange, connect):
+                    return
                 await self._read_on(exchange, packets, keep_alive(connect, settings) * 1.5 or math.inf)
             finally:
                 if trio.current_time() >= self._scope.deadline:
                     self._session.part(Reason(ReasonCode.KEEP_ALIVE_TIMEOUT))
                 exchange.leave()
+
+    async def _begin(self, exchange: MqttExchange, connect: Connect) -> bool:
+        """Accept the connection, with its session; False when it cannot be."""
+        try:
+            await exchange.deliveries.begin(connect)
+        except StoreError as error:
+            if not self._session.is_closed:
+                self._outbox.put(self._session.refuse(connect_reason(refusal_for(error))))
+            return False
+        return self._session.is_open
 
     async def _read_on(self, exchange: MqttExchange, packets: Sequence[Packet], silence_seconds: float) -> None:
         ingest, outbox, scope = self._rooms.messages.ingest, self._outbox, self._scope

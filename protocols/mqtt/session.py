@@ -117,6 +117,20 @@ class UnsubscribeRequested:
     packet: Unsubscribe
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryAnswered:
+    """PUBACK, PUBREC or PUBCOMP, which may answer nothing."""
+
+    packet: PubAck | PubRec | PubComp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReleased:
+    """A message of QoS 2 is complete. When that is durable, the server sends PUBCOMP."""
+
+    packet_id: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PingReceived:
     """The PINGRESP is in the output. The ping shows that the device is present."""
@@ -124,10 +138,12 @@ class PingReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLeft:
-    """The end, reported once. `will` is the message to publish now, None after DISCONNECT."""
+    """The end, reported once. `will` is the message to publish now, None after DISCONNECT. `session_expiry` is how long
+    the session outlives the connection, when a DISCONNECT of 5.0 says that."""
 
     is_clean: bool
     will: Will | None = None
+    session_expiry: int | None = None
 
 
 SessionEvent = (
@@ -136,6 +152,8 @@ SessionEvent = (
     | PublishReceived
     | SubscribeRequested
     | UnsubscribeRequested
+    | DeliveryAnswered
+    | PublishReleased
     | PingReceived
     | PeerLeft
 )
@@ -175,6 +193,7 @@ class MqttSession:
         "_will",
         "answers",
         "farewell",
+        "is_lasting",
         "level",
         "overhead",
         "state",
@@ -187,6 +206,7 @@ class MqttSession:
         #: The last packet to the peer, which says why the server ends the connection; empty when nothing can be said.
         self.farewell = b""
         self.level = 0
+        self.is_lasting = False
         self._session_expiry = 0
         self._will: Will | None = None
         self._receive_maximum = receive_maximum
@@ -220,10 +240,9 @@ class MqttSession:
             case Publish():
                 return self._receive_publish(packet)
             case PubRel(packet_id):
-                self._release(packet_id)
-                return ()
+                return self._release(packet_id)
             case PubAck() | PubRec() | PubComp():
-                return self._receive_answer(packet)
+                return (DeliveryAnswered(packet=packet),)
             case PingRequest():
                 self.overhead += 1
                 self._out += PINGRESP
@@ -247,10 +266,16 @@ class MqttSession:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def accept(self, properties: Properties = NO_PROPERTIES) -> bytes:
-        """Open the session; return the CONNACK to send, with these properties in 5.0."""
+    def resume(self, received: Iterable[int]) -> None:
+        """The session outlives its connections. `received` are the packet ids of an earlier connection."""
+        self.is_lasting = True
+        self._unreleased = {packet_id.to_bytes(2): True for packet_id in received}
+
+    def accept(self, properties: Properties = NO_PROPERTIES, *, is_present: bool = False) -> bytes:
+        """Open the session; return the CONNACK to send, with these properties in 5.0. `is_present`: an earlier session
+        goes on."""
         self._decide(MqttSessionState.OPEN)
-        return self.answers.connack(Reason(ReasonCode.SUCCESS), properties)
+        return self.answers.connack(Reason(ReasonCode.SUCCESS), properties, is_present=is_present)
 
     def refuse(self, reason: Reason) -> bytes:
         """End the session; return the CONNACK to send before the socket is closed [MQTT-3.2.2-5]."""
@@ -324,7 +349,7 @@ class MqttSession:
         self.state = MqttSessionState.CLOSED
         # Its will is discarded [MQTT-3.14.4-3], unless a peer that speaks 5.0 has another reason than the usual one.
         will = self._will if packet.reason != ReasonCode.SUCCESS else None
-        return PeerLeft(is_clean=True, will=will)
+        return PeerLeft(is_clean=True, will=will, session_expiry=packet.properties.session_expiry)
 
     def _receive_publish(self, packet: Publish) -> tuple[PublishReceived, ...]:
         if packet.qos == 2:
@@ -344,14 +369,7 @@ class MqttSession:
             self._unreleased[packet_id] = False
         return (PublishReceived(packet=packet),)
 
-    def _receive_answer(self, packet: PubAck | PubRec | PubComp) -> tuple[SessionEvent, ...]:
-        # The server delivers with QoS 0, so these answer nothing. Only 5.0 says so, and only for PUBREC.
-        self.overhead += 1
-        if self.level == MQTT_5 and isinstance(packet, PubRec) and packet.reason < ReasonCode.UNSPECIFIED:
-            self._out += self.answers.pubrel(packet.packet_id, ReasonCode.PACKET_ID_NOT_FOUND)
-        return ()
-
-    def _release(self, packet_id: bytes) -> None:
+    def _release(self, packet_id: bytes) -> tuple[SessionEvent, ...]:
         # An id of an earlier connection is unknown here; only PUBCOMP makes the client drop it.
         if self._unreleased.get(packet_id) is False:
             raise ProtocolViolation("PUBREL before PUBREC", "MQTT-4.3.3-1")
@@ -359,7 +377,10 @@ class MqttSession:
         if self._unreleased.pop(packet_id, None) is None:
             self.overhead += 1
             code = ReasonCode.PACKET_ID_NOT_FOUND
+        elif self.is_lasting:
+            return (PublishReleased(packet_id=packet_id),)
         self._out += self.answers.pubcomp(packet_id, code)
+        return ()
 
     def _decide(self, verdict: MqttSessionState) -> None:
         if self.state is not MqttSessionState.AWAITING_VERDICT:

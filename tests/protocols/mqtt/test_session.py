@@ -33,6 +33,7 @@ from protocols.mqtt.packets import (
 from protocols.mqtt.session import (
     ConnectRefused,
     CredentialsOffered,
+    DeliveryAnswered,
     MqttSession,
     MqttSessionState,
     PeerLeft,
@@ -148,9 +149,9 @@ def test_a_violation_names_its_clause(state: MqttSessionState, packet: Packet, c
         (a_publish(0), (PublishReceived(packet=a_publish(0)),), b""),
         (a_publish(1), (PublishReceived(packet=a_publish(1)),), b""),
         (a_publish(2), (PublishReceived(packet=a_publish(2)),), b""),
-        (PubAck(ID), (), b""),
-        (PubRec(ID), (), b""),
-        (PubComp(ID), (), b""),
+        (PubAck(ID), (DeliveryAnswered(packet=PubAck(ID)),), b""),
+        (PubRec(ID), (DeliveryAnswered(packet=PubRec(ID)),), b""),
+        (PubComp(ID), (DeliveryAnswered(packet=PubComp(ID)),), b""),
         (PubRel(ID), (), encode_pubcomp(ID)),
         (
             Subscribe(ID, (RequestedFilter(b"a", 1), RequestedFilter(b"b", 0))),

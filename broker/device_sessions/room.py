@@ -1,0 +1,25 @@
+"""Builds the sessions of devices."""
+
+from dataclasses import dataclass
+
+from broker.core import Core
+from broker.device_sessions.sessions import DeviceSessions
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSessionsRoom:
+    """`sessions` is None when sessions end with their connection (reference 16.2)."""
+
+    sessions: DeviceSessions | None
+
+
+async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
+    settings = core.settings.mqtt
+    sessions = DeviceSessions(core.database, core.clock, longest_seconds=settings.session_max_seconds)
+    core.life.observe("mqtt sessions", sessions.statistics)
+    if settings.persistent_sessions == "off":
+        return DeviceSessionsRoom(None)
+    await sessions.resume()
+    core.life.worker("mqtt sessions", sessions.sweep_forever)
+    core.life.worker("mqtt wills", sessions.speak_forever)
+    return DeviceSessionsRoom(sessions)

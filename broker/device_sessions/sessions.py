@@ -1,0 +1,320 @@
+"""MQTT sessions: what waits for a device, and what is remembered of it, between two connections (reference 16.5).
+
+A device has at most one session. While it is connected, its connection holds the session, and every change is written
+with the commit that makes it durable. Actions are not queued for a device that is away: the session has the position of
+the last Action that it has seen, and the message log has the others. So an Action is neither lost nor queued twice when
+the daemon is killed, and a session that is away costs nothing.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from broker.clock import Clock
+from broker.envelope import Action
+from broker.loops import repeat
+from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
+from storage.database import Database, Transaction
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord
+
+_SWEEP_SECONDS: Final = 60.0
+_SWEPT_AT_ONCE: Final = 500
+
+#: Turns the text of an Action into what is sent to the device.
+Written = Callable[[str], bytes]
+
+
+class DeviceSession:
+    """The session of a connected device.
+
+    `deliveries` are those that waited when the connection began, in order; those up to `sent_until` may have been sent
+    before. `received` are the packet ids of QoS 2 messages of the device that it has not released.
+    """
+
+    __slots__ = (
+        "actions_after",
+        "client_id",
+        "deliveries",
+        "device",
+        "expiry_seconds",
+        "is_stored",
+        "next_number",
+        "received",
+        "sent_until",
+        "subscriptions",
+    )
+
+    def __init__(self, device: DeviceKey, client_id: str, expiry_seconds: int) -> None:
+        self.device = device
+        self.client_id = client_id
+        self.expiry_seconds = expiry_seconds
+        self.is_stored = False
+        self.subscriptions: dict[bytes, int] = {}
+        self.actions_after: Position | None = None
+        self.deliveries: list[DeliveryRecord] = []
+        self.received: list[int] = []
+        self.sent_until = 0
+        self.next_number = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    connected: int
+    resumed: int
+    expired: int
+    deliveries_dropped: int
+
+
+class DeviceSessions:
+    def __init__(self, database: Database, clock: Clock, *, longest_seconds: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._longest_seconds = longest_seconds
+        self._current: dict[DeviceKey, DeviceSession] = {}
+        self._wills: dict[DeviceKey, tuple[float, Callable[[], None]]] = {}
+        self._will_due = trio.Event()
+        self._resumed = self._expired = self._dropped = 0
+
+    async def resume(self) -> None:
+        """After the start of the daemon: no device is connected."""
+        now_ms = self._clock.now_ms()
+        await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms))
+
+    async def begin(
+        self,
+        session: DeviceSession,
+        *,
+        is_clean: bool,
+        is_actions: Callable[[bytes], bool],
+        written: Written,
+        begun: Callable[[DeviceSession, bool], None],
+    ) -> None:
+        """Begin the session of a new connection, which the older one, if any, has left.
+
+        Args:
+            session: a new one; it is filled from the store when the device's session goes on.
+            is_clean: the device's former session ends.
+            is_actions: whether a filter is one of the device's Actions.
+            written: see `Written`.
+            begun: called with the session, and whether it goes on, on the loop and before any Action that the session
+                has not seen. It is called also when the calling task was cancelled.
+
+        Raises:
+            StoreError: the session cannot be read.
+        """
+        session.expiry_seconds = min(session.expiry_seconds, self._longest_seconds)
+        self._current[session.device] = session
+        work = partial(_begin, session, is_clean, is_actions, written, self._clock.now_ms())
+        await self._database.write(work, announce=partial(self._begun, session, begun))
+
+    def _begun(self, session: DeviceSession, begun: Callable[[DeviceSession, bool], None], is_present: bool) -> None:
+        self._resumed += is_present
+        _, will = self._wills.pop(session.device, (0.0, None))
+        if will is not None and not is_present:  # the session that it belonged to has ended
+            will()
+        begun(session, is_present)
+
+    def subscribe(self, session: DeviceSession, filter_: bytes, qos: int, *, head: Position | None = None) -> None:
+        """Remember a subscription; `head`: it wants the Actions after this position."""
+        session.subscriptions[filter_] = qos
+        if head is not None and session.actions_after is None:
+            session.actions_after = head
+        self._write(session, _subscribe, filter_, qos, session.actions_after)
+
+    def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
+        session.subscriptions.pop(filter_, None)
+        session.actions_after = session.actions_after if wants_actions else None
+        self._write(session, _unsubscribe, filter_, session.actions_after)
+
+    def deliver(
+        self, session: DeviceSession, action: Action, topic: bytes, payload: bytes, qos: int
+    ) -> DeliveryRecord | None:
+        """Keep an Action for a connected device until it has acknowledged it; None when the session has it already."""
+        if session.actions_after is not None and action.position <= session.actions_after:
+            return None
+        delivery = DeliveryRecord(session.next_number, topic, payload, qos)
+        session.next_number += 1
+        session.actions_after = action.position
+        self._write(session, _deliver, delivery, action.position)
+        return delivery
+
+    def settle(self, session: DeviceSession, number: int) -> None:
+        """A delivery has ended: acknowledged, or dropped."""
+        self._write(session, _settle, number)
+
+    def drop(self, session: DeviceSession, number: int) -> None:
+        self._dropped += 1
+        self.settle(session, number)
+
+    def release(self, session: DeviceSession, number: int) -> None:
+        """The device has a delivery of QoS 2; it must not be sent again."""
+        self._write(session, _release, number)
+
+    def receive(self, session: DeviceSession, packet_id: int) -> None:
+        """A message of QoS 2 was submitted in this turn: remember its packet id in the same commit."""
+        self._write(session, _receive, packet_id)
+
+    def forget_received(self, session: DeviceSession, packet_id: int) -> None:
+        self._write(session, _forget, packet_id)
+
+    def end(self, session: DeviceSession) -> None:
+        """The connection has ended. Nothing happens when a newer one has the session."""
+        if self._current.get(session.device) is not session:
+            return
+        del self._current[session.device]
+        if not session.is_stored:
+            return
+        if session.expiry_seconds:
+            expires_on = Milliseconds(self._clock.now_ms() + session.expiry_seconds * 1000)
+            self._write(session, _end, expires_on, session.sent_until)
+        else:
+            self._write(session, _remove)
+
+    def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object) -> None:
+        if session.is_stored:
+            self._database.write_with_next(partial(work, session.device, *arguments))
+
+    # --- Wills ---
+
+    def delay_will(self, device: DeviceKey, seconds: float, publish: Callable[[], None]) -> None:
+        """Publish a will after so many seconds, unless the session goes on before, or at once when it ends."""
+        self._wills[device] = (trio.current_time() + seconds, publish)
+        self._will_due.set()
+
+    async def speak_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            due = min((at for at, _ in self._wills.values()), default=math.inf)
+            with trio.move_on_at(due):
+                self._will_due = trio.Event()
+                await self._will_due.wait()
+            now = trio.current_time()
+            for device in [device for device, (at, _) in self._wills.items() if at <= now]:
+                self._wills.pop(device)[1]()
+
+    # --- Expiry ---
+
+    async def sweep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await repeat(self.sweep, every=_SWEEP_SECONDS, at_once=True, failure="mqtt_sessions_not_swept")
+
+    async def sweep(self) -> None:
+        """Remove sessions whose time has passed."""
+        while self._clock.may_delete():
+            now_ms = self._clock.now_ms()
+            removed = await self._database.write(partial(_sweep, now_ms))
+            self._expired += removed
+            if removed < _SWEPT_AT_ONCE:
+                return
+
+    def statistics(self) -> SessionStatistics:
+        return SessionStatistics(len(self._current), self._resumed, self._expired, self._dropped)
+
+
+def _begin(
+    session: DeviceSession,
+    is_clean: bool,
+    is_actions: Callable[[bytes], bool],
+    written: Written,
+    now_ms: Milliseconds,
+    tx: Transaction,
+) -> bool:
+    store, device = tx.mqtt_sessions, session.device
+    known = store.session(device)
+    is_present = (
+        known is not None
+        and not is_clean
+        and known.client_id == session.client_id
+        and (known.expires_on is None or known.expires_on > now_ms)
+    )
+    if known is not None and not is_present:
+        store.remove(device)
+    session.is_stored = session.expiry_seconds > 0 or is_present
+    if is_present and known is not None:
+        session.subscriptions = store.subscriptions(device)
+        session.deliveries = store.deliveries(device)
+        session.received = store.received(device)
+        session.sent_until = known.sent_until
+        session.actions_after = known.actions_after
+        session.next_number = max([known.sent_until, *(one.number for one in session.deliveries)]) + 1
+        _take_actions(tx, session, is_actions, written)
+    if session.is_stored:
+        store.put(
+            MqttSessionRecord(
+                device, session.client_id, session.expiry_seconds, None, session.actions_after, session.sent_until
+            )
+        )
+    return is_present
+
+
+def _take_actions(
+    tx: Transaction, session: DeviceSession, is_actions: Callable[[bytes], bool], written: Written
+) -> None:
+    """Queue the Actions that came while the device was away. Of too many, the oldest deliveries go."""
+    filters = [filter_ for filter_ in session.subscriptions if is_actions(filter_)]
+    if session.actions_after is None or not filters:
+        return
+    topic = filters[-1]
+    found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
+    for position, data in found:
+        delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic])
+        tx.mqtt_sessions.put_delivery(session.device, delivery)
+        session.deliveries.append(delivery)
+        session.next_number += 1
+        session.actions_after = position
+    size = sum(len(one.payload) for one in session.deliveries)
+    while session.deliveries and (len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES):
+        oldest = session.deliveries.pop(0)
+        size -= len(oldest.payload)
+        tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
+
+
+def _subscribe(device: DeviceKey, filter_: bytes, qos: int, actions_after: Position | None, tx: Transaction) -> None:
+    tx.mqtt_sessions.subscribe(device, filter_, qos)
+    tx.mqtt_sessions.set_actions_after(device, actions_after)
+
+
+def _unsubscribe(device: DeviceKey, filter_: bytes, actions_after: Position | None, tx: Transaction) -> None:
+    tx.mqtt_sessions.unsubscribe(device, filter_)
+    tx.mqtt_sessions.set_actions_after(device, actions_after)
+
+
+def _deliver(device: DeviceKey, delivery: DeliveryRecord, position: Position, tx: Transaction) -> None:
+    tx.mqtt_sessions.put_delivery(device, delivery)
+    tx.mqtt_sessions.set_actions_after(device, position)
+
+
+def _settle(device: DeviceKey, number: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.remove_delivery(device, number)
+
+
+def _release(device: DeviceKey, number: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.release(device, number)
+
+
+def _receive(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.receive(device, packet_id)
+
+
+def _forget(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.forget_received(device, packet_id)
+
+
+def _end(device: DeviceKey, expires_on: Milliseconds, sent_until: int, tx: Transaction) -> None:
+    tx.mqtt_sessions.end(device, expires_on=expires_on, sent_until=sent_until)
+
+
+def _remove(device: DeviceKey, tx: Transaction) -> None:
+    tx.mqtt_sessions.remove(device)
+
+
+def _sweep(now_ms: Milliseconds, tx: Transaction) -> int:
+    expired = tx.mqtt_sessions.expired(now_ms, limit=_SWEPT_AT_ONCE)
+    for device in expired:
+        tx.mqtt_sessions.remove(device)
+    return len(expired)

@@ -1,0 +1,166 @@
+"""MQTT sessions that outlive a connection (reference 16.5). The caller holds the transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage.keys import DeviceKey, Milliseconds, Position
+from storage.sql import StoreConnection
+
+_TABLES: Final = ("mqtt_delivery", "mqtt_received", "mqtt_subscription", "mqtt_session")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttSessionRecord:
+    """A row of `mqtt_session`. `expires_on` is None while the device is connected."""
+
+    device: DeviceKey
+    client_id: str
+    expiry_seconds: int
+    expires_on: Milliseconds | None
+    actions_after: Position | None
+    sent_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord:
+    """A message that waits for a device. `number` orders a device's deliveries."""
+
+    number: int
+    topic: bytes
+    payload: bytes
+    qos: int
+    is_released: bool = False
+
+
+class MqttSessionStore:
+    def __init__(self, db: StoreConnection) -> None:
+        self._db = db
+
+    def session(self, device: DeviceKey) -> MqttSessionRecord | None:
+        row = self._db.execute("SELECT * FROM mqtt_session WHERE device = :device", {"device": device}).one()
+        return MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}) if row else None
+
+    def put(self, session: MqttSessionRecord) -> None:
+        self._db.put_many(
+            "mqtt_session",
+            MqttSessionRecord.__slots__,
+            ("device",),
+            [[getattr(session, name) for name in MqttSessionRecord.__slots__]],
+        )
+
+    def end(self, device: DeviceKey, *, expires_on: Milliseconds, sent_until: int) -> None:
+        """The device's connection has ended."""
+        self._db.execute(
+            "UPDATE mqtt_session SET expires_on = :expires_on, sent_until = :sent_until WHERE device = :device",
+            {"device": device, "expires_on": expires_on, "sent_until": sent_until},
+        )
+
+    def end_all(self, now_ms: Milliseconds) -> None:
+        """The daemon was killed: no device is connected, and every delivery may have been sent."""
+        self._db.execute(
+            "UPDATE mqtt_session SET expires_on = :now + expiry_seconds * 1000,"
+            " sent_until = (SELECT coalesce(max(d.number), 0) FROM mqtt_delivery AS d"
+            " WHERE d.device = mqtt_session.device)"
+            " WHERE expires_on IS NULL",
+            {"now": now_ms},
+        )
+
+    def remove(self, device: DeviceKey) -> None:
+        for table in _TABLES:
+            self._db.execute(f"DELETE FROM {table} WHERE device = :device", {"device": device})  # noqa: S608 - constants
+
+    def expired(self, now_ms: Milliseconds, *, limit: int) -> list[DeviceKey]:
+        rows = self._db.execute(
+            "SELECT device FROM mqtt_session WHERE expires_on <= :now ORDER BY expires_on LIMIT :limit",
+            {"now": now_ms, "limit": limit},
+        )
+        return [row["device"] for row in rows]
+
+    def count(self) -> int:
+        row = self._db.execute("SELECT count(*) AS n FROM mqtt_session").one()
+        return int(row["n"]) if row else 0
+
+    # --- Subscriptions ---
+
+    def subscriptions(self, device: DeviceKey) -> dict[bytes, int]:
+        """The QoS of each filter."""
+        rows = self._db.execute(
+            "SELECT filter, qos FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
+        )
+        return {bytes(row["filter"]): row["qos"] for row in rows}
+
+    def subscribe(self, device: DeviceKey, filter_: bytes, qos: int) -> None:
+        self._db.put_many(
+            "mqtt_subscription", ("device", "filter", "qos"), ("device", "filter"), [(device, filter_, qos)]
+        )
+
+    def unsubscribe(self, device: DeviceKey, filter_: bytes) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_subscription WHERE device = :device AND filter = :filter",
+            {"device": device, "filter": filter_},
+        )
+
+    def set_actions_after(self, device: DeviceKey, position: Position | None) -> None:
+        self._db.execute(
+            "UPDATE mqtt_session SET actions_after = :position WHERE device = :device",
+            {"device": device, "position": position},
+        )
+
+    # --- Deliveries ---
+
+    def deliveries(self, device: DeviceKey) -> list[DeliveryRecord]:
+        rows = self._db.execute(
+            "SELECT * FROM mqtt_delivery WHERE device = :device ORDER BY number", {"device": device}
+        )
+        return [_delivery(row) for row in rows]
+
+    def put_delivery(self, device: DeviceKey, delivery: DeliveryRecord) -> None:
+        self._db.execute(
+            "INSERT INTO mqtt_delivery (device, number, topic, payload, qos, is_released)"
+            " VALUES (:device, :number, :topic, :payload, :qos, 0)",
+            {
+                "device": device,
+                "number": delivery.number,
+                "topic": delivery.topic,
+                "payload": delivery.payload,
+                "qos": delivery.qos,
+            },
+        )
+
+    def release(self, device: DeviceKey, number: int) -> None:
+        self._db.execute(
+            "UPDATE mqtt_delivery SET is_released = 1 WHERE device = :device AND number = :number",
+            {"device": device, "number": number},
+        )
+
+    def remove_delivery(self, device: DeviceKey, number: int) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_delivery WHERE device = :device AND number = :number",
+            {"device": device, "number": number},
+        )
+
+    # --- Messages of QoS 2 from the device ---
+
+    def received(self, device: DeviceKey) -> list[int]:
+        rows = self._db.execute("SELECT packet_id FROM mqtt_received WHERE device = :device", {"device": device})
+        return [row["packet_id"] for row in rows]
+
+    def receive(self, device: DeviceKey, packet_id: int) -> None:
+        self._db.execute(
+            "INSERT INTO mqtt_received (device, packet_id) VALUES (:device, :packet_id)"
+            " ON CONFLICT (device, packet_id) DO NOTHING",
+            {"device": device, "packet_id": packet_id},
+        )
+
+    def forget_received(self, device: DeviceKey, packet_id: int) -> None:
+        self._db.execute(
+            "DELETE FROM mqtt_received WHERE device = :device AND packet_id = :packet_id",
+            {"device": device, "packet_id": packet_id},
+        )
+
+
+def _delivery(row: Mapping[str, Any]) -> DeliveryRecord:
+    return DeliveryRecord(
+        row["number"], bytes(row["topic"]), bytes(row["payload"]), row["qos"], bool(row["is_released"])
+    )
