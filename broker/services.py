@@ -41,6 +41,7 @@ from broker.site import Site
 from broker.store_key import check_store_key, mark_store_key
 from broker.subscriptions.port import Callbacks, Streams
 from broker.subscriptions.room import SubscriptionsRoom, open_subscriptions
+from broker.topics.room import TopicsRoom, open_topics
 from broker.trace.audit import AuditLog
 from broker.trace.refusals import Refusals
 from broker.trials.room import TrialsRoom, open_trials
@@ -63,6 +64,7 @@ class Services:
     monetization: MonetizationRoom
     messages: MessagesRoom
     device_sessions: DeviceSessionsRoom
+    topics: TopicsRoom
     routing: RoutingRoom
     trials: TrialsRoom
     export: Exports
@@ -162,6 +164,7 @@ async def _open_rooms(
     monetization = await open_monetization(core, mail, device_types, devices, limits, processor)
     messages = await open_messages(core, devices, limits)
     device_sessions = await open_device_sessions(core)
+    topics = await open_topics(core, device_sessions)
     routing = await open_routing(core, devices, sender=messages.ingest.sender, quota=limits.charged)
     trials = await open_trials(core, mail, accounts, device_types, devices)
     export = await open_export(core, mail, accounts, device_types, devices, messages, trials)
@@ -185,6 +188,7 @@ async def _open_rooms(
         monetization=monetization,
         messages=messages,
         device_sessions=device_sessions,
+        topics=topics,
         routing=routing,
         trials=trials,
         export=export,

@@ -39,6 +39,11 @@ MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
 MQTT_WAITING_MESSAGES: Final = 1_000  # that wait for one device, and how large they are together
 MQTT_WAITING_BYTES: Final = 1024 * 1024
+MQTT_SUBSCRIPTIONS_MAX: Final = 100  # of one device
+MQTT_TOPIC_LEVELS_MAX: Final = 32
+MQTT_RETAINED_MAX: Final = 10_000  # messages of the open topic space, and how large they are together
+MQTT_RETAINED_BYTES: Final = 16 * 1024 * 1024
+MQTT_TOPIC_ALIASES: Final = 16
 MQTT_SESSION_SECONDS: Final = 7 * 86_400
 MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 

@@ -128,6 +128,7 @@ class Mqtt(_Table, frozen=True):
     tls_bind: Address | None = None
     action_payload: Literal["object", "array"] = "object"
     keep_alive_max_seconds: int = 0
+    topics: Literal["service", "open"] = "service"
     persistent_sessions: Literal["off", "on"] = "off"
     session_max_seconds: int = MQTT_SESSION_SECONDS
 

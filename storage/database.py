@@ -36,6 +36,7 @@ from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.mqtt_sessions import MqttSessionStore
+from storage.mqtt_topics import MqttTopicStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
@@ -106,6 +107,7 @@ class Transaction:
         self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
         self.mqtt_sessions = MqttSessionStore(connection)
+        self.mqtt_topics = MqttTopicStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)

@@ -23,14 +23,29 @@ class MqttSessionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """How a device subscribes to a filter; all but `qos` are of MQTT 5.0. `subscription_id` is 0 when there is none."""
+
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    subscription_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryRecord:
-    """A message that waits for a device. `number` orders a device's deliveries."""
+    """A message that waits for a device. `number` orders a device's deliveries. `properties` are encoded, empty when
+    there are none, and without the subscription identifiers."""
 
     number: int
     topic: bytes
     payload: bytes
     qos: int
     is_released: bool = False
+    retain: bool = False
+    properties: bytes = b""
+    expires_on: Milliseconds | None = None
+    subscription_ids: tuple[int, ...] = ()
 
 
 class MqttSessionStore:
@@ -83,16 +98,30 @@ class MqttSessionStore:
 
     # --- Subscriptions ---
 
-    def subscriptions(self, device: DeviceKey) -> dict[bytes, int]:
-        """The QoS of each filter."""
+    def subscriptions(self, device: DeviceKey) -> dict[bytes, SubscriptionRecord]:
+        """By filter."""
         rows = self._db.execute(
-            "SELECT filter, qos FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
+            "SELECT * FROM mqtt_subscription WHERE device = :device ORDER BY filter", {"device": device}
         )
-        return {bytes(row["filter"]): row["qos"] for row in rows}
+        return {bytes(row["filter"]): _subscription(row) for row in rows}
 
-    def subscribe(self, device: DeviceKey, filter_: bytes, qos: int) -> None:
+    def all(self) -> list[tuple[MqttSessionRecord, int]]:
+        """Every session, and the number of its last delivery, 0 when none waits."""
+        rows = self._db.execute(
+            "SELECT s.*, (SELECT coalesce(max(d.number), 0) FROM mqtt_delivery AS d WHERE d.device = s.device) AS last"
+            " FROM mqtt_session AS s ORDER BY s.device"
+        )
+        return [
+            (MqttSessionRecord(**{name: row[name] for name in MqttSessionRecord.__slots__}), row["last"])
+            for row in rows
+        ]
+
+    def subscribe(self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord) -> None:
         self._db.put_many(
-            "mqtt_subscription", ("device", "filter", "qos"), ("device", "filter"), [(device, filter_, qos)]
+            "mqtt_subscription",
+            ("device", "filter", *SubscriptionRecord.__slots__),
+            ("device", "filter"),
+            [(device, filter_, *(int(getattr(subscription, name)) for name in SubscriptionRecord.__slots__))],
         )
 
     def unsubscribe(self, device: DeviceKey, filter_: bytes) -> None:
@@ -117,16 +146,39 @@ class MqttSessionStore:
 
     def put_delivery(self, device: DeviceKey, delivery: DeliveryRecord) -> None:
         self._db.execute(
-            "INSERT INTO mqtt_delivery (device, number, topic, payload, qos, is_released)"
-            " VALUES (:device, :number, :topic, :payload, :qos, 0)",
+            "INSERT INTO mqtt_delivery (device, number, topic, payload, qos, is_released, retain, properties,"
+            " expires_on, subscription_ids)"
+            " VALUES (:device, :number, :topic, :payload, :qos, 0, :retain, :properties, :expires_on, :ids)",
             {
                 "device": device,
                 "number": delivery.number,
                 "topic": delivery.topic,
                 "payload": delivery.payload,
                 "qos": delivery.qos,
+                "retain": int(delivery.retain),
+                "properties": delivery.properties,
+                "expires_on": delivery.expires_on,
+                "ids": " ".join(map(str, delivery.subscription_ids)),
             },
         )
+
+    def trim(self, device: DeviceKey, *, count: int, size: int) -> int:
+        """Keep the newest deliveries, so many and of so many bytes at most; return how many were removed."""
+        rows = self._db.execute(
+            "SELECT number, length(payload) AS size FROM mqtt_delivery WHERE device = :device ORDER BY number DESC",
+            {"device": device},
+        )
+        surplus = []
+        for row in rows:
+            count, size = count - 1, size - row["size"]
+            if count < 0 or size < 0:
+                surplus.append(row["number"])
+        if surplus:
+            self._db.execute(
+                "DELETE FROM mqtt_delivery WHERE device = :device AND number <= :newest",
+                {"device": device, "newest": surplus[0]},
+            )
+        return len(surplus)
 
     def release(self, device: DeviceKey, number: int) -> None:
         self._db.execute(
@@ -160,7 +212,21 @@ class MqttSessionStore:
         )
 
 
+def _subscription(row: Mapping[str, Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        row["qos"], bool(row["no_local"]), bool(row["retain_as_published"]), row["subscription_id"]
+    )
+
+
 def _delivery(row: Mapping[str, Any]) -> DeliveryRecord:
     return DeliveryRecord(
-        row["number"], bytes(row["topic"]), bytes(row["payload"]), row["qos"], bool(row["is_released"])
+        row["number"],
+        bytes(row["topic"]),
+        bytes(row["payload"]),
+        row["qos"],
+        bool(row["is_released"]),
+        bool(row["retain"]),
+        bytes(row["properties"]),
+        row["expires_on"],
+        tuple(map(int, row["subscription_ids"].split())),
     )

@@ -8,9 +8,11 @@ from broker.device_sessions.sessions import DeviceSessions
 
 @dataclass(frozen=True, slots=True)
 class DeviceSessionsRoom:
-    """`sessions` is None when sessions end with their connection (reference 16.2)."""
+    """`sessions` is None when deliveries have QoS 0 and sessions end with their connection (reference 16.2). The open
+    topic space has sessions, too, which then end with their connection."""
 
     sessions: DeviceSessions | None
+    all: DeviceSessions
 
 
 async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
@@ -18,8 +20,8 @@ async def open_device_sessions(core: Core) -> DeviceSessionsRoom:
     sessions = DeviceSessions(core.database, core.clock, longest_seconds=settings.session_max_seconds)
     core.life.observe("mqtt sessions", sessions.statistics)
     if settings.persistent_sessions == "off":
-        return DeviceSessionsRoom(None)
+        return DeviceSessionsRoom(None if settings.topics == "service" else sessions, sessions)
     await sessions.resume()
     core.life.worker("mqtt sessions", sessions.sweep_forever)
     core.life.worker("mqtt wills", sessions.speak_forever)
-    return DeviceSessionsRoom(sessions)
+    return DeviceSessionsRoom(sessions, sessions)

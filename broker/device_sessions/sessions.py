@@ -7,10 +7,10 @@ the daemon is killed, and a session that is away costs nothing.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -20,17 +20,28 @@ from broker.loops import repeat
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord
+from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, SubscriptionRecord
 
 _SWEEP_SECONDS: Final = 60.0
 _SWEPT_AT_ONCE: Final = 500
+_TRIMMED_EVERY: Final = 64
 
 #: Turns the text of an Action into what is sent to the device.
 Written = Callable[[str], bytes]
 
 
+class Outlet(Protocol):
+    """The connection of a session. Both return at once."""
+
+    def send(self, delivery: DeliveryRecord) -> None:
+        """Send with QoS 1 or 2, as soon as it is durable that the delivery waits."""
+
+    def offer(self, delivery: DeliveryRecord) -> bool:
+        """Send with QoS 0; False when the device does not keep up."""
+
+
 class DeviceSession:
-    """The session of a connected device.
+    """The session of a device that is connected, or away and expected back.
 
     `deliveries` are those that waited when the connection began, in order; those up to `sent_until` may have been sent
     before. `received` are the packet ids of QoS 2 messages of the device that it has not released.
@@ -43,7 +54,9 @@ class DeviceSession:
         "device",
         "expiry_seconds",
         "is_stored",
+        "late",
         "next_number",
+        "outlet",
         "received",
         "sent_until",
         "subscriptions",
@@ -54,7 +67,9 @@ class DeviceSession:
         self.client_id = client_id
         self.expiry_seconds = expiry_seconds
         self.is_stored = False
-        self.subscriptions: dict[bytes, int] = {}
+        self.outlet: Outlet | None = None  # None while the device is away
+        self.late: list[DeliveryRecord] = []  # that came while a new connection began
+        self.subscriptions: dict[bytes, SubscriptionRecord] = {}
         self.actions_after: Position | None = None
         self.deliveries: list[DeliveryRecord] = []
         self.received: list[int] = []
@@ -75,7 +90,9 @@ class DeviceSessions:
         self._database = database
         self._clock = clock
         self._longest_seconds = longest_seconds
-        self._current: dict[DeviceKey, DeviceSession] = {}
+        self._current: dict[DeviceKey, DeviceSession] = {}  # of connections
+        self._known: dict[DeviceKey, DeviceSession] = {}  # those that messages go to: also of devices that are away
+        self._on_end: list[Callable[[DeviceKey], None]] = []
         self._wills: dict[DeviceKey, tuple[float, Callable[[], None]]] = {}
         self._will_due = trio.Event()
         self._resumed = self._expired = self._dropped = 0
@@ -84,6 +101,20 @@ class DeviceSessions:
         """After the start of the daemon: no device is connected."""
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms))
+        for session in await self._database.read(_all):
+            self._known[session.device] = session
+
+    def on_end(self, handler: Callable[[DeviceKey], None]) -> None:
+        """Call `handler` when the session of a device has ended."""
+        self._on_end.append(handler)
+
+    def away(self) -> Sequence[DeviceSession]:
+        """The sessions of all devices, after `resume`."""
+        return tuple(self._known.values())
+
+    def is_connected(self, device: DeviceKey) -> bool:
+        session = self._known.get(device)
+        return session is not None and session.outlet is not None
 
     async def begin(
         self,
@@ -109,22 +140,41 @@ class DeviceSessions:
         """
         session.expiry_seconds = min(session.expiry_seconds, self._longest_seconds)
         self._current[session.device] = session
+        if (away := self._known.get(session.device)) is not None:
+            away.outlet, away.late = None, []
         work = partial(_begin, session, is_clean, is_actions, written, self._clock.now_ms())
         await self._database.write(work, announce=partial(self._begun, session, begun))
 
     def _begun(self, session: DeviceSession, begun: Callable[[DeviceSession, bool], None], is_present: bool) -> None:
         self._resumed += is_present
+        away = self._known.get(session.device)
+        if away is not None and is_present:
+            session.next_number = max(session.next_number, away.next_number)
+            known = {one.number for one in session.deliveries}
+            session.deliveries += [one for one in away.late if one.number not in known]
+        elif away is not None:
+            for delivery in away.late:
+                self._write(away, _settle, delivery.number)
+            self._tell_end(session.device)
+        self._known[session.device] = session
         _, will = self._wills.pop(session.device, (0.0, None))
         if will is not None and not is_present:  # the session that it belonged to has ended
             will()
         begun(session, is_present)
 
-    def subscribe(self, session: DeviceSession, filter_: bytes, qos: int, *, head: Position | None = None) -> None:
+    def subscribe(
+        self,
+        session: DeviceSession,
+        filter_: bytes,
+        subscription: SubscriptionRecord,
+        *,
+        head: Position | None = None,
+    ) -> None:
         """Remember a subscription; `head`: it wants the Actions after this position."""
-        session.subscriptions[filter_] = qos
+        session.subscriptions[filter_] = subscription
         if head is not None and session.actions_after is None:
             session.actions_after = head
-        self._write(session, _subscribe, filter_, qos, session.actions_after)
+        self._write(session, _subscribe, filter_, subscription, session.actions_after)
 
     def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
         session.subscriptions.pop(filter_, None)
@@ -142,6 +192,44 @@ class DeviceSessions:
         session.actions_after = action.position
         self._write(session, _deliver, delivery, action.position)
         return delivery
+
+    def send(
+        self,
+        device: DeviceKey,
+        *,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        subscription_ids: Sequence[int],
+        expires_on: Milliseconds | None,
+    ) -> bool:
+        """Send a message to a device, or keep it when the device is away and its session lasts; False: neither."""
+        session = self._known.get(device)
+        if session is None or (session.outlet is None and not (qos and session.is_stored)):
+            return False
+        delivery = DeliveryRecord(
+            session.next_number if qos else 0,
+            topic,
+            payload,
+            qos,
+            retain=retain,
+            properties=properties,
+            expires_on=expires_on,
+            subscription_ids=tuple(subscription_ids),
+        )
+        if not qos:
+            return session.outlet is not None and session.outlet.offer(delivery)
+        session.next_number += 1
+        self._write(session, _queue, delivery)
+        if session.outlet is not None:
+            session.outlet.send(delivery)
+        else:
+            session.late = [*session.late, delivery] if device in self._current else session.late
+            if delivery.number % _TRIMMED_EVERY == 0:
+                self._write(session, _trim)
+        return True
 
     def settle(self, session: DeviceSession, number: int) -> None:
         """A delivery has ended: acknowledged, or dropped."""
@@ -167,6 +255,10 @@ class DeviceSessions:
         if self._current.get(session.device) is not session:
             return
         del self._current[session.device]
+        session.outlet = None
+        if not session.is_stored or not session.expiry_seconds:
+            self._known.pop(session.device, None)
+            self._tell_end(session.device)
         if not session.is_stored:
             return
         if session.expiry_seconds:
@@ -174,6 +266,10 @@ class DeviceSessions:
             self._write(session, _end, expires_on, session.sent_until)
         else:
             self._write(session, _remove)
+
+    def _tell_end(self, device: DeviceKey) -> None:
+        for handler in self._on_end:
+            handler(device)
 
     def _write(self, session: DeviceSession, work: Callable[..., None], *arguments: object) -> None:
         if session.is_stored:
@@ -207,10 +303,16 @@ class DeviceSessions:
         """Remove sessions whose time has passed."""
         while self._clock.may_delete():
             now_ms = self._clock.now_ms()
-            removed = await self._database.write(partial(_sweep, now_ms))
-            self._expired += removed
-            if removed < _SWEPT_AT_ONCE:
+            removed = await self._database.write(partial(_sweep, now_ms), announce=self._swept)
+            self._expired += len(removed)
+            if len(removed) < _SWEPT_AT_ONCE:
                 return
+
+    def _swept(self, removed: Sequence[DeviceKey]) -> None:
+        for device in removed:
+            if device not in self._current:
+                self._known.pop(device, None)
+                self._tell_end(device)
 
     def statistics(self) -> SessionStatistics:
         return SessionStatistics(len(self._current), self._resumed, self._expired, self._dropped)
@@ -257,12 +359,12 @@ def _take_actions(
 ) -> None:
     """Queue the Actions that came while the device was away. Of too many, the oldest deliveries go."""
     filters = [filter_ for filter_ in session.subscriptions if is_actions(filter_)]
-    if session.actions_after is None or not filters:
-        return
-    topic = filters[-1]
-    found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
+    found: Sequence[tuple[Position, str]] = ()
+    topic = filters[-1] if filters else b""
+    if session.actions_after is not None and filters:
+        found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
     for position, data in found:
-        delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic])
+        delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic].qos)
         tx.mqtt_sessions.put_delivery(session.device, delivery)
         session.deliveries.append(delivery)
         session.next_number += 1
@@ -274,8 +376,14 @@ def _take_actions(
         tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
 
 
-def _subscribe(device: DeviceKey, filter_: bytes, qos: int, actions_after: Position | None, tx: Transaction) -> None:
-    tx.mqtt_sessions.subscribe(device, filter_, qos)
+def _subscribe(
+    device: DeviceKey,
+    filter_: bytes,
+    subscription: SubscriptionRecord,
+    actions_after: Position | None,
+    tx: Transaction,
+) -> None:
+    tx.mqtt_sessions.subscribe(device, filter_, subscription)
     tx.mqtt_sessions.set_actions_after(device, actions_after)
 
 
@@ -313,8 +421,28 @@ def _remove(device: DeviceKey, tx: Transaction) -> None:
     tx.mqtt_sessions.remove(device)
 
 
-def _sweep(now_ms: Milliseconds, tx: Transaction) -> int:
+def _sweep(now_ms: Milliseconds, tx: Transaction) -> Sequence[DeviceKey]:
     expired = tx.mqtt_sessions.expired(now_ms, limit=_SWEPT_AT_ONCE)
     for device in expired:
         tx.mqtt_sessions.remove(device)
-    return len(expired)
+    return expired
+
+
+def _all(tx: Transaction) -> list[DeviceSession]:
+    """Every session, as one of a device that is away."""
+    found = []
+    for record, last in tx.mqtt_sessions.all():
+        session = DeviceSession(record.device, record.client_id, record.expiry_seconds)
+        session.is_stored = True
+        session.next_number = max(record.sent_until, last) + 1
+        session.subscriptions = tx.mqtt_sessions.subscriptions(record.device)
+        found.append(session)
+    return found
+
+
+def _queue(device: DeviceKey, delivery: DeliveryRecord, tx: Transaction) -> None:
+    tx.mqtt_sessions.put_delivery(device, delivery)
+
+
+def _trim(device: DeviceKey, tx: Transaction) -> None:
+    tx.mqtt_sessions.trim(device, count=MQTT_WAITING_MESSAGES, size=MQTT_WAITING_BYTES)

@@ -12,8 +12,10 @@ from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, StorageUnavailable
 from broker.ids import new_id
+from broker.topics.space import SERVICE, is_subscribable
 from protocols.mqtt.errors import error_message
 from protocols.mqtt.flow import WINDOW, Flow
+from protocols.mqtt.messages import packet_of
 from protocols.mqtt.negotiation import connack_properties, session_seconds
 from protocols.mqtt.packets import (
     MQTT_5,
@@ -28,7 +30,8 @@ from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import Properties
 from protocols.outbox import Outbox
-from storage.mqtt_sessions import DeliveryRecord
+from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
+from storage.mqtt_topics import RetainedRecord
 
 
 class Deliveries:
@@ -38,21 +41,25 @@ class Deliveries:
         "_actions",
         "_answers",
         "_device",
+        "_due",
         "_end",
         "_errors",
         "_flow",
         "_ingest",
         "_lasting",
+        "_now_ms",
         "_outbox",
         "_session",
         "_sessions",
         "_settings",
+        "_space",
     )
 
     def __init__(
         self, rooms: MqttRooms, device: Device, session: MqttSession, outbox: Outbox, end: Callable[[], None]
     ) -> None:
         self._settings = rooms.core.settings.mqtt
+        self._now_ms = rooms.core.clock.now_ms
         self._sessions = rooms.device_sessions.sessions
         self._ingest = rooms.messages.ingest
         self._device = device
@@ -63,6 +70,8 @@ class Deliveries:
         # Subscriptions as the client wrote them, and their QoS. Of two forms of one topic, deliveries go to the later.
         self._actions: dict[bytes, int] = {}
         self._errors: dict[bytes, int] = {}
+        self._space = rooms.topics.space
+        self._due: list[tuple[SubscriptionRecord, RetainedRecord]] = []  # retained messages, to send behind SUBACK
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
         self._flow: Flow | None = None
@@ -96,15 +105,17 @@ class Deliveries:
             sessions.end(lasting)
             return
         self._lasting = lasting
-        for topic, qos in lasting.subscriptions.items():
+        lasting.outlet = self
+        for topic, subscription in lasting.subscriptions.items():
             if (topics := self._like(topic)) is not None:
-                topics[topic] = qos
+                topics[topic] = subscription.qos
         self._flow = Flow(
             self._answers,
             window=connect.properties.receive_maximum or (0xFFFF if connect.level == MQTT_5 else WINDOW),
             dropped=partial(sessions.drop, lasting),
             settled=partial(sessions.settle, lasting),
             sent_until=lasting.sent_until,
+            now_ms=self._now_ms,
         )
         if lasting.is_stored:
             self._session.resume(lasting.received)
@@ -147,25 +158,69 @@ class Deliveries:
 
     # --- Subscriptions ---
 
-    def subscribe(self, requested: RequestedFilter) -> int:
+    def subscribe(self, requested: RequestedFilter, subscription_id: int = 0) -> int:
         """Subscribe to a topic; return the granted QoS, or why it is refused."""
         topics = self._like(requested.topic)
+        if topics is None and self._space is not None:
+            return self._subscribe_openly(requested, subscription_id)
         if topics is None:
             if requested.topic.startswith(b"$share/"):
                 return ReasonCode.SHARED_NOT_SUPPORTED
             has_wildcard = b"+" in requested.topic or b"#" in requested.topic
             return ReasonCode.WILDCARDS_NOT_SUPPORTED if has_wildcard else ReasonCode.NOT_AUTHORIZED
-        qos = requested.qos if self._lasting is not None and topics is self._actions else 0
+        has_qos = self._lasting is not None and topics is self._actions
+        qos = requested.qos if has_qos and self._settings.persistent_sessions == "on" else 0
         topics.pop(requested.topic, None)  # the latest one stands last
         topics[requested.topic] = qos
         if self._lasting is not None and self._sessions is not None:
             head = self._ingest.head if qos else None
-            self._sessions.subscribe(self._lasting, requested.topic, qos, head=head)
+            self._sessions.subscribe(self._lasting, requested.topic, SubscriptionRecord(qos), head=head)
         return qos
+
+    def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
+        """Subscribe in the open topic space."""
+        space, lasting, sessions = self._space, self._lasting, self._sessions
+        if requested.topic.startswith(SERVICE) or space is None or lasting is None or sessions is None:
+            return ReasonCode.NOT_AUTHORIZED
+        if not is_subscribable(requested.topic):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        subscription = SubscriptionRecord(
+            requested.qos, requested.no_local, requested.retain_as_published, subscription_id
+        )
+        try:
+            retained = space.subscribe(
+                self._device.key, requested.topic, subscription, retain_handling=requested.retain_handling
+            )
+        except DomainError:
+            return ReasonCode.QUOTA_EXCEEDED
+        sessions.subscribe(lasting, requested.topic, subscription)
+        self._due += [(subscription, message) for message in retained]
+        return requested.qos
+
+    def send_due(self) -> int:
+        """Send the retained messages of new subscriptions, behind their SUBACK; return how many there were."""
+        due, self._due = self._due, []
+        for subscription, message in due:
+            if self._sessions is not None:
+                self._sessions.send(
+                    self._device.key,
+                    topic=message.topic,
+                    payload=message.payload,
+                    qos=min(subscription.qos, message.qos),
+                    retain=True,
+                    properties=message.properties,
+                    subscription_ids=[subscription.subscription_id] if subscription.subscription_id else [],
+                    expires_on=message.expires_on,
+                )
+        return len(due)
 
     def unsubscribe(self, topic: bytes) -> ReasonCode:
         topics = self._like(topic)
-        if topics is None or topics.pop(topic, None) is None:
+        if topics is None and self._space is not None:
+            existed = self._space.unsubscribe(self._device.key, topic)
+        else:
+            existed = topics is not None and topics.pop(topic, None) is not None
+        if not existed:
             return ReasonCode.NO_SUBSCRIPTION_EXISTED
         if self._lasting is not None and self._sessions is not None:
             self._sessions.unsubscribe(self._lasting, topic, wants_actions=any(self._actions.values()))
@@ -207,11 +262,20 @@ class Deliveries:
         delivery = sessions.deliver(lasting, action, topic, payload, self._actions[topic])
         if delivery is None:
             return False
-        if lasting.is_stored:
+        self.send(delivery)
+        return True
+
+    def send(self, delivery: DeliveryRecord) -> None:
+        """Send with QoS 1 or 2, as soon as it is durable that the delivery waits."""
+        if self._lasting is not None and self._lasting.is_stored:
             self._ingest.after_commit(partial(self._send, delivery))
         else:
             self._send(delivery, None)
-        return True
+
+    def offer(self, delivery: DeliveryRecord) -> bool:
+        """Send with QoS 0; False when the device does not keep up."""
+        packet = packet_of(self._answers, delivery, self._now_ms())
+        return packet != b"" and self._outbox.offer(packet)
 
     def _send(self, delivery: DeliveryRecord, error: StorageUnavailable | None) -> None:
         if error is None and self._flow is not None and not self._session.is_closed:

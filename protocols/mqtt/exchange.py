@@ -15,11 +15,14 @@ from broker.limits.meters import Meter
 from broker.limits.overhead import Pace
 from broker.limits.refusals import RateLimitExceeded
 from broker.routing.connections import CloseReason
+from broker.topics.space import SERVICE, TopicSpace
+from broker.topics.tree import is_topic
 from broker.trace.refusals import Refusals
-from config.limits import MAX_DATA_BYTES
+from config.limits import MAX_DATA_BYTES, MQTT_TOPIC_ALIASES
 from protocols.mqtt.answers import Reason, Reasons
 from protocols.mqtt.deliveries import Deliveries
 from protocols.mqtt.errors import CLOSE_CODES, publish_reason
+from protocols.mqtt.messages import message_of, message_of_will, with_topic
 from protocols.mqtt.packets import (
     MQTT_5,
     Packet,
@@ -50,6 +53,8 @@ from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
+# So many deliveries of one message cost about as much as a packet that no message comes of.
+_FAN_OUT = 16
 
 
 class MqttExchange:
@@ -60,6 +65,7 @@ class MqttExchange:
     """
 
     __slots__ = (
+        "_aliases",
         "_answers",
         "_device",
         "_end",
@@ -73,6 +79,7 @@ class MqttExchange:
         "_received",
         "_rooms",
         "_session",
+        "_space",
         "_stored",
         "_unacknowledged",
         "deliveries",
@@ -104,6 +111,8 @@ class MqttExchange:
         self._reasons: dict[bytes, Reason] | None = None  # why some of them were refused, for a peer that is told
         self._unacknowledged = 0  # messages whose acknowledgement waits for the commit
         self._receive_maximum = RECEIVE_MAXIMUM if session.level == MQTT_5 else math.inf  # version 3 has none
+        self._space = rooms.topics.space
+        self._aliases: dict[int, bytes] = {}
         self._goes_on = True  # until the device floods
         self.pace: Pace = rooms.limits.overhead.pace()
 
@@ -137,8 +146,7 @@ class MqttExchange:
         overhead = session.overhead
         try:
             events = session.receive(packet)
-            for event in events:
-                self._check(event)
+            events = tuple(map(self._checked, events))
         except ProtocolError as fault:
             self._fail(fault)
             return False
@@ -198,12 +206,22 @@ class MqttExchange:
             if self._meter is not None:  # also for messages that are refused
                 self._meter.count()
             if packet.topic not in self._own_topics:
-                raise PublishForbidden
+                self._publish_openly(packet)
+                return
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
             self._ingest.submit(device, payload)
         except DomainError as error:
             self._refuse(packet, error)
+
+    def _publish_openly(self, packet: Publish) -> None:
+        """Publish in the open topic space. Raises PublishForbidden, BadRequest, TooManyRetained."""
+        space = self._space
+        if space is None or packet.topic.startswith(SERVICE) or not is_topic(packet.topic):
+            raise PublishForbidden
+        reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
+        if reached > _FAN_OUT:  # each delivery is work for this device's turn
+            self.pace.spend(reached // _FAN_OUT)
 
     def _refuse(self, packet: Publish, error: DomainError) -> None:
         self.pace.spend()
@@ -216,17 +234,24 @@ class MqttExchange:
             self._reasons = self._reasons or {}
             self._reasons[packet.packet_id] = reason
 
-    def _check(self, event: SessionEvent) -> None:
-        """Raise ProtocolError for what a peer that speaks 5.0 must not ask for, because the CONNACK said so."""
+    def _checked(self, event: SessionEvent) -> SessionEvent:
+        """The event, with the topic that a topic alias stands for. Raises ProtocolError for what a peer that speaks 5.0
+        must not ask for, because the CONNACK said so."""
         match event:
-            case PublishReceived(packet=PublishWithProperties(properties=properties)):
-                if properties.topic_alias is not None:
-                    raise ProtocolError("a topic alias, and none is taken", code=ReasonCode.TOPIC_ALIAS_INVALID)
-            case SubscribeRequested(packet=packet) if packet.properties.subscription_ids:
+            case PublishReceived(packet=PublishWithProperties(properties=properties) as packet):
+                if (alias := properties.topic_alias) is None:
+                    return event
+                if self._space is None or alias > MQTT_TOPIC_ALIASES:
+                    raise ProtocolError("a topic alias over the maximum", code=ReasonCode.TOPIC_ALIAS_INVALID)
+                topic = self._aliases[alias] = packet.topic or self._aliases.get(alias, b"")
+                if not topic:
+                    raise ProtocolError("a topic alias that stands for nothing", code=ReasonCode.TOPIC_ALIAS_INVALID)
+                return PublishReceived(packet=with_topic(packet, topic))
+            case SubscribeRequested(packet=packet) if packet.properties.subscription_ids and self._space is None:
                 code = ReasonCode.SUBSCRIPTION_IDS_NOT_SUPPORTED
                 raise ProtocolError("a subscription identifier, and none is taken", code=code)
             case _:
-                pass
+                return event
 
     def _answer(self, event: SessionEvent, refusal: RateLimitExceeded | None) -> None:
         match event:
@@ -264,12 +289,15 @@ class MqttExchange:
             self._outbox.put(self._answers.suback(packet.packet_id, codes, device_text(refusal)))
             self.deliveries.tell(refusal)
             return
-        granted = [self.deliveries.subscribe(requested) for requested in packet.filters]
+        subscription_id = (*packet.properties.subscription_ids, 0)[0]
+        granted = [self.deliveries.subscribe(requested, subscription_id) for requested in packet.filters]
         refused = sum(code >= ReasonCode.UNSPECIFIED for code in granted)
         text = str(SubscribeForbidden()) if refused else ""
         self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
         for _ in range(refused):
             self.deliveries.tell(SubscribeForbidden())
+        if sent := self.deliveries.send_due():
+            self.pace.spend(sent // _FAN_OUT)
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
         codes = [self.deliveries.unsubscribe(topic) for topic in packet.filters]
@@ -304,12 +332,23 @@ class MqttExchange:
         self.deliveries.leave()
 
     def _speak(self, will: Will | None) -> None:
-        """Publish a will. reference 16.2: a will to any other topic than the device's own is accepted and dropped."""
-        if will is None or will.topic not in self._own_topics:
+        """Publish a will. One to a topic that the device may not publish to is dropped (reference 16.2)."""
+        if will is None:
             return
-        publish = partial(self._publish, Publish(will.topic, will.payload, b"", 0, 0x30))
+        if will.topic in self._own_topics:
+            publish = partial(self._publish, Publish(will.topic, will.payload, b"", 0, 0x30))
+        elif self._space is not None and is_topic(will.topic) and not will.topic.startswith(SERVICE):
+            publish = partial(self._publish_will, self._space, will)
+        else:
+            return
         if not self.deliveries.speak_later(will.properties.will_delay or 0, publish):
             publish()
+
+    def _publish_will(self, space: TopicSpace, will: Will) -> None:
+        with suppress(DomainError):  # there is nobody to tell
+            if self._meter is not None:
+                self._meter.count()
+            space.publish(message_of_will(will, self._rooms.core.clock.now_ms()), self._device.key)
 
 
 def note_fault(refusals: Refusals, fault: ProtocolError) -> None:

@@ -11,6 +11,8 @@ from typing import Final
 
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from protocols.mqtt.answers import Answers
+from protocols.mqtt.messages import packet_of
+from storage.keys import Milliseconds
 from storage.mqtt_sessions import DeliveryRecord
 
 #: Deliveries on their way to a device that does not say how many it takes. Many clients have memory for few.
@@ -31,12 +33,14 @@ class Flow:
         sent_until: deliveries up to this number may have been sent on an earlier connection.
         dropped: called with the number of each delivery that is dropped.
         settled: called with the number of each delivery that the device has acknowledged.
+        now_ms: the time, for messages that expire.
     """
 
     __slots__ = (
         "_answers",
         "_by_id",
         "_dropped",
+        "_now_ms",
         "_released",
         "_settled",
         "_waiting",
@@ -53,11 +57,13 @@ class Flow:
         dropped: Callable[[int], None],
         settled: Callable[[int], None],
         sent_until: int = 0,
+        now_ms: Callable[[], Milliseconds],
     ) -> None:
         self._answers = answers
         self._window = window
         self._dropped = dropped
         self._settled = settled
+        self._now_ms = now_ms
         self.sent_until = sent_until
         self._waiting: deque[DeliveryRecord] = deque()
         self._waiting_bytes = 0
@@ -135,10 +141,8 @@ class Flow:
             delivery = self._next()
             packet_id = packet_id_of(delivery.number)
             is_again = delivery.number <= self.sent_until
-            packet = self._answers.publish(
-                delivery.topic, delivery.payload, qos=delivery.qos, packet_id=packet_id, dup=is_again
-            )
-            if not packet:  # larger than the device takes [MQTT-3.1.2-25]
+            packet = packet_of(self._answers, delivery, self._now_ms(), packet_id=packet_id, dup=is_again)
+            if not packet:  # expired, or larger than the device takes [MQTT-3.1.2-25]
                 self._dropped(delivery.number)
                 continue
             self._by_id[packet_id] = delivery

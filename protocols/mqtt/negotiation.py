@@ -1,6 +1,6 @@
 """What the server tells a client that speaks 5.0 in CONNACK (MQTT 5.0, 3.2.2.3; reference 16.2)."""
 
-from config.limits import MQTT_PACKET_BYTES
+from config.limits import MQTT_PACKET_BYTES, MQTT_TOPIC_ALIASES
 from config.settings import Mqtt
 from protocols.mqtt.packets import MQTT_5, Connect
 from protocols.mqtt.session import RECEIVE_MAXIMUM
@@ -28,15 +28,16 @@ def session_seconds(connect: Connect, settings: Mqtt) -> int:
 def connack_properties(connect: Connect, client_id: str, settings: Mqtt) -> Properties:
     """`client_id` is the client's own, or the one that it is given."""
     granted = keep_alive(connect, settings)
+    is_open = int(settings.topics == "open")
     return Properties(
         session_expiry=session_seconds(connect, settings),
         receive_maximum=RECEIVE_MAXIMUM,
-        retain_available=0,
+        retain_available=is_open,
         maximum_packet_size=MQTT_PACKET_BYTES,
         assigned_client_id=None if connect.client_id else client_id,
-        topic_alias_maximum=0,
-        wildcard_available=0,
-        subscription_ids_available=0,
-        shared_available=0,
+        topic_alias_maximum=MQTT_TOPIC_ALIASES if is_open else 0,
+        wildcard_available=is_open,
+        subscription_ids_available=is_open,
+        shared_available=is_open,
         server_keep_alive=None if granted == connect.keep_alive_seconds else granted,
     )

@@ -124,7 +124,7 @@ def decode_properties(fields: Fields, packet: In) -> Properties:
         _check(name, form, value)
         if name in _LISTS:
             before = found.get(name, ())
-            if before and name not in _REPEATED:
+            if before and name not in _REPEATED and not packet & In.PUBLISH:
                 raise ProtocolError(f"the property {name} twice")
             found[name] = (*before, value)
         elif name in found:

@@ -9,6 +9,7 @@ from broker.limits.room import LimitsRoom
 from broker.messages.room import MessagesRoom
 from broker.registration.room import RegistrationRoom
 from broker.routing.room import RoutingRoom
+from broker.topics.room import TopicsRoom
 
 
 class MqttRooms(Protocol):
@@ -31,6 +32,9 @@ class MqttRooms(Protocol):
 
     @property
     def device_sessions(self) -> DeviceSessionsRoom: ...
+
+    @property
+    def topics(self) -> TopicsRoom: ...
 
     @property
     def routing(self) -> RoutingRoom: ...

@@ -7,12 +7,14 @@ CREATE TABLE mqtt_session (
 );
 CREATE INDEX mqtt_session_by_expiry ON mqtt_session (expires_on);
 CREATE TABLE mqtt_subscription (
-  device INTEGER NOT NULL, filter BLOB NOT NULL, qos INTEGER NOT NULL, PRIMARY KEY (device, filter)
+  device INTEGER NOT NULL, filter BLOB NOT NULL, qos INTEGER NOT NULL, no_local INTEGER NOT NULL,
+  retain_as_published INTEGER NOT NULL, subscription_id INTEGER NOT NULL, PRIMARY KEY (device, filter)
 );
 -- What waits for the device, in the order of `number`. `is_released`: its PUBREC has come, so only PUBREL may follow.
 CREATE TABLE mqtt_delivery (
   device INTEGER NOT NULL, number INTEGER NOT NULL, topic BLOB NOT NULL, payload BLOB NOT NULL, qos INTEGER NOT NULL,
-  is_released INTEGER NOT NULL, PRIMARY KEY (device, number)
+  is_released INTEGER NOT NULL, retain INTEGER NOT NULL, properties BLOB NOT NULL, expires_on INTEGER,
+  subscription_ids TEXT NOT NULL, PRIMARY KEY (device, number)
 );
 -- Packet ids of QoS 2 messages that are stored and not released by the device.
 CREATE TABLE mqtt_received (device INTEGER NOT NULL, packet_id INTEGER NOT NULL, PRIMARY KEY (device, packet_id));

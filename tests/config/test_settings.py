@@ -54,6 +54,7 @@ _VARIABLES = [
     ("MQTT_BIND", "h:3", "mqtt.bind", Address("h", 3)),
     ("MQTT_TLS_BIND", "h:4", "mqtt.tls_bind", Address("h", 4)),
     ("MQTT_ACTION_PAYLOAD", "array", "mqtt.action_payload", "array"),
+    ("MQTT_TOPICS", "open", "mqtt.topics", "open"),
     ("MQTT_PERSISTENT_SESSIONS", "on", "mqtt.persistent_sessions", "on"),
     ("MQTT_SESSION_MAX_SECONDS", "60", "mqtt.session_max_seconds", 60),
     ("MQTT_KEEP_ALIVE_MAX_SECONDS", "60", "mqtt.keep_alive_max_seconds", 60),

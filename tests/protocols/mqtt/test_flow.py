@@ -5,6 +5,7 @@ from protocols.mqtt.answers import Answers3, Answers5
 from protocols.mqtt.encoding import encode_publish, encode_pubrel
 from protocols.mqtt.flow import Flow, packet_id_of
 from storage.mqtt_sessions import DeliveryRecord
+from tests.factories import NOW_MS
 
 
 def a_delivery(number: int, qos: int = 1, payload: bytes = b"x") -> DeliveryRecord:
@@ -25,6 +26,7 @@ class Log:
             dropped=self.dropped.append,
             settled=self.settled.append,
             sent_until=sent_until,
+            now_ms=lambda: NOW_MS,
         )
 
 
@@ -86,7 +88,13 @@ def test_what_an_earlier_connection_left_is_sent_again_in_order() -> None:
 
 def test_a_delivery_that_the_device_does_not_take_is_dropped() -> None:
     dropped: list[int] = []
-    flow = Flow(Answers5(maximum_packet_size=20), window=1, dropped=dropped.append, settled=lambda _: None)
+    flow = Flow(
+        Answers5(maximum_packet_size=20),
+        window=1,
+        dropped=dropped.append,
+        settled=lambda _: None,
+        now_ms=lambda: NOW_MS,
+    )
     assert flow.add(a_delivery(1, payload=b"x" * 20)) == b""
     assert flow.add(a_delivery(2)) != b""
     assert dropped == [1]
