@@ -1,4 +1,4 @@
-"""Retained messages of the open topic space (reference 16.6). The caller holds the transaction."""
+"""Retained messages of the open topic space, and who may use it (reference 16.6). The caller holds the transaction."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +20,21 @@ class RetainedRecord:
     expires_on: Milliseconds | None
 
 
+@dataclass(frozen=True, slots=True)
+class TopicRuleRecord:
+    """A row of `topic_rule`."""
+
+    kind: str
+    subject: int
+    topic: str
+    publish: bool
+    subscribe: bool
+
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        return self.kind, self.subject, self.topic
+
+
 class MqttTopicStore:
     def __init__(self, db: StoreConnection) -> None:
         self._db = db
@@ -38,3 +53,14 @@ class MqttTopicStore:
 
     def forget(self, topic: bytes) -> None:
         self._db.execute("DELETE FROM mqtt_retained WHERE topic = :topic", {"topic": topic})
+
+    def rules(self) -> list[TopicRuleRecord]:
+        rows = self._db.execute("SELECT * FROM topic_rule ORDER BY kind, subject, topic")
+        return [
+            TopicRuleRecord(row["kind"], row["subject"], row["topic"], bool(row["publish"]), bool(row["subscribe"]))
+            for row in rows
+        ]
+
+    def put_rule(self, rule: TopicRuleRecord) -> None:
+        values = [rule.kind, rule.subject, rule.topic, int(rule.publish), int(rule.subscribe)]
+        self._db.put_many("topic_rule", TopicRuleRecord.__slots__, ("kind", "subject", "topic"), [values])

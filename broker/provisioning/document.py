@@ -167,6 +167,17 @@ class SceneEntry(_Entry, frozen=True, kw_only=True):
     actions: tuple[dict[str, Any], ...]
 
 
+class TopicRuleEntry(_Entry, frozen=True, kw_only=True):
+    """What a device, the devices of a type, or those of a user may do with open topics. `%d` is the device id."""
+
+    device: str | None = None
+    device_type: str | None = None
+    user: str | None = None
+    topic: str
+    publish: bool = False
+    subscribe: bool = False
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[OrganizationEntry, ...] = ()
     users: tuple[UserEntry, ...] = ()
@@ -182,6 +193,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     firmware: tuple[FirmwareEntry, ...] = ()
     rules: tuple[RuleEntry, ...] = ()
     scenes: tuple[SceneEntry, ...] = ()
+    topic_rules: tuple[TopicRuleEntry, ...] = ()
 
 
 #: What may stand at keys with few values; the error about another value names them.

@@ -25,6 +25,7 @@ from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
+from broker.provisioning.topic_tables import TopicTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
@@ -173,6 +174,7 @@ def _put_all(
         ("firmware", document.firmware, firmware.put_image),
         ("rules", document.rules, rules.put_rule),
         ("scenes", document.scenes, SceneTables(run).put_scene),
+        ("topic_rules", document.topic_rules, TopicTables(run).put_rule),
     )
     for table, entries, put in tables:
         if entries:

@@ -38,6 +38,7 @@ class Deliveries:
     """The subscriptions and deliveries of one connection. `end` as for `MqttExchange`."""
 
     __slots__ = (
+        "_access",
         "_actions",
         "_answers",
         "_device",
@@ -71,6 +72,7 @@ class Deliveries:
         self._actions: dict[bytes, int] = {}
         self._errors: dict[bytes, int] = {}
         self._space = rooms.topics.space
+        self._access = rooms.topics.access
         self._due: list[tuple[SubscriptionRecord, RetainedRecord]] = []  # retained messages, to send behind SUBACK
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
@@ -184,6 +186,8 @@ class Deliveries:
             return ReasonCode.NOT_AUTHORIZED
         if not is_subscribable(requested.topic):
             return ReasonCode.TOPIC_FILTER_INVALID
+        if not self._access.may_subscribe(self._device, requested.topic):
+            return ReasonCode.NOT_AUTHORIZED
         subscription = SubscriptionRecord(
             requested.qos, requested.no_local, requested.retain_as_published, subscription_id
         )

@@ -219,6 +219,8 @@ class MqttExchange:
         space = self._space
         if space is None or packet.topic.startswith(SERVICE) or not is_topic(packet.topic):
             raise PublishForbidden
+        if not self._rooms.topics.access.may_publish(self._device, packet.topic):
+            raise PublishForbidden
         reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
         if reached > _FAN_OUT:  # each delivery is work for this device's turn
             self.pace.spend(reached // _FAN_OUT)
@@ -348,6 +350,8 @@ class MqttExchange:
         with suppress(DomainError):  # there is nobody to tell
             if self._meter is not None:
                 self._meter.count()
+            if not self._rooms.topics.access.may_publish(self._device, will.topic):
+                raise PublishForbidden
             space.publish(message_of_will(will, self._rooms.core.clock.now_ms()), self._device.key)
 
 

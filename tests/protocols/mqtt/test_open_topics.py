@@ -306,6 +306,23 @@ async def test_a_will_goes_to_a_topic(server: Server) -> None:
     assert space.statistics().retained == 1
 
 
+async def test_rules_say_who_may_use_which_topics(server: Server) -> None:
+    rule = {"device": KITCHEN, "topic": "rooms/%d/#", "publish": True, "subscribe": True}
+    await server.services.provisioning.apply({"topic_rules": [rule]})
+    own, other = (f"rooms/{device}/lamp".encode() for device in (KITCHEN, HALL))
+    peer = await dialled(server, will=Will(other, b"x", 0, True))
+    await peer.send(publish_5(1, topic=own), publish_5(2, topic=other), publish_5(3, topic=MESSAGES))
+    await peer.expect(puback(1))
+    assert acknowledged(await peer.packet())[1] == 0x87
+    await peer.expect(puback(3))
+    await peer.send(subscribe_5(own, other, b"#"))
+    assert suback_of(await peer.packet())[0] == [0, 0x87, 0x87]
+    await leave(server, peer)
+    space = server.services.topics.space
+    assert space is not None
+    assert space.statistics().retained == 0
+
+
 # --- Topic aliases --------------------------------------------------------------------------------------------------
 
 
