@@ -139,6 +139,8 @@ def decode_properties(fields: Fields, packet: In) -> Properties:
 def _check(name: str, form: _Form, value: Any) -> None:
     if form is _BYTE and value > 1:
         raise ProtocolError(f"the property {name} is {value}")
+    if name == "response_topic" and not {"+", "#"}.isdisjoint(value):
+        raise ProtocolError("a response topic with wildcards", "MQTT-3.3.2-14")
     if name in _NOT_ZERO and value == 0:
         code = ReasonCode.TOPIC_ALIAS_INVALID if name == "topic_alias" else ReasonCode.PROTOCOL_ERROR
         raise ProtocolError(f"the property {name} is 0", code=code)

@@ -129,6 +129,8 @@ BROKEN = [
     ("payload format 2", "30 06 0001 74 02 0102", 0x82),
     ("a content type that is not UTF-8", "30 08 0001 74 04 03 0001 ff", 0x81),
     ("a user property with U+0000", "30 0a 0001 74 06 26 000100 0000", 0x81),
+    ("a response topic with a wildcard", "30 08 0001 74 04 08 0001 23", 0x82),
+    ("a response topic that is not UTF-8", "30 08 0001 74 04 08 0001 ff", 0x81),
     ("topic alias 0", "30 07 0001 74 03 23 0000", 0x94),
     ("no topic and no alias", "30 03 0000 00", 0x82),
     ("no topic and properties without an alias", "30 05 0000 02 0100", 0x82),
