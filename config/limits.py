@@ -2,6 +2,7 @@
 
 from typing import Final
 
+CLOCK_AHEAD_MS: Final = 300_000  # reference 27.7: what is so far ahead comes from a clock that was set back since
 CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
@@ -47,6 +48,7 @@ MQTT_TOPIC_ALIASES: Final = 16
 MQTT_SESSION_SECONDS: Final = 7 * 86_400
 MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
+TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600
