@@ -168,12 +168,13 @@ class DeviceSessions:
         filter_: bytes,
         subscription: SubscriptionRecord,
         *,
-        head: Position | None = None,
+        actions_from: Position | None,
     ) -> None:
-        """Remember a subscription; `head`: it wants the Actions after this position."""
+        """Remember a subscription. `actions_from`: Actions after this position wait for the device, unless those after
+        an earlier one do so already; None: Actions do not wait for it."""
         session.subscriptions[filter_] = subscription
-        if head is not None and session.actions_after is None:
-            session.actions_after = head
+        if actions_from is None or session.actions_after is None:
+            session.actions_after = actions_from
         self._write(session, _subscribe, filter_, subscription, session.actions_after)
 
     def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
@@ -358,7 +359,7 @@ def _take_actions(
     tx: Transaction, session: DeviceSession, is_actions: Callable[[bytes], bool], written: Written
 ) -> None:
     """Queue the Actions that came while the device was away. Of too many, the oldest deliveries go."""
-    filters = [filter_ for filter_ in session.subscriptions if is_actions(filter_)]
+    filters = [filter_ for filter_, one in session.subscriptions.items() if one.qos and is_actions(filter_)]
     found: Sequence[tuple[Position, str]] = ()
     topic = filters[-1] if filters else b""
     if session.actions_after is not None and filters:

@@ -7,12 +7,13 @@ retained ones in the store; both are written with the commit that acknowledges t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Final
 
 from broker.clock import Clock
 from broker.device_sessions.sessions import DeviceSessions
 from broker.errors import DomainError
-from broker.topics.tree import SHARED, TopicTree, is_filter, matches, split_shared
+from broker.topics.tree import SHARED, TopicTree, is_filter, pattern_of, split_shared
 from config.limits import (
     MQTT_RETAINED_BYTES,
     MQTT_RETAINED_MAX,
@@ -85,8 +86,9 @@ class TopicSpace:
 
     def subscribe(
         self, device: DeviceKey, filter_: bytes, subscription: SubscriptionRecord, *, retain_handling: int
-    ) -> list[RetainedRecord]:
-        """Add a subscription, or replace it; return the retained messages to send (MQTT 5.0, 3.3.1.3).
+    ) -> tuple[Sequence[RetainedRecord], int]:
+        """Add a subscription, or replace it; return the retained messages to send (MQTT 5.0, 3.3.1.3), and how many
+        were looked at.
 
         `filter_` is valid. Raises TooManySubscriptions.
         """
@@ -96,12 +98,14 @@ class TopicSpace:
             raise TooManySubscriptions
         self._add(device, filter_, subscription)
         if filter_.startswith(SHARED) or retain_handling == 2 or (retain_handling == 1 and not is_new):
-            return []
+            return (), 0
         now_ms = self._clock.now_ms()
-        found = (self._retained[filter_],) if filter_ in self._retained else ()
-        kept = self._retained.values() if b"+" in filter_ or b"#" in filter_ else found
-        due = [one for one in kept if not _has_expired(one, now_ms) and matches(filter_, one.topic)]
-        return due[-MQTT_WAITING_MESSAGES:]
+        if b"+" not in filter_ and b"#" not in filter_:
+            found = self._retained.get(filter_)
+            return () if found is None or _has_expired(found, now_ms) else (found,), 1
+        is_match = pattern_of(filter_).fullmatch
+        due = (one for topic, one in self._retained.items() if is_match(topic) and not _has_expired(one, now_ms))
+        return tuple(islice(due, MQTT_WAITING_MESSAGES)), len(self._retained)
 
     def unsubscribe(self, device: DeviceKey, filter_: bytes) -> bool:
         own = self._subscriptions.get(device, {})
@@ -136,8 +140,9 @@ class TopicSpace:
             count += self._deliver(device, message, subscriptions, source)
         for group in groups:
             # One who is connected comes first; else the message waits for the first whose session lasts.
-            members = sorted(group.in_turn(), key=lambda member: not self._sessions.is_connected(member[0]))
-            count += any(self._deliver(device, message, [one], source) for device, one in members)
+            members = list(group.in_turn())
+            connected = (member for member in members if self._sessions.is_connected(member[0]))
+            count += any(self._deliver(device, message, [one], source) for device, one in chain(connected, members))
         self._deliveries += count
         return count
 

@@ -1,5 +1,6 @@
 """Topic filters in a tree, by level: which subscriptions match a topic (MQTT 5.0, section 4.7 and 4.8)."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -120,6 +121,18 @@ class TopicTree:
                 found.append(child)
         groups = [group for node in found for group in node.groups.values()]
         return [node.subscriptions for node in found if node.subscriptions], groups
+
+
+def pattern_of(filter_: bytes) -> re.Pattern[bytes]:
+    """A regular expression for the topics that a filter matches: for many topics, faster than `matches`."""
+    levels = filter_.split(b"/")
+    parts = [b"[^/]*" if level == _ONE else re.escape(level) for level in levels if level != _REST]
+    pattern = b"/".join(parts)
+    if levels[-1] == _REST:
+        pattern += b"(?:/.*)?" if parts else b".*"
+    if levels[0] in {_ONE, _REST}:  # [MQTT-4.7.2-1]
+        pattern = rb"(?!\$)" + pattern
+    return re.compile(pattern, re.DOTALL)
 
 
 def matches(filter_: bytes, topic: bytes) -> bool:

@@ -34,11 +34,18 @@ class PacketReader:
     After an error the reader cannot go on: every later call raises the same error, without packets.
     """
 
-    __slots__ = ("_fault", "_maximum", "_needed", "_rest", "_topic", "is_behind", "level")
+    __slots__ = ("_fault", "_maximum", "_most", "_needed", "_rest", "_topic", "is_behind", "level")
 
-    def __init__(self, *, maximum_packet_size: int = MQTT_PACKET_BYTES, level: int = MQTT_3_1_1) -> None:
+    def __init__(
+        self,
+        *,
+        maximum_packet_size: int = MQTT_PACKET_BYTES,
+        level: int = MQTT_3_1_1,
+        packets_per_turn: int = PACKETS_PER_TURN,
+    ) -> None:
         self.level = level  # of the last CONNECT; a peer may send more packets before it gets its CONNACK
         self._maximum = maximum_packet_size
+        self._most = packets_per_turn
         self._rest = bytearray()
         self._needed = 2
         self._topic: bytes | None = None  # the last valid topic; a device publishes to one topic, so it is checked once
@@ -83,7 +90,7 @@ class PacketReader:
         append = packets.append
         self._needed = 2
         self.is_behind = False
-        for _ in range(PACKETS_PER_TURN):
+        for _ in range(self._most):
             if end - at < 2:
                 break
             head = data[at]

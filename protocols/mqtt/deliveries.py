@@ -6,6 +6,7 @@ subscribe to Actions with QoS 1 and 2: such an Action is sent as soon as it is d
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from broker.device_sessions.sessions import DeviceSession, DeviceSessions
 from broker.devices.registry import Device
@@ -30,8 +31,12 @@ from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import MqttSession
 from protocols.mqtt.values import Properties
 from protocols.outbox import Outbox
+from storage.keys import Position
 from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 from storage.mqtt_topics import RetainedRecord
+
+#: Retained messages that are compared with a filter in the time that a frame of overhead may take.
+_LOOKS_OF_A_FRAME: Final = 50
 
 
 class Deliveries:
@@ -48,6 +53,7 @@ class Deliveries:
         "_flow",
         "_ingest",
         "_lasting",
+        "_looked_at",
         "_now_ms",
         "_outbox",
         "_session",
@@ -74,6 +80,7 @@ class Deliveries:
         self._space = rooms.topics.space
         self._access = rooms.topics.access
         self._due: list[tuple[SubscriptionRecord, RetainedRecord]] = []  # retained messages, to send behind SUBACK
+        self._looked_at = 0  # and how many were compared with their filters
         # Where sessions may outlive connections: the session, and its deliveries of QoS 1 and 2.
         self._lasting: DeviceSession | None = None
         self._flow: Flow | None = None
@@ -175,9 +182,16 @@ class Deliveries:
         topics.pop(requested.topic, None)  # the latest one stands last
         topics[requested.topic] = qos
         if self._lasting is not None and self._sessions is not None:
-            head = self._ingest.head if qos else None
-            self._sessions.subscribe(self._lasting, requested.topic, SubscriptionRecord(qos), head=head)
+            self._sessions.subscribe(
+                self._lasting, requested.topic, SubscriptionRecord(qos), actions_from=self._actions_from
+            )
         return qos
+
+    @property
+    def _actions_from(self) -> Position | None:
+        """From where in the log Actions wait for a device that subscribes now; None when they need not wait."""
+        qos = next(reversed(self._actions.values()), 0)
+        return self._ingest.head if qos else None
 
     def _subscribe_openly(self, requested: RequestedFilter, subscription_id: int) -> int:
         """Subscribe in the open topic space."""
@@ -192,18 +206,21 @@ class Deliveries:
             requested.qos, requested.no_local, requested.retain_as_published, subscription_id
         )
         try:
-            retained = space.subscribe(
+            retained, looked_at = space.subscribe(
                 self._device.key, requested.topic, subscription, retain_handling=requested.retain_handling
             )
         except DomainError:
             return ReasonCode.QUOTA_EXCEEDED
-        sessions.subscribe(lasting, requested.topic, subscription)
+        sessions.subscribe(lasting, requested.topic, subscription, actions_from=self._actions_from)
         self._due += [(subscription, message) for message in retained]
+        self._looked_at += looked_at
         return requested.qos
 
     def send_due(self) -> int:
-        """Send the retained messages of new subscriptions, behind their SUBACK; return how many there were."""
+        """Send the retained messages of new subscriptions, behind their SUBACK; return what that cost, in frames of
+        overhead."""
         due, self._due = self._due, []
+        cost, self._looked_at = len(due) + self._looked_at // _LOOKS_OF_A_FRAME, 0
         for subscription, message in due:
             if self._sessions is not None:
                 self._sessions.send(
@@ -216,7 +233,7 @@ class Deliveries:
                     subscription_ids=[subscription.subscription_id] if subscription.subscription_id else [],
                     expires_on=message.expires_on,
                 )
-        return len(due)
+        return cost
 
     def unsubscribe(self, topic: bytes) -> ReasonCode:
         topics = self._like(topic)
@@ -227,7 +244,7 @@ class Deliveries:
         if not existed:
             return ReasonCode.NO_SUBSCRIPTION_EXISTED
         if self._lasting is not None and self._sessions is not None:
-            self._sessions.unsubscribe(self._lasting, topic, wants_actions=any(self._actions.values()))
+            self._sessions.unsubscribe(self._lasting, topic, wants_actions=self._actions_from is not None)
         return ReasonCode.SUCCESS
 
     def _like(self, topic: bytes) -> dict[bytes, int] | None:

@@ -53,7 +53,7 @@ from protocols.refusals import PublishForbidden, SubscribeForbidden, device_text
 # Acknowledgements keep their order, so a refused message waits for the commit like any other, but it takes no room in
 # the journal. This limit bounds the messages of one connection that wait while the store is slow.
 MAX_UNACKNOWLEDGED = 20_000
-# So many deliveries of one message cost about as much as a packet that no message comes of.
+# With more deliveries of one message, each counts as a frame of overhead of the device that has published it.
 _FAN_OUT = 16
 
 
@@ -222,8 +222,8 @@ class MqttExchange:
         if not self._rooms.topics.access.may_publish(self._device, packet.topic):
             raise PublishForbidden
         reached = space.publish(message_of(packet, self._rooms.core.clock.now_ms()), self._device.key)
-        if reached > _FAN_OUT:  # each delivery is work for this device's turn
-            self.pace.spend(reached // _FAN_OUT)
+        if reached > _FAN_OUT:
+            self.pace.spend(reached)
 
     def _refuse(self, packet: Publish, error: DomainError) -> None:
         self.pace.spend()
@@ -298,8 +298,8 @@ class MqttExchange:
         self._outbox.put(self._answers.suback(packet.packet_id, granted, text))
         for _ in range(refused):
             self.deliveries.tell(SubscribeForbidden())
-        if sent := self.deliveries.send_due():
-            self.pace.spend(sent // _FAN_OUT)
+        if cost := self.deliveries.send_due():
+            self.pace.spend(cost)
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
         codes = [self.deliveries.unsubscribe(topic) for topic in packet.filters]

@@ -17,6 +17,8 @@ from storage.mqtt_sessions import DeliveryRecord
 
 #: Deliveries on their way to a device that does not say how many it takes. Many clients have memory for few.
 WINDOW: Final = 20
+#: With so many bytes on their way, the others wait, whatever a device says that it takes.
+UNDER_WAY_BYTES: Final = 256 * 1024
 _PACKET_IDS: Final = 0xFFFF
 
 
@@ -43,6 +45,7 @@ class Flow:
         "_now_ms",
         "_released",
         "_settled",
+        "_under_way",
         "_waiting",
         "_waiting_bytes",
         "_window",
@@ -68,6 +71,7 @@ class Flow:
         self._waiting: deque[DeliveryRecord] = deque()
         self._waiting_bytes = 0
         self._by_id: dict[bytes, DeliveryRecord] = {}  # on their way
+        self._under_way = 0  # and their bytes
         self._released: set[bytes] = set()  # those of QoS 2 whose PUBREC has come
 
     def resume(self, deliveries: Iterable[DeliveryRecord]) -> bytes:
@@ -76,7 +80,7 @@ class Flow:
         for delivery in deliveries:
             if delivery.is_released:
                 packet_id = packet_id_of(delivery.number)
-                self._by_id[packet_id] = delivery
+                self._take(packet_id, delivery)
                 self._released.add(packet_id)
                 released += self._answers.pubrel(packet_id)
             else:
@@ -122,9 +126,14 @@ class Flow:
 
     def _settle(self, packet_id: bytes, delivery: DeliveryRecord) -> bytes:
         del self._by_id[packet_id]
+        self._under_way -= len(delivery.payload)
         self._released.discard(packet_id)
         self._settled(delivery.number)
         return self._fill()
+
+    def _take(self, packet_id: bytes, delivery: DeliveryRecord) -> None:
+        self._by_id[packet_id] = delivery
+        self._under_way += len(delivery.payload)
 
     def _wait(self, delivery: DeliveryRecord) -> None:
         self._waiting.append(delivery)
@@ -137,7 +146,7 @@ class Flow:
 
     def _fill(self) -> bytes:
         out = []
-        while self._waiting and len(self._by_id) < self._window:
+        while self._waiting and len(self._by_id) < self._window and self._under_way < UNDER_WAY_BYTES:
             delivery = self._next()
             packet_id = packet_id_of(delivery.number)
             is_again = delivery.number <= self.sent_until
@@ -145,7 +154,7 @@ class Flow:
             if not packet:  # expired, or larger than the device takes [MQTT-3.1.2-25]
                 self._dropped(delivery.number)
                 continue
-            self._by_id[packet_id] = delivery
+            self._take(packet_id, delivery)
             self.sent_until = max(self.sent_until, delivery.number)
             out.append(packet)
         return b"".join(out)

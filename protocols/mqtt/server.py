@@ -17,7 +17,7 @@ from broker.devices.registry import Device
 from broker.errors import DomainError, StorageUnavailable
 from broker.limits.meters import Channel
 from broker.trace.origin import concerning
-from config.limits import MQTT_CONNECT_SECONDS
+from config.limits import MQTT_CONNECT_SECONDS, OPEN_PACKETS_PER_TURN, PACKETS_PER_TURN
 from config.settings import Address
 from protocols.listeners import Entrance, end_gently, sender_at_once, serve_tcp
 from protocols.mqtt.answers import Reason
@@ -92,7 +92,9 @@ class _Connection:
     def __init__(self, rooms: MqttRooms, stream: trio.abc.Stream) -> None:
         self._rooms = rooms
         self._stream = stream
-        self._reader = PacketReader()
+        # In the open topic space, each packet may become many deliveries.
+        is_open = rooms.topics.space is not None
+        self._reader = PacketReader(packets_per_turn=OPEN_PACKETS_PER_TURN if is_open else PACKETS_PER_TURN)
         self._session = MqttSession()
         self._outbox = Outbox(stream.send_all, send_now=sender_at_once(stream))
         self._scope = trio.CancelScope()  # of the waits for the peer's packets

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.topics.space import is_subscribable
-from broker.topics.tree import TopicTree, is_filter, is_topic, matches
+from broker.topics.tree import TopicTree, is_filter, is_topic, matches, pattern_of
 from config.limits import MQTT_TOPIC_LEVELS_MAX
 from storage.keys import DeviceKey
 from storage.mqtt_sessions import SubscriptionRecord
@@ -42,6 +42,7 @@ MATCHES = [
 @pytest.mark.parametrize(("filter_", "topic", "is_match"), MATCHES)
 def test_what_a_filter_matches(filter_: bytes, topic: bytes, is_match: bool) -> None:
     assert matches(filter_, topic) is is_match
+    assert (pattern_of(filter_).fullmatch(topic) is not None) is is_match
     tree = TopicTree()
     tree.add(filter_, DEVICE, SUBSCRIPTION)
     assert tree.match(topic)[0] == ([{DEVICE: SUBSCRIPTION}] if is_match else [])
@@ -62,6 +63,9 @@ def test_the_tree_finds_what_each_filter_matches(filters: list[bytes], topic: by
     for number, filter_ in enumerate(filters):
         tree.add(filter_, DeviceKey(number), SUBSCRIPTION)
     found = sorted(device for one in tree.match(topic)[0] for device in one)
+    assert [bool(pattern_of(filter_).fullmatch(topic)) for filter_ in filters] == [
+        matches(filter_, topic) for filter_ in filters
+    ]
     assert found == [number for number, filter_ in enumerate(filters) if matches(filter_, topic)]
     for number, filter_ in enumerate(filters):
         tree.remove(filter_, DeviceKey(number))

@@ -3,7 +3,7 @@
 from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
 from protocols.mqtt.answers import Answers3, Answers5
 from protocols.mqtt.encoding import encode_publish, encode_pubrel
-from protocols.mqtt.flow import Flow, packet_id_of
+from protocols.mqtt.flow import UNDER_WAY_BYTES, Flow, packet_id_of
 from storage.mqtt_sessions import DeliveryRecord
 from tests.factories import NOW_MS
 
@@ -77,6 +77,18 @@ def test_of_too_many_bytes_that_wait_the_oldest_are_dropped() -> None:
     for number in range(1, 5):
         log.flow.add(a_delivery(number, payload=half))
     assert log.dropped == [2]
+
+
+def test_few_bytes_are_on_their_way_however_many_deliveries_the_device_takes() -> None:
+    log = Log(window=0xFFFF)
+    large = b"x" * (UNDER_WAY_BYTES // 2)
+    assert [bool(log.flow.add(a_delivery(number, payload=large))) for number in range(1, 5)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert log.flow.puback(packet_id_of(1)) == wire(3, payload=large)
 
 
 def test_what_an_earlier_connection_left_is_sent_again_in_order() -> None:

@@ -160,6 +160,18 @@ async def test_a_session_has_no_actions_from_before_its_subscription_or_after_it
     await again.expect(delivered(1))
 
 
+async def test_actions_of_qos_0_do_not_wait(server: Server) -> None:
+    peer = await lasting(server)
+    await peer.send(subscribe(ACTIONS, qos=1), subscribe(ACTIONS, qos=0, number=2))
+    await peer.expect(suback(1), suback(0, number=2))
+    await leave(server, peer)
+    await act(server.services)
+    again = await lasting(server, AGAIN)
+    await again.expect_nothing()
+    await act(server.services)
+    assert await again.expect_delivery() == (ACTIONS, SET_ON.encode())
+
+
 @pytest.mark.parametrize("how", ["clean start", "another client id", "expired", "no expiry"])
 async def test_a_session_ends(server: Server, fake_clock: FakeClock, how: str) -> None:
     peer = await lasting_5(server, seconds=60)
