@@ -55,7 +55,7 @@ TABLE: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
     "maximum_qos": ("MaximumQoS", _bytes),
     "retain_available": ("RetainAvailable", _bytes),
     "user_properties": ("UserProperty", _pairs),
-    "maximum_packet_size": ("MaximumPacketSize", _longs),
+    "maximum_packet_size": ("MaximumPacketSize", st.integers(1, 0x0FFF_FFFF)),  # paho takes no larger one
     "wildcard_available": ("WildcardSubscriptionAvailable", _bytes),
     "subscription_ids_available": ("SubscriptionIdentifierAvailable", _bytes),
     "shared_available": ("SharedSubscriptionAvailable", _bytes),
