@@ -17,7 +17,7 @@ from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
 from protocols.http.answers import REST_ROOT, json_answer, search_answer, secret_answer
-from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder, snake_case
+from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
@@ -117,7 +117,7 @@ class _Endpoint:
         self._is_secret = call.is_secret
         self._performer = call.performer_parameter
         self._object = call.object_parameter
-        self._texts = [(name, snake_case(name)) for name in call.names if snake_case(name) in call.hints]
+        self._texts = call.text_parameters
 
     async def answer(self, **names: str) -> Response:
         started = time.perf_counter()
