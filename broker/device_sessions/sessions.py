@@ -10,71 +10,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from broker.clock import Clock
+from broker.device_sessions import steps
+from broker.device_sessions.session import DeviceSession, Written
 from broker.envelope import Action
 from broker.loops import repeat
-from config.limits import MQTT_WAITING_BYTES, MQTT_WAITING_MESSAGES
-from storage.database import Database, Transaction
+from storage.database import Database
 from storage.keys import DeviceKey, Milliseconds, Position
-from storage.mqtt_sessions import DeliveryRecord, MqttSessionRecord, SubscriptionRecord
+from storage.mqtt_sessions import DeliveryRecord, SubscriptionRecord
 
 _SWEEP_SECONDS: Final = 60.0
-_SWEPT_AT_ONCE: Final = 500
 _TRIMMED_EVERY: Final = 64
-
-#: Turns the text of an Action into what is sent to the device.
-Written = Callable[[str], bytes]
-
-
-class Outlet(Protocol):
-    """The connection of a session. Both return at once."""
-
-    def send(self, delivery: DeliveryRecord) -> None:
-        """Send with QoS 1 or 2, as soon as it is durable that the delivery waits."""
-
-    def offer(self, delivery: DeliveryRecord) -> bool:
-        """Send with QoS 0; False when the device does not keep up."""
-
-
-class DeviceSession:
-    """The session of a device that is connected, or away and expected back.
-
-    `deliveries` are those that waited when the connection began, in order; those up to `sent_until` may have been sent
-    before. `received` are the packet ids of QoS 2 messages of the device that it has not released.
-    """
-
-    __slots__ = (
-        "actions_after",
-        "client_id",
-        "deliveries",
-        "device",
-        "expiry_seconds",
-        "is_stored",
-        "late",
-        "next_number",
-        "outlet",
-        "received",
-        "sent_until",
-        "subscriptions",
-    )
-
-    def __init__(self, device: DeviceKey, client_id: str, expiry_seconds: int) -> None:
-        self.device = device
-        self.client_id = client_id
-        self.expiry_seconds = expiry_seconds
-        self.is_stored = False
-        self.outlet: Outlet | None = None  # None while the device is away
-        self.late: list[DeliveryRecord] = []  # that came while a new connection began
-        self.subscriptions: dict[bytes, SubscriptionRecord] = {}
-        self.actions_after: Position | None = None
-        self.deliveries: list[DeliveryRecord] = []
-        self.received: list[int] = []
-        self.sent_until = 0
-        self.next_number = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +51,7 @@ class DeviceSessions:
         """After the start of the daemon: no device is connected."""
         now_ms = self._clock.now_ms()
         await self._database.write(lambda tx: tx.mqtt_sessions.end_all(now_ms))
-        for session in await self._database.read(_all):
+        for session in await self._database.read(steps.every_session):
             self._known[session.device] = session
 
     def on_end(self, handler: Callable[[DeviceKey], None]) -> None:
@@ -142,7 +92,7 @@ class DeviceSessions:
         self._current[session.device] = session
         if (away := self._known.get(session.device)) is not None:
             away.outlet, away.late = None, []
-        work = partial(_begin, session, is_clean, is_actions, written, self._clock.now_ms())
+        work = partial(steps.begin, session, is_clean, is_actions, written, self._clock.now_ms())
         await self._database.write(work, announce=partial(self._begun, session, begun))
 
     def _begun(self, session: DeviceSession, begun: Callable[[DeviceSession, bool], None], is_present: bool) -> None:
@@ -154,7 +104,7 @@ class DeviceSessions:
             session.deliveries += [one for one in away.late if one.number not in known]
         elif away is not None:
             for delivery in away.late:
-                self._write(away, _settle, delivery.number)
+                self._write(away, steps.settle, delivery.number)
             self._tell_end(session.device)
         self._known[session.device] = session
         _, will = self._wills.pop(session.device, (0.0, None))
@@ -175,12 +125,12 @@ class DeviceSessions:
         session.subscriptions[filter_] = subscription
         if actions_from is None or session.actions_after is None:
             session.actions_after = actions_from
-        self._write(session, _subscribe, filter_, subscription, session.actions_after)
+        self._write(session, steps.subscribe, filter_, subscription, session.actions_after)
 
     def unsubscribe(self, session: DeviceSession, filter_: bytes, *, wants_actions: bool) -> None:
         session.subscriptions.pop(filter_, None)
         session.actions_after = session.actions_after if wants_actions else None
-        self._write(session, _unsubscribe, filter_, session.actions_after)
+        self._write(session, steps.unsubscribe, filter_, session.actions_after)
 
     def deliver(
         self, session: DeviceSession, action: Action, topic: bytes, payload: bytes, qos: int
@@ -191,7 +141,7 @@ class DeviceSessions:
         delivery = DeliveryRecord(session.next_number, topic, payload, qos)
         session.next_number += 1
         session.actions_after = action.position
-        self._write(session, _deliver, delivery, action.position)
+        self._write(session, steps.deliver, delivery, action.position)
         return delivery
 
     def send(
@@ -223,18 +173,18 @@ class DeviceSessions:
         if not qos:
             return session.outlet is not None and session.outlet.offer(delivery)
         session.next_number += 1
-        self._write(session, _queue, delivery)
+        self._write(session, steps.queue, delivery)
         if session.outlet is not None:
             session.outlet.send(delivery)
         else:
             session.late = [*session.late, delivery] if device in self._current else session.late
             if delivery.number % _TRIMMED_EVERY == 0:
-                self._write(session, _trim)
+                self._write(session, steps.trim)
         return True
 
     def settle(self, session: DeviceSession, number: int) -> None:
         """A delivery has ended: acknowledged, or dropped."""
-        self._write(session, _settle, number)
+        self._write(session, steps.settle, number)
 
     def drop(self, session: DeviceSession, number: int) -> None:
         self._dropped += 1
@@ -242,14 +192,14 @@ class DeviceSessions:
 
     def release(self, session: DeviceSession, number: int) -> None:
         """The device has a delivery of QoS 2; it must not be sent again."""
-        self._write(session, _release, number)
+        self._write(session, steps.release, number)
 
     def receive(self, session: DeviceSession, packet_id: int) -> None:
         """A message of QoS 2 was submitted in this turn: remember its packet id in the same commit."""
-        self._write(session, _receive, packet_id)
+        self._write(session, steps.receive, packet_id)
 
     def forget_received(self, session: DeviceSession, packet_id: int) -> None:
-        self._write(session, _forget, packet_id)
+        self._write(session, steps.forget, packet_id)
 
     def end(self, session: DeviceSession) -> None:
         """The connection has ended. Nothing happens when a newer one has the session."""
@@ -264,9 +214,9 @@ class DeviceSessions:
             return
         if session.expiry_seconds:
             expires_on = Milliseconds(self._clock.now_ms() + session.expiry_seconds * 1000)
-            self._write(session, _end, expires_on, session.sent_until)
+            self._write(session, steps.end, expires_on, session.sent_until)
         else:
-            self._write(session, _remove)
+            self._write(session, steps.remove)
 
     def _tell_end(self, device: DeviceKey) -> None:
         for handler in self._on_end:
@@ -304,9 +254,9 @@ class DeviceSessions:
         """Remove sessions whose time has passed."""
         while self._clock.may_delete():
             now_ms = self._clock.now_ms()
-            removed = await self._database.write(partial(_sweep, now_ms), announce=self._swept)
+            removed = await self._database.write(partial(steps.sweep, now_ms), announce=self._swept)
             self._expired += len(removed)
-            if len(removed) < _SWEPT_AT_ONCE:
+            if len(removed) < steps.SWEPT_AT_ONCE:
                 return
 
     def _swept(self, removed: Sequence[DeviceKey]) -> None:
@@ -317,133 +267,3 @@ class DeviceSessions:
 
     def statistics(self) -> SessionStatistics:
         return SessionStatistics(len(self._current), self._resumed, self._expired, self._dropped)
-
-
-def _begin(
-    session: DeviceSession,
-    is_clean: bool,
-    is_actions: Callable[[bytes], bool],
-    written: Written,
-    now_ms: Milliseconds,
-    tx: Transaction,
-) -> bool:
-    store, device = tx.mqtt_sessions, session.device
-    known = store.session(device)
-    is_present = (
-        known is not None
-        and not is_clean
-        and known.client_id == session.client_id
-        and (known.expires_on is None or known.expires_on > now_ms)
-    )
-    if known is not None and not is_present:
-        store.remove(device)
-    session.is_stored = session.expiry_seconds > 0 or is_present
-    if is_present and known is not None:
-        session.subscriptions = store.subscriptions(device)
-        session.deliveries = store.deliveries(device)
-        session.received = store.received(device)
-        session.sent_until = known.sent_until
-        session.actions_after = known.actions_after
-        session.next_number = max([known.sent_until, *(one.number for one in session.deliveries)]) + 1
-        _take_actions(tx, session, is_actions, written)
-    if session.is_stored:
-        store.put(
-            MqttSessionRecord(
-                device, session.client_id, session.expiry_seconds, None, session.actions_after, session.sent_until
-            )
-        )
-    return is_present
-
-
-def _take_actions(
-    tx: Transaction, session: DeviceSession, is_actions: Callable[[bytes], bool], written: Written
-) -> None:
-    """Queue the Actions that came while the device was away. Of too many, the oldest deliveries go."""
-    filters = [filter_ for filter_, one in session.subscriptions.items() if one.qos and is_actions(filter_)]
-    found: Sequence[tuple[Position, str]] = ()
-    topic = filters[-1] if filters else b""
-    if session.actions_after is not None and filters:
-        found = tx.messages.latest_actions_of(session.device, session.actions_after, limit=MQTT_WAITING_MESSAGES)
-    for position, data in found:
-        delivery = DeliveryRecord(session.next_number, topic, written(data), session.subscriptions[topic].qos)
-        tx.mqtt_sessions.put_delivery(session.device, delivery)
-        session.deliveries.append(delivery)
-        session.next_number += 1
-        session.actions_after = position
-    size = sum(len(one.payload) for one in session.deliveries)
-    while session.deliveries and (len(session.deliveries) > MQTT_WAITING_MESSAGES or size > MQTT_WAITING_BYTES):
-        oldest = session.deliveries.pop(0)
-        size -= len(oldest.payload)
-        tx.mqtt_sessions.remove_delivery(session.device, oldest.number)
-
-
-def _subscribe(
-    device: DeviceKey,
-    filter_: bytes,
-    subscription: SubscriptionRecord,
-    actions_after: Position | None,
-    tx: Transaction,
-) -> None:
-    tx.mqtt_sessions.subscribe(device, filter_, subscription)
-    tx.mqtt_sessions.set_actions_after(device, actions_after)
-
-
-def _unsubscribe(device: DeviceKey, filter_: bytes, actions_after: Position | None, tx: Transaction) -> None:
-    tx.mqtt_sessions.unsubscribe(device, filter_)
-    tx.mqtt_sessions.set_actions_after(device, actions_after)
-
-
-def _deliver(device: DeviceKey, delivery: DeliveryRecord, position: Position, tx: Transaction) -> None:
-    tx.mqtt_sessions.put_delivery(device, delivery)
-    tx.mqtt_sessions.set_actions_after(device, position)
-
-
-def _settle(device: DeviceKey, number: int, tx: Transaction) -> None:
-    tx.mqtt_sessions.remove_delivery(device, number)
-
-
-def _release(device: DeviceKey, number: int, tx: Transaction) -> None:
-    tx.mqtt_sessions.release(device, number)
-
-
-def _receive(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
-    tx.mqtt_sessions.receive(device, packet_id)
-
-
-def _forget(device: DeviceKey, packet_id: int, tx: Transaction) -> None:
-    tx.mqtt_sessions.forget_received(device, packet_id)
-
-
-def _end(device: DeviceKey, expires_on: Milliseconds, sent_until: int, tx: Transaction) -> None:
-    tx.mqtt_sessions.end(device, expires_on=expires_on, sent_until=sent_until)
-
-
-def _remove(device: DeviceKey, tx: Transaction) -> None:
-    tx.mqtt_sessions.remove(device)
-
-
-def _sweep(now_ms: Milliseconds, tx: Transaction) -> Sequence[DeviceKey]:
-    expired = tx.mqtt_sessions.expired(now_ms, limit=_SWEPT_AT_ONCE)
-    for device in expired:
-        tx.mqtt_sessions.remove(device)
-    return expired
-
-
-def _all(tx: Transaction) -> list[DeviceSession]:
-    """Every session, as one of a device that is away."""
-    found = []
-    for record, last in tx.mqtt_sessions.all():
-        session = DeviceSession(record.device, record.client_id, record.expiry_seconds)
-        session.is_stored = True
-        session.next_number = max(record.sent_until, last) + 1
-        session.subscriptions = tx.mqtt_sessions.subscriptions(record.device)
-        found.append(session)
-    return found
-
-
-def _queue(device: DeviceKey, delivery: DeliveryRecord, tx: Transaction) -> None:
-    tx.mqtt_sessions.put_delivery(device, delivery)
-
-
-def _trim(device: DeviceKey, tx: Transaction) -> None:
-    tx.mqtt_sessions.trim(device, count=MQTT_WAITING_MESSAGES, size=MQTT_WAITING_BYTES)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from broker.device_sessions.sessions import DeviceSession, DeviceSessions
+from broker.device_sessions.session import DeviceSession
+from broker.device_sessions.sessions import DeviceSessions
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import DomainError, StorageUnavailable
