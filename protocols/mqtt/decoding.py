@@ -4,6 +4,11 @@
 parsed in place; bodies.py has the decoders of all other packets.
 """
 
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
 from config.limits import MQTT_PACKET_BYTES, PACKETS_PER_TURN
 from protocols.mqtt.bodies import DECODERS
 from protocols.mqtt.fields import Fields, check_topic, truncated
@@ -20,6 +25,7 @@ from protocols.mqtt.packets import (
     PublishWithProperties,
     Subscribe,
     Unsubscribe,
+    weight_of,
 )
 from protocols.mqtt.properties import In, decode_properties
 
@@ -86,11 +92,12 @@ class PacketReader:
         end = len(data)
         maximum = self._maximum
         topic = self._topic
-        publish = _publish_5 if self.level == MQTT_5 else Publish
+        turn = iter(range(self._most))
+        publish = partial(_publish_5, turn) if self.level == MQTT_5 else Publish
         append = packets.append
         self._needed = 2
         self.is_behind = False
-        for _ in range(self._most):
+        for _ in turn:
             if end - at < 2:
                 break
             head = data[at]
@@ -112,6 +119,7 @@ class PacketReader:
                 break
             if head & 0xF0 != 0x30:
                 append(packet := self._decode(head, data[start:stop]))
+                _spend(turn, packet)
                 # Behind a CONNECT, another version may begin.
                 if type(packet) in _LONG_WORK or (self.level == MQTT_5) is (publish is Publish):
                     at, self.is_behind = stop, stop < end
@@ -182,7 +190,13 @@ def _check_publish(head: int, topic: bytes, packet_id: bytes, level: int) -> Non
         check_topic(topic, "MQTT-3.3.2-1")
 
 
-def _publish_5(topic: bytes, body: bytes, packet_id: bytes, qos: int, head: int) -> Publish:
+def _spend(turn: Iterator[int], packet: Packet) -> None:
+    """A packet with many user properties takes the place of several in its turn."""
+    if weight := weight_of(packet):
+        deque(islice(turn, weight), maxlen=0)
+
+
+def _publish_5(turn: Iterator[int], topic: bytes, body: bytes, packet_id: bytes, qos: int, head: int) -> Publish:
     """A PUBLISH of 5.0, whose `body` has the properties before the payload."""
     if topic and body[:1] == b"\x00":
         return Publish(topic, body[1:], packet_id, qos, head)
@@ -192,4 +206,6 @@ def _publish_5(topic: bytes, body: bytes, packet_id: bytes, qos: int, head: int)
         raise ProtocolError("PUBLISH of a client with a subscription identifier", "MQTT-3.3.4-6")
     if not topic and properties.topic_alias is None:
         raise ProtocolError("an empty topic without a topic alias", "MQTT-4.7.3-1")
-    return PublishWithProperties(topic, body[fields.at :], packet_id, qos, head, properties)
+    packet = PublishWithProperties(topic, body[fields.at :], packet_id, qos, head, properties)
+    _spend(turn, packet)
+    return packet

@@ -33,6 +33,7 @@ from protocols.mqtt.packets import (
     Subscribe,
     Unsubscribe,
     Will,
+    weight_of,
 )
 from protocols.mqtt.rooms import MqttRooms
 from protocols.mqtt.session import (
@@ -144,6 +145,8 @@ class MqttExchange:
         """Process a packet that is not of the hot path. Returns whether the connection goes on."""
         session = self._session
         overhead = session.overhead
+        if weight := weight_of(packet):
+            self.pace.spend(weight)
         try:
             events = session.receive(packet)
             events = tuple(map(self._checked, events))

@@ -195,6 +195,12 @@ Packet = (
 )
 
 
+def weight_of(packet: Packet) -> int:
+    """What the user properties of a packet cost beside the packet itself, in packets."""
+    properties: Properties = getattr(packet, "properties", NO_PROPERTIES)
+    return len(properties.user_properties) // 2
+
+
 # --- Faults -------------------------------------------------------------------------------------------------------
 
 

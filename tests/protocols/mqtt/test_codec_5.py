@@ -117,6 +117,15 @@ def test_a_packet_has_a_bounded_number_of_properties() -> None:
     assert caught.value.code == 0x97
 
 
+def test_packets_with_many_properties_make_a_turn_short() -> None:
+    heavy = encode_publish(b"t", b"", properties=encode_properties(Properties(user_properties=(("a", "b"),) * 50)))
+    reader = PacketReader(level=MQTT_5, packets_per_turn=27)
+    assert len(reader.feed(heavy * 3)) == 2  # each takes the place of 26
+    assert reader.is_behind
+    assert len(reader.feed(b"")) == 1
+    assert not reader.is_behind
+
+
 BROKEN = [
     # Properties (2.2.2)
     ("an unknown property", "30 06 0001 74 02 7f00", 0x81),
