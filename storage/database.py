@@ -37,6 +37,7 @@ from storage.models import ModelStore
 from storage.monetization import MonetizationStore
 from storage.mqtt_sessions import MqttSessionStore
 from storage.mqtt_topics import MqttTopicStore
+from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
@@ -108,6 +109,7 @@ class Transaction:
         self.monetization = MonetizationStore(connection)
         self.mqtt_sessions = MqttSessionStore(connection)
         self.mqtt_topics = MqttTopicStore(connection)
+        self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)

@@ -2,9 +2,9 @@
 
 from broker.facts import TopicRulesChanged
 from broker.provisioning.document import TopicRuleEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun
-from broker.topics.space import SERVICE
-from broker.topics.tree import is_filter
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import compared
+from broker.provisioning.run import ProvisioningRun
 from storage.mqtt_topics import TopicRuleRecord
 
 
@@ -15,29 +15,25 @@ class TopicTables:
     def put_rule(self, at: EntryLocation, entry: TopicRuleEntry) -> None:
         """A rule stands for the one with its subject and topic."""
         store = self._run.tx.mqtt_topics
-        if not is_filter(entry.topic.encode()) or entry.topic.encode().startswith(SERVICE):
-            raise at.refusal("topic", "must be a topic filter, and none of the service's own topics")
-        kind, subject = self._subject(at, entry)
+        kind, subject, name = self._subject(at, entry)
         wanted = TopicRuleRecord(kind, subject, entry.topic, entry.publish, entry.subscribe)
         known = next((one for one in store.rules() if one.identity == wanted.identity), None)
         if wanted != known:
             store.put_rule(wanted)
             self._run.facts.append(TopicRulesChanged(tuple(store.rules())))
         if known is None:
-            return self._run.created(at, wanted.identity)
-        return self._run.found(at, wanted.identity, changed=wanted != known)
+            return self._run.created(at, wanted.identity, f"{entry.topic} of {name}")
+        changes = compared(known, wanted, ("publish", "subscribe"))
+        return self._run.found(at, wanted.identity, f"{entry.topic} of {name}", changes)
 
-    def _subject(self, at: EntryLocation, entry: TopicRuleEntry) -> tuple[str, int]:
+    def _subject(self, at: EntryLocation, entry: TopicRuleEntry) -> tuple[str, int, str]:
         given = {"device": entry.device, "device_type": entry.device_type, "user": entry.user}
         named = [(kind, text) for kind, text in given.items() if text is not None]
         if len(named) != 1:
             raise at.refusal("device", "needs one of device, device_type and user")
         ((kind, text),) = named
         if kind == "user":
-            return kind, self._run.user_of(at, kind, text).key
+            return kind, self._run.user_of(at, kind, text).key, text
         if kind == "device_type":
-            return kind, self._run.type_of(at, kind, text).key
-        device = self._run.tx.devices.by_id(text)
-        if device is None:
-            raise at.refusal(kind, f"there is no device {text!r}")
-        return kind, device.key
+            return kind, self._run.type_of(at, kind, text).key, text
+        return kind, self._run.device_of(at, kind, text).key, text

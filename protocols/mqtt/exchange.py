@@ -213,7 +213,8 @@ class MqttExchange:
                 return
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
-            self._ingest.submit(device, payload)
+            if self._ingest.submit(device, payload) == self._ingest.failed_position:
+                self._tell_lost()
         except DomainError as error:
             self._refuse(packet, error)
 
@@ -321,6 +322,11 @@ class MqttExchange:
         if received:
             answer += self._session.acknowledge_received(received, reasons)
         self._outbox.put(answer)
+
+    def _tell_lost(self) -> None:
+        """The latest message is stored as a failed one (reference 9.7)."""
+        if (lost := self._ingest.nothing_remained(self._device)) is not None:
+            self.deliveries.tell(lost)
 
     def close(self, reason: CloseReason) -> None:
         """The broker ends the connection."""

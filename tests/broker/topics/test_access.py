@@ -72,7 +72,7 @@ async def test_with_a_rule_only_what_rules_allow(services: Services, world: Worl
     ("rule", "field"),
     [
         ({"topic": "a"}, "topic_rules[0].device"),
-        ({"device": KITCHEN, "user": "x", "topic": "a"}, "topic_rules[0].device"),
+        ({"device": KITCHEN, "user": "ada@example.org", "topic": "a"}, "topic_rules[0].device"),
         ({"device": "9" * 32, "topic": "a"}, "topic_rules[0].device"),
         ({"device": KITCHEN, "topic": "a/#/b"}, "topic_rules[0].topic"),
         ({"device": KITCHEN, "topic": "/v1.1/#"}, "topic_rules[0].topic"),
