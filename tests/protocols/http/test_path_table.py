@@ -75,6 +75,7 @@ PUT /devices/{}/tokens
 DELETE /devices/{}/tokens
 GET /devices/{}/failures
 GET /devices/{}/refusals
+GET /devices/{}/dropped
 GET /devices/{}/quota
 POST /devices/{}/providerauth
 DELETE /devices/{}/providerauth
