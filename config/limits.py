@@ -42,8 +42,18 @@ UNREGISTERED_FRAMES_MAX: Final = 20  # device channel: of a peer that has shown 
 MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
+MQTT_WAITING_MESSAGES: Final = 1_000  # that wait for one device, and how large they are together
+MQTT_WAITING_BYTES: Final = 1024 * 1024
+MQTT_SUBSCRIPTIONS_MAX: Final = 100  # of one device
+MQTT_TOPIC_LEVELS_MAX: Final = 32
+MQTT_RETAINED_MAX: Final = 10_000  # messages of the open topic space, and how large they are together
+MQTT_RETAINED_BYTES: Final = 16 * 1024 * 1024
+MQTT_TOPIC_ALIASES: Final = 16
+MQTT_SESSION_SECONDS: Final = 7 * 86_400
+MQTT_PROPERTIES_MAX: Final = 50  # of one packet of version 5.0
 
 TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
+OPEN_PACKETS_PER_TURN: Final = 16  # MQTT packets where each may become many deliveries (reference 16.6)
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600

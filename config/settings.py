@@ -25,6 +25,7 @@ from config.limits import (
     DEVICE_CODE_SECONDS,
     DEVICE_POLL_SECONDS,
     IMAGE_MAX_BYTES,
+    MQTT_SESSION_SECONDS,
     PASSWORD_MEMORY_MIB,
     REFRESH_WINDOW_DAYS,
     REGISTRATION_PIN_SECONDS,
@@ -126,6 +127,10 @@ class Mqtt(_Table, frozen=True):
     bind: Address | None = None
     tls_bind: Address | None = None
     action_payload: Literal["object", "array"] = "object"
+    keep_alive_max_seconds: int = 0
+    topics: Literal["service", "open"] = "service"
+    persistent_sessions: Literal["off", "on"] = "off"
+    session_max_seconds: int = MQTT_SESSION_SECONDS
 
 
 class Coap(_Table, frozen=True):
@@ -460,6 +465,8 @@ def _checked(settings: Settings, where: str) -> Settings:
     if needs_tls and (settings.tls.certificate_rsa is None) is not (settings.tls.key_rsa is None):
         raise SettingsError(f"{where}: tls.certificate_rsa: needs tls.key_rsa, and the other way round")
     for key, value, lowest in (
+        ("mqtt.keep_alive_max_seconds", settings.mqtt.keep_alive_max_seconds, 0),
+        ("mqtt.session_max_seconds", settings.mqtt.session_max_seconds, 1),
         ("limits.future_grace_seconds", settings.limits.future_grace_seconds, 0),
         ("limits.calls_per_address", settings.limits.calls_per_address, 1),
         ("limits.unauthenticated_connections", settings.limits.unauthenticated_connections, 1),

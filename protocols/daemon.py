@@ -40,7 +40,7 @@ from protocols.http.front_door import serve_http
 from protocols.inherited import hand_over, inherited_sockets
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.metrics.vitals import Vitals
-from protocols.mqtt.server import serve_mqtt
+from protocols.mqtt.server import serve_mqtt, serve_mqtt_connection
 from protocols.operating import DaemonMachine
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
@@ -171,7 +171,7 @@ async def _listen(
     connections: trio.Nursery,
     reloading: Reloading,
 ) -> dict[str, Address]:
-    websocket = partial(serve_websocket_connection, services)
+    websocket = partial(serve_websocket_connection, services, mqtt=partial(serve_mqtt_connection, services))
     vitals = Vitals(services.core)
     reloading.others.append(vitals.renew)
     tls, optional, required = _contexts(settings, reloading)

@@ -232,6 +232,11 @@ class Ingest:
         self._earlier_senders[source.key] = source
         self._router.publish(fact)
 
+    @property
+    def head(self) -> Position:
+        """The highest position of the log."""
+        return self._journal.head
+
     def mid(self, position: Position) -> str:
         return self._mids.mid(position)
 
