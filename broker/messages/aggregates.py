@@ -6,9 +6,10 @@ Groups are merged by the formula of Chan, Golub and LeVeque.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import fsum, inf, isfinite
 from sys import float_info
+
+import msgspec
 
 Number = int | float
 _EXACT = 2**53
@@ -17,8 +18,7 @@ _DOUBLE = float_info.max
 _SCALE = 2.0**-80  # exact, and room for 2**80 numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Summary of at least one number. `m2` is the sum of squared deviations from the mean.
 
     A result beyond the range of a double becomes the largest double, because JSON has no infinity.

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from broker.devices.registry import Devices
-from broker.messages.projections import flat
+from broker.messages.decoding import flat
 from broker.rules.budgets import NO_CAUSES, Causes, LoopGuard
 from broker.rules.index import Interest, RuleIndex
 from broker.rules.rule import NOTHING, Match, Outcome, Outgoing, TimerKey
