@@ -9,12 +9,11 @@ A row counts once because the position of the last row is saved in the transacti
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import msgspec
 
-from broker.messages.decoding import decode, decode_together, flat
+from broker.messages.decoding import decode, flat
 from broker.messages.intervals import MINUTE_MS, Interval
 from broker.messages.rollups import (
     EVERY_MESSAGE,
@@ -42,7 +41,6 @@ _ROWS_AT_ONCE: Final = 256
 _MANY: Final = 4
 _NUMBERS: Final = frozenset((int, float))
 
-_ts = attrgetter("ts")
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_open = msgspec.json.Decoder(Open).decode
@@ -102,45 +100,40 @@ class Folds:
                 return False
         self.position = rows[-1].position
         minutes = len(self._minutes)
-        if len(rows) < _MANY:
-            for row in rows:
-                self._fold_row(row, flat(decode(row.data)))
-        elif not self._fold_columns(rows, data := decode_together(rows)):
+        data = [decode(row.data) for row in rows]
+        if len(rows) < _MANY or not self._fold_columns(rows, data):
             for row, one in zip(rows, data, strict=True):
-                self._fold_row(row, flat(one))
+                fields = flat(one)
+                add_row(self._minutes, row.ts, fields)
+                self._lay(row.ts, row.position, fields)
         self._tally.buckets += len(self._minutes) - minutes
         self._rows += len(rows)
         if self._rows >= _ROWS_AT_ONCE:
             self._sum_up()
         return True
 
-    def _fold_row(self, row: MessageRow, fields: Mapping[str, Any]) -> None:
-        add_row(self._minutes, row.ts, fields)
-        self._lay(row.ts, row.position, fields)
-
     def _fold_columns(self, rows: Sequence[MessageRow], data: Sequence[Mapping[str, Any]]) -> bool:
         """Add rows of one minute that have the same fields; False: they are not such rows, and nothing was added."""
-        names = tuple(data[0])
-        stamps = list(map(_ts, rows))
+        first, stamps = data[0], [row.ts for row in rows]
         newest_ms = max(stamps)
-        if len(names) < 2 or set(map(len, data)) != {len(names)} or min(stamps) < newest_ms - newest_ms % MINUTE_MS:
+        if set(map(len, data)) != {len(first)} or min(stamps) < newest_ms - newest_ms % MINUTE_MS:
             return False
         try:
-            columns = list(zip(*map(itemgetter(*names), data), strict=True))
+            columns = [(name, [one[name] for one in data]) for name in first]
         except KeyError:
             return False
-        kinds = [set(map(type, column)) for column in columns]
+        kinds = [set(map(type, column)) for _, column in columns]
         if any(dict in kind for kind in kinds):
             return False
         values = values_in(self._minutes, newest_ms)
         values[EVERY_MESSAGE].count += len(rows)
-        for name, column, kind in zip(names, columns, kinds, strict=True):
-            one = values[name]
-            one.count += len(column)
+        for (name, column), kind in zip(columns, kinds, strict=True):
+            of_field = values[name]
+            of_field.count += len(column)
             if kind <= _NUMBERS:
-                one.numbers.extend(column)
+                of_field.numbers.extend(column)
             elif kind & _NUMBERS:
-                one.numbers.extend(value for value in column if type(value) in _NUMBERS)
+                of_field.numbers.extend(value for value in column if type(value) in _NUMBERS)
         newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
         self._lay(newest_ms, rows[newest].position, data[newest])
         return True

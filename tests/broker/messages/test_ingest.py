@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from broker.devices.presence import SEEN_SECONDS
 from broker.devices.registry import Device
 from broker.errors import (
     BadRequest,
@@ -539,7 +540,7 @@ async def test_the_workers_go_on_after_a_store_failed_for_a_while(
         assert services.messages.projector.statistics().written_position < position
         assert services.devices.presence.statistics().unwritten == 1
         breakable.error = None
-        await trio.sleep(7)
+        await trio.sleep(SEEN_SECONDS + 1)
         assert services.messages.projector.statistics().written_position == position
         assert services.devices.presence.statistics().unwritten == 0
         assert "intensity" in await services.messages.snapshots.of(kitchen.key)
