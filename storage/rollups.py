@@ -50,11 +50,12 @@ class RollupStore:
         row = next(iter(rows), None)
         return RollupRow(*row) if row else None
 
-    def last(self, device: DeviceKey, field: int, level: str) -> Milliseconds | None:
-        """The start of the newest bucket; None without one."""
+    def last(self, device: DeviceKey, path: str, level: str) -> Milliseconds | None:
+        """The start of the newest bucket of a field; None without one."""
         row = self._db.execute(
-            "SELECT max(bucket) AS bucket FROM rollup WHERE device = :device AND field = :field AND level = :level",
-            {"device": device, "field": field, "level": level},
+            "SELECT max(bucket) AS bucket FROM rollup WHERE device = :device"
+            " AND field = (SELECT key FROM field WHERE path = :path) AND level = :level",
+            {"device": device, "path": path, "level": level},
         ).one()
         return row["bucket"] if row else None
 

@@ -221,8 +221,8 @@ class Projector:
         # More of them when many wait: so the number that waits has a bound.
         await self._write(list(islice(self._unwritten, max(_WRITE_DEVICES, len(self._unwritten) // 20))))
 
-    async def _write(self, devices: Sequence[DeviceKey]) -> None:
-        """Write these devices. Raises StoreError; then they wait as before."""
+    async def _write(self, devices: Sequence[DeviceKey], *, again: bool = True) -> None:
+        """Write these devices. Raises StoreError; then they wait as before. `again`: try twice when a page is damaged."""
         waiting = {device: self._unwritten.pop(device) for device in devices}
         oldest = next(iter(self._unwritten.values()), None)
         until = self._position if oldest is None else Position(oldest.first - 1)
@@ -235,7 +235,7 @@ class Projector:
             is_durable = True
         except StoreDamagedError:
             self._unwritten = waiting | self._unwritten
-            await self._write_around(devices)
+            await self._write_around(devices, again=again)
             return
         except StoreError:
             self._unwritten = waiting | self._unwritten
@@ -254,16 +254,19 @@ class Projector:
         if not self._unwritten and self._written < self._position:
             await self._write(())
 
-    async def _write_around(self, devices: Sequence[DeviceKey]) -> None:
+    async def _write_around(self, devices: Sequence[DeviceKey], *, again: bool) -> None:
         """Write devices in halves; leave out what a device has on a page that cannot be read."""
-        if len(devices) == 1:
-            left_out = self._unwritten.pop(devices[0])
-            self._folds.pop(devices[0]).saved()  # the device's are read again at its next row
-            self._leave_out(devices[0], left_out.first)
-            return
-        middle = len(devices) // 2
-        await self._write(devices[:middle])
-        await self._write(devices[middle:])
+        if len(devices) > 1:
+            middle = len(devices) // 2
+            await self._write(devices[:middle])
+            await self._write(devices[middle:])
+        elif again:  # an index of the log may be what is damaged, and the second try leaves that alone
+            await self._write(devices, again=False)
+        else:
+            for device in devices:
+                left_out = self._unwritten.pop(device)
+                self._folds.pop(device).saved()  # the device's folds are read again at its next row
+                self._leave_out(device, left_out.first)
 
     def _save(self, saves: _Saves, until: Position, tx: Transaction) -> None:
         write_folds(tx, saves, self._writer)

@@ -91,11 +91,13 @@ def _merged(one: Summary, other: Summary) -> Summary:
 def newest_buckets(tx: Transaction, device: DeviceKey) -> dict[Interval, tuple[int, Cells]]:
     """The newest bucket of each level that the store has: its start and what is in it."""
     found: dict[Interval, tuple[int, Cells]] = {}
-    if (every := tx.rollups.field_key(EVERY_MESSAGE)) is not None:
-        for level, _ in LEVELS:
-            if (start := tx.rollups.last(device, every, level)) is not None:
-                cells = {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
-                found[level] = start, cells
+    for level, _ in reversed(LEVELS):
+        start = tx.rollups.last(device, EVERY_MESSAGE, level)
+        if start is None and not found:
+            break  # a new device, which has no day
+        if start is not None:
+            cells = {path: summary_of(row) for path, row in tx.rollups.in_bucket(device, level, start)}
+            found[level] = start, cells
     return found
 
 
