@@ -34,7 +34,12 @@ from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.http.front_door import serve_http
-from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
+from protocols.interpreter import (
+    collect_garbage_seldom,
+    give_back_large_memory,
+    set_aside_what_stays,
+    switch_threads_often,
+)
 from protocols.listeners import ListenerError
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
@@ -80,6 +85,7 @@ async def run_daemon(
         raise StoreError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: sqlite)")
     _allow_many_connections()
     switch_threads_often()
+    collect_garbage_seldom()
     give_back_large_memory()
     try:
         await _run(settings, ready, stop, load)

@@ -222,7 +222,10 @@ class Projector:
         await self._write(list(islice(self._unwritten, max(_WRITE_DEVICES, len(self._unwritten) // 20))))
 
     async def _write(self, devices: Sequence[DeviceKey], *, again: bool = True) -> None:
-        """Write these devices. Raises StoreError; then they wait as before. `again`: try twice when a page is damaged."""
+        """Write these devices. Raises StoreError; then they wait as before.
+
+        `again`: when a page is damaged and only one device is to be written, try it once more.
+        """
         waiting = {device: self._unwritten.pop(device) for device in devices}
         oldest = next(iter(self._unwritten.values()), None)
         until = self._position if oldest is None else Position(oldest.first - 1)
