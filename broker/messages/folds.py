@@ -60,15 +60,27 @@ class Unsaved:
 
 @dataclass(slots=True)
 class Tally:
-    """The number of buckets that all folds in memory hold and have not written, without the open ones."""
+    """How much all folds in memory hold: the fields of all their buckets."""
 
-    buckets: int = 0
+    fields: int = 0
 
 
 class Folds:
     """What the rows of a device came to, up to `position`."""
 
-    __slots__ = ("_closed", "_fields", "_late", "_minutes", "_newest", "_open", "_rows", "_tally", "device", "position")
+    __slots__ = (
+        "_closed",
+        "_fields",
+        "_late",
+        "_minutes",
+        "_newest",
+        "_open",
+        "_rows",
+        "_size",
+        "_tally",
+        "device",
+        "position",
+    )
 
     def __init__(self, device: DeviceKey, saved: SnapshotRow | None, opened: Open, tally: Tally) -> None:
         self.device = device
@@ -82,6 +94,8 @@ class Folds:
         self._open = opened
         self._closed: Buckets = {}
         self._late: Buckets = {}
+        self._size = 0  # what the tally has of this device
+        self._weigh()
 
     @classmethod
     def load(cls, tx: Transaction, device: DeviceKey, tally: Tally) -> "Folds":
@@ -106,10 +120,11 @@ class Folds:
                 fields = flat(one)
                 add_row(self._minutes, row.ts, fields)
                 self._lay(row.ts, row.position, fields)
-        self._tally.buckets += len(self._minutes) - minutes
         self._rows += len(rows)
         if self._rows >= _ROWS_AT_ONCE:
             self._sum_up()
+        elif len(self._minutes) > minutes:
+            self._weigh()
         return True
 
     def _fold_columns(self, rows: Sequence[MessageRow], data: Sequence[Mapping[str, Any]]) -> bool:
@@ -150,13 +165,12 @@ class Folds:
     # Buckets
 
     def _sum_up(self) -> None:
-        before = len(self._minutes) + len(self._closed) + len(self._late)
         for minute, values in self._minutes.items():
             cells = summarised(values)
             for level, width in LEVELS:
                 merge_into(self._bucket(level, minute - minute % width), cells)
         self._minutes, self._rows = {}, 0
-        self._tally.buckets += len(self._closed) + len(self._late) - before
+        self._weigh()
 
     def _bucket(self, level: Interval, start: int) -> Cells:
         opened = self._open.get(level)
@@ -199,8 +213,18 @@ class Folds:
 
     def saved(self) -> None:
         """Forget what `unsaved` gave: it is durable, or it cannot be written."""
-        self._tally.buckets -= len(self._closed) + len(self._late)
         self._closed, self._late = {}, {}
+        self._weigh()
+
+    def _weigh(self) -> None:
+        size = sum(len(cells) for _, cells in self._open.values())
+        size += sum(len(held) for part in (self._minutes, self._closed, self._late) for held in part.values())
+        self.weigh_as(size)
+
+    def weigh_as(self, size: int) -> None:
+        """Tell the tally; 0 when this object is dropped."""
+        self._tally.fields += size - self._size
+        self._size = size
 
 
 def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], writer: RollupWriter) -> None:

@@ -33,8 +33,8 @@ _LOOK_SECONDS: Final = 1.0
 _LOOK_ROWS: Final = 1_000
 #: Devices are written earlier when there is more than this to be done again after a crash, or to be held in memory.
 _UNWRITTEN_ROWS: Final = 250_000
-_UNWRITTEN_DEVICES: Final = 10_000
-_UNWRITTEN_BUCKETS: Final = 40_000
+_HELD_DEVICES: Final = 10_000
+_HELD_FIELDS: Final = 400_000
 #: Devices of one transaction, at least: other writes wait for it.
 _WRITE_DEVICES: Final = 50
 #: Rows beyond this number are not held, but read from the log when their turn comes.
@@ -131,6 +131,8 @@ class Projector:
     async def _step(self) -> None:
         async with self._working:
             await self._catch_up()
+            if self._is_crowded():
+                self._drop([device for device in self._folds if device not in self._unwritten])
             while self._is_due():
                 await self._write_some()
                 await self._add_held()
@@ -212,9 +214,16 @@ class Projector:
         return now >= self._retry_at and (
             now - oldest.since >= WRITE_SECONDS
             or self._position - oldest.first >= _UNWRITTEN_ROWS
-            or len(self._unwritten) > _UNWRITTEN_DEVICES
-            or self._tally.buckets > _UNWRITTEN_BUCKETS
+            or self._is_crowded()
         )
+
+    def _is_crowded(self) -> bool:
+        return len(self._folds) > _HELD_DEVICES or self._tally.fields > _HELD_FIELDS
+
+    def _drop(self, devices: Sequence[DeviceKey]) -> None:
+        """Forget devices that are written; they are read again at their next rows."""
+        for device in devices:
+            self._folds.pop(device).weigh_as(0)
 
     async def _write_some(self) -> None:
         await trio.lowlevel.checkpoint()  # a stop ends here, because it does not interrupt a write
@@ -249,8 +258,8 @@ class Projector:
         self._written = until
         for device in devices:
             self._folds[device].saved()
-            if len(self._folds) > _UNWRITTEN_DEVICES:
-                del self._folds[device]
+        if self._is_crowded():
+            self._drop(devices)
 
     async def _note_position(self) -> None:
         """Write the position when no device has to be written, such as after rows that were written before a crash."""
@@ -267,9 +276,8 @@ class Projector:
             await self._write(devices, again=False)
         else:
             for device in devices:
-                left_out = self._unwritten.pop(device)
-                self._folds.pop(device).saved()  # the device's folds are read again at its next row
-                self._leave_out(device, left_out.first)
+                self._leave_out(device, self._unwritten.pop(device).first)
+            self._drop(devices)
 
     def _save(self, saves: _Saves, until: Position, tx: Transaction) -> None:
         write_folds(tx, saves, self._writer)

@@ -193,9 +193,7 @@ async def test_devices_are_written_in_parts_and_the_position_follows(
     assert positions == [before, before + 1, before + 3, before + 5]
 
 
-@pytest.mark.parametrize(
-    "bound", [{"_UNWRITTEN_ROWS": 3}, {"_UNWRITTEN_DEVICES": 2}, {"_UNWRITTEN_BUCKETS": 3}], ids=str
-)
+@pytest.mark.parametrize("bound", [{"_UNWRITTEN_ROWS": 3}, {"_HELD_DEVICES": 2}, {"_HELD_FIELDS": 15}], ids=str)
 async def test_what_waits_to_be_written_has_bounds(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, bound: dict[str, int]
 ) -> None:
