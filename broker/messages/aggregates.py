@@ -7,6 +7,7 @@ Groups are merged by the formula of Chan, Golub and LeVeque.
 
 from collections.abc import Iterable, Sequence
 from math import fsum, inf, isfinite
+from operator import mul
 from sys import float_info
 
 import msgspec
@@ -34,7 +35,7 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Aggregate":
-        total, mean, low, m2 = _exact(values) if all(type(value) is int for value in values) else _rounded(values)
+        total, mean, low, m2 = _exact(values) if set(map(type, values)) == {int} else _rounded(values)
         return cls(
             count=len(values),
             min=min(values),
@@ -105,7 +106,7 @@ def _exact(values: Sequence[Number]) -> _Moments:
     mean = total / count
     numerator, denominator = mean.as_integer_ratio()
     low = (total * denominator - count * numerator) / (count * denominator)
-    return total, mean, low, (count * sum(value * value for value in values) - total * total) / count
+    return total, mean, low, (count * sum(map(mul, values, values)) - total * total) / count
 
 
 def _rounded(values: Sequence[Number]) -> _Moments:
