@@ -40,9 +40,9 @@ def table(seconds: float) -> str:
     Snapshots and rollups are written once a minute: fewer than two minutes say little.
     """
     lines = ["\n| Messages a second | MB a day | raw SQLite | ratio |", "|---|---|---|---|"]
-    with ThreadPoolExecutor() as pool:
-        ours = list(pool.map(partial(_mb_a_day, _of_daemon, seconds), RATES))
-        raw = list(pool.map(partial(_mb_a_day, _of_sqlite, seconds), RATES))
+    with ThreadPoolExecutor(2 * len(RATES)) as pool:
+        ours = pool.map(partial(_mb_a_day, _of_daemon, seconds), RATES)
+        raw = pool.map(partial(_mb_a_day, _of_sqlite, seconds), RATES)
     lines += [
         f"| {rate} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f} |"
         for rate, mine, other in zip(RATES, ours, raw, strict=True)

@@ -350,3 +350,26 @@ async def test_a_device_on_a_damaged_page_stops_no_other_device(
     await send(services, hall, 1)
     await projector.flush()
     assert await count_and_sum(services, hall) == (1, 1)
+
+
+async def test_after_a_message_from_the_future_every_earlier_one_counts(opener: ServicesOpener) -> None:
+    """Its buckets are the newest for an hour: those of all that comes meanwhile are written already, or never were."""
+    start = NOW_MS - NOW_MS % MINUTE_MS - HOUR_MS
+    for run in range(3):
+        async with opener() as services:
+            if run == 0:
+                await build_world(services.core.database, services.core.vault)
+                await send(services, await kitchen_of(services), 1, ts=NOW_MS + MINUTE_MS)
+            kitchen = await kitchen_of(services)
+            for minute in (0, 1, 0, 2):
+                await send(services, kitchen, minute, ts=start + minute * MINUTE_MS)
+                await services.messages.projector.flush()
+            found = await services.messages.analytics.histogram(
+                kitchen,
+                "intensity",
+                Interval.MINUTE,
+                start_ms=Milliseconds(start),
+                end_ms=Milliseconds(start + HOUR_MS),
+            )
+            counts = [bucket.count for _, bucket in found.buckets]
+            assert counts == [2 * (run + 1), run + 1, run + 1]
