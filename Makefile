@@ -3,6 +3,8 @@
 # make test   everything CI checks: the same, and the tests with the real daemon, browsers and other people's programs
 # make again  the tests that failed last, at most three, one after the other
 # make faults  what is lost when the machine fails (tests/faults/README.md); some minutes, needs a C compiler
+# make bench   every throughput beside what others reach in the same minutes; a quarter of an hour, best with nothing else
+#              running: make bench BENCH='--rounds 5 --only MQTT'
 # make sbom   build/trunkline.cdx.json: every component that an installation has (CycloneDX)
 # make audit-dependencies   known flaws in any pinned dependency; needs the network
 # make clean  undo all of them
@@ -11,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test again faults sbom audit-dependencies clean
+.PHONY: run lint unit check test again faults bench sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -45,6 +47,9 @@ again:
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m tests.faults
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m tests.benchmarks.suite $(BENCH)
 
 # Of a clean environment with what is installed on a gateway, and nothing that only tests need.
 sbom: $(VENV)/.installed-test

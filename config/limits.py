@@ -2,6 +2,7 @@
 
 from typing import Final
 
+CLOCK_AHEAD_MS: Final = 300_000  # reference 27.7: what is so far ahead comes from a clock that was set back since
 CLOCK_STEP_MS: Final = 5_000  # reference 27.7: a clock that is set back by less makes `cts` stand still
 MAX_DATA_BYTES: Final = 1024  # reference 21.3: message size
 MAX_MESSAGE_BODY_BYTES: Final = 16 * 1024  # reference 1.3: POST /messages and /actions
@@ -38,6 +39,7 @@ MQTT_CONNECT_SECONDS: Final = 10
 MQTT_PACKET_BYTES: Final = 64 * 1024
 MQTT_FILTERS_MAX: Final = 50  # of one SUBSCRIBE or UNSUBSCRIBE; a device has two topics
 
+TURNS_BETWEEN_CONNECTIONS: Final = 8  # turns of the loop from a listener's new connection to its next one
 PACKETS_PER_TURN: Final = 128  # MQTT packets or WebSocket frames of one connection before others run
 
 USER_TOKEN_SECONDS: Final = 1_209_600

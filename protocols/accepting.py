@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
+from config.limits import TURNS_BETWEEN_CONNECTIONS
+
 _EPISODE_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 0.1
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -91,9 +93,20 @@ async def _accept(
                 accepted.socket.close()
             else:
                 connections.start_soon(serve, accepted, admitted)
+            await _let_others_run()
     finally:
         shortage.close()
         await listener.aclose()
+
+
+async def _let_others_run() -> None:
+    """Wait some turns of the loop.
+
+    A connection begins with work in each of about as many turns. If hundreds come at once, then each turn has the work
+    of one or two of them, and whoever waits for an answer, which takes some twenty turns, waits little longer.
+    """
+    for _ in range(TURNS_BETWEEN_CONNECTIONS):
+        await trio.lowlevel.checkpoint()
 
 
 class _Shortage:

@@ -133,6 +133,12 @@ class AccountStore:
             {"key": user, "email": email, "full_name": full_name, "password_hash": password_hash, "now": now_ms},
         )
 
+    def rename_user(self, user: UserKey, full_name: str, *, now_ms: int) -> None:
+        self._db.execute(
+            "UPDATE user SET full_name = :full_name, modified_on = :now WHERE key = :key",
+            {"key": user, "full_name": full_name, "now": now_ms},
+        )
+
     def set_sign_in(self, user: UserKey, *, account_type: str, password_hash: str | None, now_ms: int) -> None:
         """Set how the user signs in from now on."""
         self._db.execute(

@@ -41,6 +41,21 @@ class AuditStore:
         )
         return [_entry(row) for row in rows][::-1]
 
+    def of_user(self, user_id: str, *, offset: int, limit: int) -> tuple[list[AuditRecord], int]:
+        """What a user did and what was done to the user's account, the newest first; and the number of all."""
+        about = {"actor": f"user {user_id}", "account": f"account {user_id}"}
+        keys = (
+            "SELECT key FROM audit_entry WHERE actor = :actor"
+            " UNION SELECT key FROM audit_entry WHERE object IN (:account, :actor)"
+        )
+        total = self._db.execute(f"SELECT count(*) AS n FROM ({keys}) AS found", about).one()  # noqa: S608 - constants
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM audit_entry WHERE key IN ({keys})"  # noqa: S608 - constants
+            " ORDER BY key DESC LIMIT :limit OFFSET :offset",
+            {**about, "limit": limit, "offset": offset},
+        )
+        return [_entry(row) for row in rows], total["n"] if total else 0
+
     def _id_for(self, name: str) -> str:
         row = (
             self._db.execute("SELECT id FROM user WHERE email = :email", {"email": name}).one() if "@" in name else None

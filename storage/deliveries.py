@@ -100,12 +100,15 @@ class DeliveryStore:
             {"now": now_ms, "under_way": UNDER_WAY},
         )
 
-    def due(self, now_ms: int, *, after: int, limit: int) -> list[NotificationRecord]:
-        """Pending notifications whose time has come and whose key is higher than `after`, oldest first."""
+    def due(self, now_ms: int, *, too_far_ms: int, after: int, limit: int) -> list[NotificationRecord]:
+        """Pending notifications whose time has come and whose key is higher than `after`, oldest first.
+
+        No attempt is planned later than `too_far_ms`, unless the clock was ahead when it was planned: it is due, too.
+        """
         rows = self._db.execute(
-            "SELECT * FROM notification WHERE next_on IS NOT NULL AND next_on <= :now AND key > :after"
-            " ORDER BY key LIMIT :limit",
-            {"now": now_ms, "after": after, "limit": limit},
+            "SELECT * FROM notification WHERE next_on IS NOT NULL AND key > :after"
+            " AND (next_on <= :now OR (next_on > :too_far AND next_on < :under_way)) ORDER BY key LIMIT :limit",
+            {"now": now_ms, "too_far": too_far_ms, "under_way": UNDER_WAY, "after": after, "limit": limit},
         )
         return [_record(row) for row in rows]
 

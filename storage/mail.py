@@ -31,14 +31,21 @@ class MailStore:
         return _record(row) if row else None
 
     def count_since(
-        self, kind: str, column: Literal["recipient", "cause"], value: str, *, minute_ms: int, day_ms: int
+        self, kind: str, column: Literal["recipient", "cause"], value: str, *, minute_ms: int, day_ms: int, now_ms: int
     ) -> tuple[int, int]:
-        """How many mails of this kind were added after `minute_ms`, and from `day_ms` on."""
+        """How many mails of this kind were added after `minute_ms`, and from `day_ms` on, up to `now_ms`."""
         row = self._db.execute(
             "SELECT count(CASE WHEN created_on > :minute THEN 1 END) AS minute,"  # noqa: S608 - the column is a constant
             " count(CASE WHEN created_on >= :day THEN 1 END) AS day"
-            f" FROM mail WHERE kind = :kind AND {column} = :value AND created_on >= :since",
-            {"kind": kind, "value": value, "minute": minute_ms, "day": day_ms, "since": min(minute_ms, day_ms)},
+            f" FROM mail WHERE kind = :kind AND {column} = :value AND created_on BETWEEN :since AND :now",
+            {
+                "kind": kind,
+                "value": value,
+                "minute": minute_ms,
+                "day": day_ms,
+                "since": min(minute_ms, day_ms),
+                "now": now_ms,
+            },
         ).one()
         return (int(row["minute"]), int(row["day"])) if row else (0, 0)
 

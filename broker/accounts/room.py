@@ -14,6 +14,7 @@ from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.open_sessions import OpenSessions
+from broker.accounts.own_account import OwnAccount
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
 from broker.accounts.provider_port import Providers
@@ -35,6 +36,7 @@ class AccountsRoom:
     tokens: Tokens
     permissions: Permissions
     users: Users
+    own_account: OwnAccount
     applications: Applications
     granted: GrantedApplications
     properties: ApplicationProperties
@@ -68,6 +70,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         tokens=tokens,
         permissions=permissions,
         users=Users(database),
+        own_account=OwnAccount(database, clock, core.router, core.audit),
         applications=Applications(database),
         granted=GrantedApplications(database, tokens, permissions),
         properties=ApplicationProperties(database),

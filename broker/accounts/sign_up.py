@@ -103,10 +103,17 @@ def check_account(*, email: str, password: str, full_name: str) -> None:
         findings.append(Finding("email", ("This is not an e-mail address.",)))
     if not is_password(password):
         findings.append(WRONG_LENGTH)
-    if len(full_name) > NAME_MAX_CHARACTERS or not full_name.isprintable():
-        findings.append(Finding("fullName", (f"A name has at most {NAME_MAX_CHARACTERS} characters.",)))
+    if wrong_name := check_full_name(full_name):
+        findings.append(wrong_name)
     if findings:
         raise ValidationFailed(tuple(findings))
+
+
+def check_full_name(full_name: str) -> Finding | None:
+    """What is wrong with a display name; None when nothing is."""
+    if len(full_name) > NAME_MAX_CHARACTERS or not full_name.isprintable():
+        return Finding("fullName", (f"A name has at most {NAME_MAX_CHARACTERS} characters.",))
+    return None
 
 
 def is_email(text: str) -> bool:

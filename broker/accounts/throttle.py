@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import ceil, inf
 
 from broker.clock import Clock
 from broker.errors import TooManyAttempts
@@ -12,11 +13,14 @@ _HELD_MISSES = 500_000  # of all keys together: bounds the memory
 @dataclass(slots=True)
 class _Attempts:
     misses: list[int] = field(default_factory=list)
-    refused_until: int = 0
+    refused_until: float = -inf
 
 
 class Throttle:
-    """Counts misses by key, in memory, so a restart forgets them. The key that was idle longest is forgotten first."""
+    """Counts misses by key, in memory, so a restart forgets them. The key that was idle longest is forgotten first.
+
+    The times are of the steady clock: a wall clock that is set back must not lock anybody out until it is there again.
+    """
 
     def __init__(self, clock: Clock, *, misses: int, window_seconds: int) -> None:
         self._clock = clock
@@ -31,10 +35,10 @@ class Throttle:
 
     def check(self, *keys: str) -> None:
         """Raises TooManyAttempts when one of the keys has missed too often."""
-        now = self._clock.now_ms()
-        refused_until = max((self._attempts[key].refused_until for key in keys if key in self._attempts), default=0)
+        now = self._clock.steady_ms()
+        refused_until = max((self._attempts[key].refused_until for key in keys if key in self._attempts), default=-inf)
         if refused_until > now:
-            raise TooManyAttempts(-(-(refused_until - now) // 1000))
+            raise TooManyAttempts(ceil((refused_until - now) / 1000))
 
     def count(self, *keys: str) -> None:
         """Check the keys, and count a miss for each of them. Raises TooManyAttempts."""
@@ -42,7 +46,7 @@ class Throttle:
         self.missed(*keys)
 
     def missed(self, *keys: str) -> None:
-        now = self._clock.now_ms()
+        now = self._clock.steady_ms()
         for key in keys:
             attempts = self._attempts.setdefault(key, _Attempts())
             self._attempts.move_to_end(key)

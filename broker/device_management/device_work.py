@@ -61,7 +61,7 @@ class _Update:
 
     entry: int
     session: ManagedSession
-    due_ms: int
+    due_ms: int  # of the steady clock
     firmware: Firmware | None = None
 
 
@@ -183,7 +183,7 @@ class DeviceWork:
             del self._work[device]
 
     def _wake_in(self, device: DeviceKey, seconds: float) -> None:
-        at_ms = self._clock.now_ms() + int(seconds * 1000)
+        at_ms = self._clock.steady_ms() + int(seconds * 1000)
         self._timers.set(("poll", device), at_ms, partial(self._look, device))
 
     def _look(self, device: DeviceKey) -> None:
@@ -280,7 +280,7 @@ class DeviceWork:
             return True
         known = self._updates.get(device)
         is_resumed = known is None or known.entry != entry.key or known.session is not session
-        is_due = device in self._heard or known is None or known.due_ms <= self._clock.now_ms()
+        is_due = device in self._heard or known is None or known.due_ms <= self._clock.steady_ms()
         if not is_resumed and not is_due:
             return False  # the timer wakes the device
         self._heard.discard(device)
@@ -328,7 +328,7 @@ class DeviceWork:
                 if not seconds:
                     return True
                 if (update := self._updates.get(device)) is not None:
-                    update.due_ms = now_ms + seconds * 1000
+                    update.due_ms = self._clock.steady_ms() + seconds * 1000
                 self._wake_in(device, seconds)
                 return device in self._heard
 

@@ -88,9 +88,10 @@ class Engine:
         self._presence = presence
         self._configurations = configurations
         self._properties = properties
-        self._timers = Timers(clock)
+        self._timers = Timers(clock.now_ms)  # schedules and expiries, which people name
+        self._waits = Timers(clock.steady_ms)  # minutes that have to pass, whatever the wall clock does meanwhile
         self.work = DeviceWork(
-            database, clock, self._timers, configurations, operations, self._settled, base_url, stop=self._stop_rollout
+            database, clock, self._waits, configurations, operations, self._settled, base_url, stop=self._stop_rollout
         )
         self._wakeup = Wakeup()
         self._nursery: trio.Nursery | None = None
@@ -176,8 +177,8 @@ class Engine:
             await job()
         except StoreError as error:
             _log.warning("task_not_saved", job=name, reason=str(error))
-            at_ms = self._clock.now_ms() + _STORE_SECONDS * 1000
-            self._timers.set(name, at_ms, partial(self._start, name, job))
+            at_ms = self._clock.steady_ms() + _STORE_SECONDS * 1000
+            self._waits.set(name, at_ms, partial(self._start, name, job))
 
     def _settled(self, moves: Sequence[Moved]) -> None:
         for moved in moves:
@@ -208,6 +209,7 @@ class Engine:
             self.work.begin_in(nursery)
             try:
                 nursery.start_soon(self._timers.run_forever)
+                nursery.start_soon(self._waits.run_forever)
                 task_status.started()
                 await repeat(
                     self._queue_next,
@@ -257,7 +259,13 @@ class Engine:
     def statistics(self) -> TaskStatistics:
         succeeded, failed, cancelled = (self._ended[status] for status in ENDED)
         return TaskStatistics(
-            self.work.sessions, self.work.working, len(self._timers), succeeded, failed, cancelled, self._tried_again
+            self.work.sessions,
+            self.work.working,
+            len(self._timers) + len(self._waits),
+            succeeded,
+            failed,
+            cancelled,
+            self._tried_again,
         )
 
 

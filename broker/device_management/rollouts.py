@@ -178,12 +178,15 @@ class Rollouts:
             return await self._database.read(partial(_progress, task.key))
 
         total, started = await self._changes.settled(read)
-        built = Rollout(plan, Phase(task.phase), total=total, started=started, now_ms=self._clock.now_ms())
+        now_ms = self._clock.steady_ms()
+        ahead_ms = self._clock.now_ms() - now_ms
+        begun = [(begun - ahead_ms, status) for begun, status in started]
+        built = Rollout(plan, Phase(task.phase), total=total, started=begun, now_ms=now_ms)
         return self._known.setdefault(task.key, built)
 
     def admit(self, rollout: Rollout, task: int, device: DeviceKey, *, again: bool) -> bool:
         """Whether the device may begin now; it has then begun. Otherwise it is woken when its turn has come."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         if rollout.may_begin(now_ms, again=again):
             rollout.held.pop(device, None)
             rollout.begin(now_ms, again=again)
@@ -197,7 +200,7 @@ class Rollouts:
         """Look when the rate lets the next device begin. A device that is woken may not use its turn, so look then,
         too, when there is room now."""
         if rollout.held and rollout.phase in {Phase.CANARY, Phase.OPEN}:
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.steady_ms()
             at_ms = rollout.next_minute(now_ms) or now_ms + _MINUTE_MS
             self._timers.set(("rollout", task), at_ms, partial(self._wake_held, task))
 
@@ -205,7 +208,7 @@ class Rollouts:
         """Wake as many waiting devices as may begin. One that is not connected asks again when it registers."""
         if (rollout := self._known.get(task)) is None:
             return
-        room = rollout.room(self._clock.now_ms())
+        room = rollout.room(self._clock.steady_ms())
         while room > 0 and rollout.held:
             device = next(iter(rollout.held))
             del rollout.held[device]

@@ -7,7 +7,6 @@ from typing import Final
 
 import structlog
 
-from broker.clock import Clock
 from broker.loops import Wakeup
 
 _LOOK_SECONDS: Final = 30.0  # the wall clock may be set while the task waits
@@ -16,10 +15,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Timers:
-    """Calls functions at moments of the wall clock. Each name has at most one moment."""
+    """Calls functions at moments of one clock. Each name has at most one moment."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
         self._heap: list[tuple[int, int, Hashable]] = []
         self._waiting: dict[Hashable, tuple[int, Callable[[], None]]] = {}
         self._numbers = count()
@@ -51,10 +50,10 @@ class Timers:
     def _seconds(self) -> float:
         if not self._heap:
             return _LOOK_SECONDS
-        return min(_LOOK_SECONDS, max(0, self._heap[0][0] - self._clock.now_ms()) / 1000)
+        return min(_LOOK_SECONDS, max(0, self._heap[0][0] - self._now_ms()) / 1000)
 
     def _call_due(self) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         while self._heap and self._heap[0][0] <= now_ms:
             _, number, name = heapq.heappop(self._heap)
             known = self._waiting.get(name)

@@ -36,6 +36,7 @@ RETRY_SECONDS: Final = (60, 300, 900, 1800, 3600, 7200, 14400)
 #: The pauses after the server was not reached; the last pause repeats.
 OUTAGE_SECONDS: Final = (10, 30, 60, 120, 300)
 GIVE_UP_MS: Final = 24 * 3600 * 1000  # reference 22
+_LONGEST_PAUSE_MS: Final = max(*RETRY_SECONDS, *OUTAGE_SECONDS) * 1000
 WAITING_MAX: Final = 10_000
 _DAY_MS: Final = 86_400_000
 _LOOK_SECONDS: Final = 60  # the longest wait between two reads of the queue: the wall clock may be set meanwhile
@@ -131,6 +132,8 @@ class Mails:
         await trio.sleep_until(self._paused_until)
         mail = await self._database.write(self._look)
         due_ms = _LOOK_SECONDS * 1000 if mail is None else (mail.next_on or 0) - self._clock.now_ms()
+        if due_ms > _LONGEST_PAUSE_MS:  # the clock was ahead when the attempt was planned
+            due_ms = 0
         if mail is not None and due_ms <= 0:
             await self._attempt_shielded(transport, mail)
         else:
@@ -193,7 +196,8 @@ class Mails:
         def note(tx: Transaction) -> None:
             next_on = now_ms + pause * 1000
             tx.mails.defer(mail.message_id, next_on=next_on, attempts=mail.attempts, last_error=reason)
-            given_up[:] = tx.mails.give_up_older(now_ms - GIVE_UP_MS, last_error=reason)
+            if self._clock.may_delete():
+                given_up[:] = tx.mails.give_up_older(now_ms - GIVE_UP_MS, last_error=reason)
 
         await self._save(note)
         for old in given_up:
@@ -201,10 +205,14 @@ class Mails:
 
     async def _defer(self, mail: MailRecord, reason: str) -> None:
         now_ms, last_ms = self._clock.now_ms(), mail.created_on + GIVE_UP_MS
-        if now_ms >= last_ms:  # checked only after an attempt: after a long stop every mail is tried once more
+        if (
+            now_ms >= last_ms and self._clock.may_delete()
+        ):  # checked only after an attempt: after a long stop every mail is tried once more
             await self._give_up(mail, reason)
             return
-        next_on = min(now_ms + _step(RETRY_SECONDS, mail.attempts) * 1000, last_ms)
+        next_on = now_ms + _step(RETRY_SECONDS, mail.attempts) * 1000
+        if now_ms < last_ms:
+            next_on = min(next_on, last_ms)
         attempts = mail.attempts + 1
         await self._save(
             lambda tx: tx.mails.defer(mail.message_id, next_on=next_on, attempts=attempts, last_error=reason)
@@ -256,8 +264,8 @@ def _step(delays: tuple[int, ...], taken: int) -> int:
 def _has_room(tx: Transaction, letter: Letter) -> bool:
     mail = letter.record
     minute_ms, day_ms = mail.created_on - 60_000, mail.created_on // _DAY_MS * _DAY_MS
-    to_recipient = tx.mails.count_since(mail.kind, "recipient", mail.recipient, minute_ms=minute_ms, day_ms=day_ms)
-    of_cause = tx.mails.count_since(mail.kind, "cause", mail.cause, minute_ms=minute_ms, day_ms=day_ms)
+    count = partial(tx.mails.count_since, mail.kind, minute_ms=minute_ms, day_ms=day_ms, now_ms=mail.created_on)
+    to_recipient, of_cause = count("recipient", mail.recipient), count("cause", mail.cause)
     return (
         _is_under(to_recipient, letter.per_recipient)
         and _is_under(of_cause, letter.per_cause)

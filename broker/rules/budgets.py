@@ -26,7 +26,7 @@ class LoopGuard:
     def causes_of(self, device: DeviceKey, now_ms: Milliseconds) -> Causes:
         """The rules that may have caused a message of this device."""
         known = self._causes.get(device)
-        return known[1] if known is not None and now_ms - known[0] <= _WINDOW_MS else NO_CAUSES
+        return known[1] if known is not None and abs(now_ms - known[0]) <= _WINDOW_MS else NO_CAUSES
 
     def sent(self, rule: RuleKey, destination: DeviceKey, causes: Causes, now_ms: Milliseconds) -> None:
         """The rule, which a message with these causes has triggered, sends an Action."""
@@ -43,7 +43,7 @@ class LoopGuard:
         if rule not in causes:
             return False
         times = self._times.setdefault(rule, deque())
-        while times and now_ms - times[0] > _WINDOW_MS:
+        while times and abs(now_ms - times[0]) > _WINDOW_MS:  # the clock may have been set back
             times.popleft()
         times.append(now_ms)
         return len(times) > RULE_LOOP_TRIGGERS

@@ -87,7 +87,7 @@ class Engine:
         self._saved_at = 0
         self._must_begin_anew = False
         self._wakeup = Wakeup()
-        self._told: OrderedDict[tuple[RuleKey, str, str], Milliseconds] = OrderedDict()
+        self._told: OrderedDict[tuple[RuleKey, str, str], int] = OrderedDict()
         self._triggered = self._actions = self._problems = self._stopped = 0
         router.subscribe(MessagesStored, self._messages_stored, FactPhase.EFFECT)
 
@@ -177,6 +177,8 @@ class Engine:
             await self._database.write(_nothing)
         self._is_whole = False
         is_behind = await self._evaluate(await self._next_rows())
+        if not is_behind:
+            evaluator.keep_up(now_ms)
         if is_due and not is_behind:
             await evaluator.due_until(now_ms, not_before_ms=now_ms)
         await self._commit()
@@ -276,9 +278,10 @@ class Engine:
     def tell(self, running: RunningRule, kind: str, field: str, text: str, at_ms: Milliseconds) -> None:
         """Publish an event about a rule; the same one at most once a second."""
         what = (running.key, field, text)
-        if at_ms - self._told.get(what, Milliseconds(-_TOLD_MS)) < _TOLD_MS:
+        steady_ms = self._clock.steady_ms()
+        if steady_ms - self._told.get(what, steady_ms - _TOLD_MS) < _TOLD_MS:
             return
-        self._told[what] = at_ms
+        self._told[what] = steady_ms
         self._told.move_to_end(what)
         if len(self._told) > _TOLD_MAX:
             self._told.popitem(last=False)

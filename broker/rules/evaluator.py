@@ -5,7 +5,7 @@ first. So after a crash the rows behind the saved position are evaluated again a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, valu
 from broker.rules.timers import Timers
 from broker.rules.transformers import Transformers
 from broker.rules.view import CurrentMessage
-from config.limits import RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from config.limits import CLOCK_AHEAD_MS, RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
 from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.records import MessageRow
@@ -69,6 +69,7 @@ class Evaluator:
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
         self.timers = Timers()
         self.position = Position(0)
+        self._now_ms = Milliseconds(0)  # of the last evaluation, by whatever it was caused
         self.found = Found([], [], [], set())
         self.evaluated = 0
 
@@ -76,6 +77,8 @@ class Evaluator:
 
     def schedule(self, running: RunningRule, after_ms: Milliseconds) -> None:
         """Set the timers of a rule that begins to run. Minutes count that begin after `after_ms`."""
+        sinces = (timer.since_ms for timer in running.timers.values())
+        self._now_ms = max(self._now_ms, running.minute or Milliseconds(0), *sinces)
         self.timers.drop_all_of(running.key)
         for key, timer in running.timers.items():
             if not timer.elapsed:
@@ -86,6 +89,23 @@ class Evaluator:
         due_ms = running.rule.next_minute(after_ms)
         if due_ms is not None:
             self.timers.set(running.key, MINUTE, due_ms)
+
+    def keep_up(self, now_ms: Milliseconds) -> None:
+        """Time has come to `now_ms`. When the clock was set back, what began at a time that has not come begins now."""
+        if now_ms >= self._now_ms - CLOCK_AHEAD_MS:
+            self._now_ms = max(now_ms, self._now_ms)
+            return
+        self._now_ms = now_ms
+        for running in list(self._index):
+            ahead = {key: timer for key, timer in running.timers.items() if timer.since_ms > now_ms}
+            for key, timer in ahead.items():
+                due_ms = Milliseconds(now_ms + timer.due_ms - timer.since_ms)
+                running.timers[key] = replace(timer, since_ms=now_ms, due_ms=due_ms)
+            if running.minute is not None and running.minute > now_ms:
+                running.minute = now_ms
+            if ahead or running.minute == now_ms:
+                self.found.changed.add(running.key)
+            self.schedule(running, running.minute or now_ms)
 
     def forget_rule(self, key: RuleKey) -> None:
         """It does not run any more."""
@@ -118,7 +138,7 @@ class Evaluator:
         if interest is None or interest.unguarded:
             return False
         due_ms = self.timers.next_due()
-        if due_ms is not None and due_ms <= row.cts:
+        if (due_ms is not None and due_ms <= row.cts) or row.cts < self._now_ms:
             return False
         fields = self._values.get(row.device)
         if fields is None:
@@ -134,6 +154,7 @@ class Evaluator:
 
     async def row(self, row: MessageRow) -> None:
         """Evaluate a message, and before it what is due by its time."""
+        self.keep_up(row.cts)
         if (due_ms := self.timers.next_due()) is not None and due_ms <= row.cts:
             await self.due_until(row.cts)
         interest = self._index.interest(row.device) or await self._index.find(row.device)
@@ -167,6 +188,7 @@ class Evaluator:
             running = self._index.get(key)
             if running is None:
                 continue
+            self._now_ms = max(self._now_ms, due_ms)
             view = StateView(due_ms, None, self._values, self._members, self._models.output)
             self.evaluated += 1
             if slot != MINUTE:

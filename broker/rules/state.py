@@ -12,6 +12,7 @@ from broker.messages.intervals import FIRST_MS, LAST_MS
 from broker.messages.snapshots import saved_with_rows
 from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage, Value
+from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.messages import Match, Range, sort_key
@@ -87,11 +88,21 @@ class StateView:
 
 
 def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
-    """Update fields with a message's, by dotted path. Messages may come in any order and repeatedly."""
+    """Update fields with a message's, by dotted path. Messages may come in any order and repeatedly.
+
+    A value whose `ts` is far ahead of the time at which a later message came is of a clock that was set back: the later
+    message counts (reference 27.7).
+    """
     ts, position, cts = row.ts, row.position, row.cts
     for path, value in data.items():
         known = fields.get(path)
-        if known is None or ts > known[0] or (ts == known[0] and position > known[1]):
+        if known is None:
+            counts = True
+        elif position > known[1]:
+            counts = ts >= known[0] or known[0] > cts + CLOCK_AHEAD_MS
+        else:
+            counts = known[0] < ts <= known[3] + CLOCK_AHEAD_MS
+        if counts:
             fields[path] = (ts, position, value, cts)
 
 

@@ -14,6 +14,8 @@ from storage.sql import StoreError
 
 _AT_ONCE = 500  # a callback that hangs takes a place for 15 s
 _LOOK_SECONDS = 60.0
+#: No attempt is planned further ahead, unless the clock was set back since.
+_LONGEST_DELAY_MS = max(RETRY_SECONDS) * 1000
 _log = structlog.get_logger(__name__)
 
 
@@ -44,7 +46,9 @@ class Handshakes:
             while True:
                 now_ms = self._clock.now_ms()
                 due = sorted((on, key) for key, on in self._due.items() if key not in self._under_way)
-                for _on, key in [one for one in due if one[0] <= now_ms][: _AT_ONCE - len(self._under_way)]:
+                for _on, key in [one for one in due if not now_ms < one[0] <= now_ms + _LONGEST_DELAY_MS][
+                    : _AT_ONCE - len(self._under_way)
+                ]:
                     self._under_way.add(key)
                     tasks.start_soon(self._attempt, key)
                 later = min((on for on, _key in due if on > now_ms), default=now_ms + _LOOK_SECONDS * 1000)
@@ -78,5 +82,6 @@ class Handshakes:
             # After the last of the delays, which is the longest one, that delay again.
             delay = RETRY_SECONDS[min(tries, len(RETRY_SECONDS)) - 1]
             next_on = self._clock.now_ms() + delay * 1000
-            next_on = None if next_on >= last_on else next_on
+            if next_on >= last_on and self._clock.may_delete():
+                next_on = None
         await self._subscriptions.note_handshake(record.key, tries=tries, next_on=next_on)

@@ -44,6 +44,7 @@ _DUE_AT_ONCE: Final = 500
 _LOOK_SECONDS: Final = 60.0  # the longest wait for due notifications: the wall clock may be set meanwhile
 _ATTEMPTS_KEPT: Final = 20
 _DAY_MS: Final = 86_400_000
+_LONGEST_DELAY_MS: Final = int(max(RETRY_SECONDS) * 1000 * 1.2)  # delays vary by a tenth
 _STORE_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
@@ -310,7 +311,7 @@ def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
 
 
 def _due(tx: Transaction, *, now_ms: int, after: int, limit: int) -> list[NotificationRecord]:
-    return tx.deliveries.due(now_ms, after=after, limit=limit)
+    return tx.deliveries.due(now_ms, too_far_ms=now_ms + _LONGEST_DELAY_MS, after=after, limit=limit)
 
 
 def _store(

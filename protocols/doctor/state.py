@@ -17,6 +17,7 @@ CHECK_SECONDS: Final = 10.0
 _MIB: Final = 1024**2
 _LEAST_BYTES: Final = 256 * _MIB
 _LEAST_DAYS: Final = 30
+_MEND: Final = "restore a backup, or stop the daemon and run: trunkline store salvage"
 
 
 def look_at_state(patient: Patient) -> Iterator[Finding]:
@@ -56,7 +57,7 @@ def look_at_store(patient: Patient) -> Iterator[Finding]:
         yield Finding("store", False, f"{error}: restore a backup, or run the doctor as the user of the service")
         return
     if found.problems:
-        yield Finding("store", False, f"{patient.store} is damaged ({'; '.join(found.problems)}): restore a backup")
+        yield Finding("store", False, f"{patient.store} is damaged ({'; '.join(found.problems)}): {_MEND}")
     elif found.is_complete:
         yield Finding("store", True, "no damage")
     else:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from protocols.metrics.table import BROKER, LISTENERS, Part
+from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Part
 from protocols.metrics.vitals import Vitals
 from storage.durations import BOUNDS, Durations
 
@@ -62,7 +62,7 @@ class _Everything(Collector):
         vitals = self._vitals
         families: dict[str, Family] = {}
         for name, statistics in vitals.core.life.statistics().items():
-            _add_part(families, BROKER.get(name, {}), statistics, {})
+            _add_part(families, BROKER.get(name) or DAEMON.get(name, {}), statistics, {})
         for name, read in tuple(vitals.counters.items()):
             listener, part = LISTENERS.get(name, ("", {}))
             _add_part(families, part, read(), {"listener": listener} if listener else {})
@@ -138,7 +138,8 @@ def _add_part(families: dict[str, Family], part: Part, statistics: object, label
         if family is None:
             kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
             family = families[metric.name] = kind(_PREFIX + metric.name, metric.help, labels=tuple(all_labels))
-        family.add_metric(tuple(all_labels.values()), float(value) * metric.scale)
+        number = len(value) if isinstance(value, tuple) else float(value)
+        family.add_metric(tuple(all_labels.values()), number * metric.scale)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], durations: Durations) -> None:

@@ -280,6 +280,15 @@ BROKER: Final[Mapping[str, Part]] = {
     },
 }
 
+#: What the store has met, which `protocols/daemon.py` observes: a list counts by its length.
+DAEMON: Final[Mapping[str, Part]] = {
+    "damage": {
+        "failures": _total("store_damage_failures", "Statements that met a part of the store that cannot be read."),
+        "tables": _now("store_damaged_tables", "Tables of which a part cannot be read."),
+        "set_aside": _now("store_tables_set_aside", "Tables that a start replaced because they took no more rows."),
+    },
+}
+
 #: The counters of listeners, by the same names; each with the name of its listener in the ready line.
 LISTENERS: Final[Mapping[str, tuple[str, Part]]] = {
     "coap": ("coap", _ENDPOINT),

@@ -41,7 +41,7 @@ class _Connection:
     def __init__(self, port: int, user: str, password: str, topic: str, payload: bytes, window: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        body = _text("MQTT") + struct.pack("!BBH", 4, 0xC2, 0) + _text("load") + _text(user) + _text(password)
+        body = _text("MQTT") + struct.pack("!BBH", 4, 0xC2, 0) + _text(user) + _text(user) + _text(password)
         self.socket.sendall(b"\x10" + _length(len(body)) + body)
         answer = self.socket.recv(4)
         if answer != b"\x20\x02\x00\x00":

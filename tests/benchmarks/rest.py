@@ -52,7 +52,7 @@ def _show(number: int) -> bytes:
     return f"{head}Authorization: bearer {USER_TOKEN}\r\n\r\n".encode()
 
 
-_REQUESTS = {"post": _post, "show": _show}
+REQUESTS = {"post": _post, "show": _show}
 
 
 # --- The yardstick ---
@@ -77,7 +77,7 @@ def _run_bare(port: int) -> None:
     trio.run(_serve_bare, port)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -87,7 +87,7 @@ def _free_port() -> int:
 @contextmanager
 def bare_server() -> Iterator[tuple[int, int]]:
     """Its port and its process."""
-    port = _free_port()
+    port = free_port()
     process = multiprocessing.Process(target=_run_bare, args=(port,), daemon=True)
     process.start()
     assert process.pid is not None
@@ -143,7 +143,7 @@ def _is_whole(received: bytes) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="*", choices=[*_REQUESTS, []], help="everything by default")
+    parser.add_argument("what", nargs="*", choices=[*REQUESTS, []], help="everything by default")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -153,8 +153,8 @@ def main() -> None:
         bare_server() as (bare_port, bare_process),
     ):
         assert daemon.process is not None
-        for what in options.what or _REQUESTS:
-            requests = [_REQUESTS[what](number) for number in range(_CONNECTIONS)]
+        for what in options.what or REQUESTS:
+            requests = [REQUESTS[what](number) for number in range(_CONNECTIONS)]
             bare, ours = [], []
             for _ in range(options.rounds):
                 bare.append(measure(bare_port, bare_process, requests, options.seconds))

@@ -141,11 +141,17 @@ def open_office(engine: SqliteEngine, settings: Settings) -> OpenOffice:
 
     @asynccontextmanager
     async def open_(
-        transport: Transport | None = None, *, on: Engine = engine, vault: Vault = VAULT, start_ms: int = NOW_MS
+        transport: Transport | None = None,
+        *,
+        on: Engine = engine,
+        vault: Vault = VAULT,
+        start_ms: int = NOW_MS,
+        may_delete: bool = True,
     ) -> AsyncIterator[Office]:
         database = Database(on, run_sync=run_inline)
         await database.open()
-        clock = Clock(lambda: Milliseconds(start_ms + round(trio.current_time() * 1000)))
+        now_ms = lambda: Milliseconds(start_ms + round(trio.current_time() * 1000))  # noqa: E731
+        clock = Clock(now_ms, may_delete=lambda: may_delete)
         mails = Mails(database, vault, clock, replace_public_url(settings), LINKS)
         async with trio.open_nursery() as writer:
             await writer.start(database.commit_forever)
@@ -705,6 +711,34 @@ async def test_after_a_stop_of_days_a_mail_is_tried_once_more(
         await trio.sleep(3600)
         assert await office.waiting() == []
     assert transport.recipients == ["a@x.example", "b@x.example"]
+
+
+async def test_a_jump_of_the_clock_gives_no_mail_up(open_office: OpenOffice, autojump_clock: MockClock) -> None:
+    async with open_office() as office:
+        await office.send("a@x.example")
+    transport = Transport()
+    transport.script = [MailDeferred("450"), MailServerUnavailable("away")]
+    async with open_office(transport, start_ms=NOW_MS + 365 * DAY_MS, may_delete=False) as office:
+        await trio.sleep(3600)
+        assert await office.waiting() == []
+    assert transport.recipients == ["a@x.example"] * 3
+
+
+async def test_a_clock_that_is_set_back_delays_no_mail_by_more_than_a_look(
+    open_office: OpenOffice, autojump_clock: MockClock
+) -> None:
+    transport = Transport(otherwise=MailDeferred("450"))
+    async with open_office(transport, start_ms=NOW_MS + 365 * DAY_MS) as office:
+        for _ in range(5):
+            assert await office.send("a@x.example")
+        assert not await office.send("a@x.example")
+        await trio.sleep(30)
+    transport = Transport()
+    async with open_office(transport) as office:
+        assert await office.send("a@x.example")  # those of the time that never was do not count
+        await trio.sleep(120)
+        assert await office.waiting() == []
+    assert transport.recipients == ["a@x.example"] * 6
 
 
 async def test_a_crash_after_the_delivery_repeats_the_mail_with_the_same_id(

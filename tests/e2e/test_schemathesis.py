@@ -67,6 +67,8 @@ OUT_OF_REACH: Final = {
     "POST /ml/models/{modelId}/predict": "a model that was trained",
     "GET /updates/urls/{downloadId}": "a device that registered over LWM2M",
     "POST /subscriptions/{subscriptionId}/validate": "the nonce of a handshake",
+    "PUT /users/{uid}": "an application that may change profiles",
+    "GET /users/{uid}/audit": "an application that may change profiles",
     "GET /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions": "an application that may change profiles",
     "DELETE /users/{uid}/sessions/{sessionId}": "an application that may change profiles",

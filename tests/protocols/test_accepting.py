@@ -1,15 +1,18 @@
-"""Listeners when the process has no free descriptors."""
+"""Listeners when many connections come at once, and when the process has no free descriptors."""
 
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
+from config.limits import TURNS_BETWEEN_CONNECTIONS
 from config.settings import Address
 from protocols.listeners import Stream, serve_tcp
 from tests.fakes import new_refusals
@@ -37,11 +40,11 @@ async def echo(stream: Stream) -> None:
         await stream.send_all(data)
 
 
-async def ask(socket: trio.socket.SocketType) -> bytes:
+async def ask(connection: trio.socket.SocketType) -> bytes:
     """The echo; nothing when the listener closes the connection."""
     with suppress(ConnectionError), trio.fail_after(5):
-        await socket.send(b"hello")
-        return await socket.recv(100)
+        await connection.send(b"hello")
+        return await connection.recv(100)
     return b""
 
 
@@ -79,3 +82,31 @@ async def test_without_descriptors_new_connections_are_closed_at_once_and_others
     finally:
         for client in clients:
             client.close()
+
+
+async def test_between_two_connections_that_came_at_once_others_have_their_turns(nursery: trio.Nursery) -> None:
+    turn, served = 0, []
+
+    async def note(_stream: Stream) -> None:
+        served.append(turn)
+
+    address: Address = await nursery.start(
+        lambda task_status: serve_tcp(
+            Address("127.0.0.1", 0),
+            note,
+            protocol="test",
+            refusals=new_refusals(),
+            connections=nursery,
+            task_status=task_status,
+        )
+    )
+    clients = [socket.create_connection((address.host, address.port)) for _ in range(10)]
+    try:
+        with trio.fail_after(5):
+            while len(served) < len(clients):
+                turn += 1
+                await trio.lowlevel.checkpoint()
+    finally:
+        for client in clients:
+            client.close()
+    assert all(after - before >= TURNS_BETWEEN_CONNECTIONS for before, after in pairwise(served))

@@ -22,6 +22,7 @@ from protocols.http.rest.messages import MessageCalls
 from protocols.http.rest.models import ModelCalls
 from protocols.http.rest.monetization import MonetizationCalls
 from protocols.http.rest.notifications import NotificationCalls
+from protocols.http.rest.own_account import OwnAccountCalls
 from protocols.http.rest.registrations import RegistrationCalls
 from protocols.http.rest.rules import RuleCalls
 from protocols.http.rest.scenes import SceneCalls
@@ -69,6 +70,7 @@ NOUNS: Final[tuple[type[RestCalls], ...]] = (
     TrialSessionCalls,
     TrialDocumentCalls,
     UserCalls,
+    OwnAccountCalls,
     SessionCalls,
     AccountsCalls,
 )

@@ -123,7 +123,7 @@ class UserCalls(RestCalls):
 
     @RestCall("GET", "/users/self", tokens=USER, on=NOTHING, summary="The caller's own profile")
     async def profile(self, caller: Caller) -> Data[UserObject]:
-        return Data(_profile(await self._users.self_of(caller)))
+        return Data(profile_of(await self._users.self_of(caller)))
 
     @RestCall(
         "GET",
@@ -224,7 +224,7 @@ def _answer(caller: Caller, user: UserRecord, properties: str) -> Data[UserPrope
     return Data(UserProperties(user.id, caller.application_id or "", properties))
 
 
-def _profile(user: UserRecord) -> UserObject:
+def profile_of(user: UserRecord) -> UserObject:
     return UserObject(
         id=user.id,
         name=user.name,

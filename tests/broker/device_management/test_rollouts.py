@@ -4,12 +4,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from broker.clock import Clock
 from broker.device_management.objects import FIRMWARE_VERSION, STATE
 from broker.device_management.requests import RolloutPlan
 from broker.device_management.rollouts import Phase, Rollout
 from broker.device_management.states import DeviceTaskStatus
 from broker.errors import Conflict, ValidationFailed
 from broker.services import Services
+from storage.keys import Milliseconds
 from storage.records import AuditFilter
 from tests.broker.device_management.devices import VERSION, FakeSession, Fleet, mock_time, settle
 from tests.builders import ServicesOpener
@@ -49,6 +51,24 @@ async def test_so_many_devices_begin_in_a_minute(services: Services, autojump_cl
     assert await statuses(fleet, task.record.key) == {"PROCESSING": 6, "QUEUED": 1}
     await trio.sleep(60)
     assert await statuses(fleet, task.record.key) == {"PROCESSING": 7}
+
+
+async def test_a_clock_that_is_set_back_by_a_year_holds_no_roll_out_up(
+    opener: ServicesOpener, autojump_clock: MockClock
+) -> None:
+    wall, set_back_ms = mock_time(), 0
+    clock = Clock(lambda: Milliseconds(wall.now_ms() - set_back_ms), wall.steady_ms)
+    async with opener(clock=clock) as services:
+        await build_world(services.core.database, services.core.vault)
+        fleet = await Fleet.of(services, 4)
+        for device in fleet.devices:
+            await fleet.register(device)
+        task = await fleet.update(rollout=RolloutPlan(devices_per_minute=2))
+        await settle()
+        set_back_ms = 365 * 86_400_000
+        assert await statuses(fleet, task.record.key) == {"PROCESSING": 2, "QUEUED": 2}
+        await trio.sleep(61)
+        assert await statuses(fleet, task.record.key) == {"PROCESSING": 4}
 
 
 async def test_a_device_that_is_away_leaves_its_turn_to_the_next(services: Services, autojump_clock: MockClock) -> None:

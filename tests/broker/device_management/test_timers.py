@@ -13,7 +13,7 @@ from tests.factories import NOW_MS
 
 @pytest.fixture
 async def timers(nursery: trio.Nursery, autojump_clock: MockClock) -> AsyncIterator[Timers]:
-    made = Timers(mock_time())
+    made = Timers(mock_time().now_ms)
     nursery.start_soon(made.run_forever)
     yield made
     nursery.cancel_scope.cancel()

@@ -65,6 +65,11 @@ class Home:
     async def count(self) -> int:
         return len(await self.actions())
 
+    async def triggered(self, rule: RuleRecord) -> int:
+        """How often the rule was triggered."""
+        state = await self.services.core.database.read(lambda tx: tx.rules.state(rule.key))
+        return 0 if state is None else state.triggered
+
     async def standing(self, rule: RuleRecord) -> Any:
         record = await self.services.rules.rulebook.find(rule.id)
         return await self.services.rules.showing.shown(record, with_waiting=True)

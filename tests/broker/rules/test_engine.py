@@ -1,14 +1,18 @@
 """The engine follows the log: what triggers, once, also after a restart."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.clock import Clock
 from broker.errors import Conflict
 from broker.rules.rulebook import RuleChanges
 from broker.services import Services
+from config.limits import RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from storage.keys import Milliseconds
 from tests.broker.device_management.devices import mock_time
 from tests.broker.rules.home import HALL_ID, ON, Home, body, when
 from tests.builders import ServicesOpener
@@ -130,6 +134,65 @@ async def test_a_running_duration_survives_a_restart(opener: ServicesOpener, aut
         assert await Home(services).count() == 1
 
 
+class SetBack:
+    """A wall clock that moves with trio's clock, and can be set."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    @property
+    def clock(self) -> Clock:
+        right = mock_time()
+        return Clock(lambda: Milliseconds(right.now_ms() + self.ahead_ms), right.steady_ms)
+
+
+EACH_MINUTE = {"if": {"field": "datetime", "operator": "=", "operand": {"value": "* * * * * *"}}}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_clock_that_was_a_year_ahead_stops_no_duration_and_no_schedule(
+    opener: ServicesOpener, autojump_clock: MockClock, *, restart: bool
+) -> None:
+    wall = SetBack()
+    wall.ahead_ms = 365 * 86_400_000
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(opener(clock=wall.clock))
+        await build_world(services.core.database, services.core.vault)
+        home = Home(services)
+        scheduled = await home.rule(EACH_MINUTE | {"then": {"ddid": HALL_ID, **ON}}, name="each minute")
+        lasting = await home.rule(body([when("state", "=", value=False, duration=MINUTE)]), name="lasting")
+        await home.says({"state": False})
+        await trio.sleep(30)
+        wall.ahead_ms = 0
+        if restart:
+            await stack.aclose()
+            services = await stack.enter_async_context(opener(clock=wall.clock))
+        await trio.sleep(155)  # the clock is looked at twice a minute
+        triggered = [await Home(services).triggered(rule) for rule in (scheduled, lasting)]
+        assert triggered[0] >= 2
+        assert triggered[1] == 1
+
+
+async def test_a_clock_that_was_ahead_makes_no_loop_and_no_lasting_value(
+    opener: ServicesOpener, autojump_clock: MockClock
+) -> None:
+    wall = SetBack()
+    wall.ahead_ms = 3_600_000
+    async with opener(clock=wall.clock) as services:
+        await build_world(services.core.database, services.core.vault)
+        home = Home(services)
+        to_itself = {"ddid": KITCHEN, **ON}
+        rule = await home.rule(body([when("temperature", ">", 25)], to_itself))
+        await home.says({"temperature": 30})
+        wall.ahead_ms = 0
+        await home.says({"temperature": 20})
+        for _ in range(RULE_LOOP_TRIGGERS + 2):
+            await trio.sleep(RULE_LOOP_SECONDS + 1)
+            await home.says({"temperature": 30})
+            await home.says({"temperature": 20})
+        assert await home.triggered(rule) == RULE_LOOP_TRIGGERS + 3
+
+
 async def test_a_change_of_one_rule_resets_no_other_rules_timer(home: Home, autojump_clock: MockClock) -> None:
     await home.rule(body([when("state", "=", value=False, duration=MINUTE)]), name="first")
     second = await home.rule(body([when("state", "=", value=False, duration=MINUTE)]), name="second")
@@ -165,10 +228,9 @@ async def test_a_rule_that_is_not_enabled_or_was_removed_triggers_nothing(home: 
 
 
 async def test_a_minute_triggers_once_also_over_a_restart(opener: ServicesOpener, autojump_clock: MockClock) -> None:
-    each_minute = {"if": {"field": "datetime", "operator": "=", "operand": {"value": "* * * * * *"}}}
     async with opener(clock=mock_time()) as services:
         await build_world(services.core.database, services.core.vault)
-        await Home(services).rule(each_minute | {"then": {"ddid": HALL_ID, **ON}})
+        await Home(services).rule(EACH_MINUTE | {"then": {"ddid": HALL_ID, **ON}})
         await trio.sleep(125)
         minutes = (NOW_MS + 125_000) // 60_000 - NOW_MS // 60_000
         assert await Home(services).count() == minutes

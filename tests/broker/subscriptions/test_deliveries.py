@@ -154,6 +154,24 @@ async def test_a_failed_notification_is_sent_again_with_its_id_until_the_eighth_
     assert pending(services) == 0
 
 
+async def test_a_clock_that_is_set_back_does_not_hold_up_a_retry(
+    services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
+) -> None:
+    fake_clock.now += 365 * 86_400_000
+    callbacks.answer = lambda _received: Outcome(http_status=500)
+    await subscribed(services)
+    await sent(services)
+    await failed(services, 1)
+    fake_clock.now -= 365 * 86_400_000
+    services.subscriptions.sender.look_for_due()
+    await failed(services, 2)
+    services.subscriptions.sender.look_for_due()
+    await services.subscriptions.sender.retry_due()
+    assert (
+        services.subscriptions.deliveries.statistics().in_flight == 0
+    )  # the next one is planned by the clock as it is now
+
+
 async def test_a_failing_notification_holds_back_no_later_one(
     services: Services, world: World, callbacks: FakeCallbacks, fake_clock: FakeClock
 ) -> None:

@@ -30,16 +30,26 @@ def _choose(user: User, selector: str, text: str) -> None:
     options.select_by_visible_text(text)
 
 
+def find(user: User, part: str, name: str) -> None:
+    """A device of which there are too many to list: by its name."""
+    user.now(lambda: user.browser.driver.find_element(By.CSS_SELECTOR, f"{part} [type=search]").clear())
+    user.browser.driver.find_element(By.CSS_SELECTOR, f"{part} [type=search]").send_keys(name)
+    choose(user, f"{part} [id$=-device]", name)
+    user.eventually(lambda: user.browser.texts(f"{part} [id$=-device] option") == [name])
+
+
 @with_rules
 def test_a_rule_is_made_explained_tried_and_deleted(ada: User, site: Site) -> None:
     ada.click("Rules")
     ada.sees("No rules yet")
     ada.click("New rule")
-    choose(ada, "#conditions [id$=-device]", "Light 13")
+    assert "Light 99" not in ada.browser.texts("#then [id$=-device] option")
+    find(ada, "#then", "Light 99")
+    find(ada, "#conditions", "Light 13")
     choose(ada, "#conditions [id$=-field]", "intensity")
     choose(ada, "#conditions [id$=-operator]", "is above")
     ada.browser.driver.find_element(By.CSS_SELECTOR, "#conditions [id$=-operand]").send_keys("80")
-    choose(ada, "#then [id$=-device]", "Light 14")
+    find(ada, "#then", "Light 14")
     ada.browser.fill("Name", "Too bright")
     ada.click("Save")
     ada.sees("The rule is saved")

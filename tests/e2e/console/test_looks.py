@@ -72,6 +72,7 @@ def really(user: User) -> None:
 def account(user: User) -> None:
     user.open("/account")
     user.sees("this browser")
+    user.sees("Sign in", "#activity")
 
 
 PAGES: Final[list[Callable[[User], None]]] = [

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.programs import require_dtls, require_program
 
 SECONDS: Final = 60
 MOST_CLICKS: Final = 6
+MOST_SECONDS: Final = 120.0
 #: Debian calls libcoap's `coap-client` after the TLS library that it was built with.
 PROGRAMS: Final = {"curl": "curl", "MQTT": "mosquitto_pub", "CoAP": "coap-client-openssl"}
 
@@ -51,6 +53,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: P
         link = next(line.strip() for line in demo.stdout if "/console/enter?" in line)
         user = User(chromium, link.partition("/console")[0])
         user.clicks += 1
+        began = time.monotonic()
         chromium.open(link)
         user.sees("temperature", "#devices")  # the simulated devices move
         user.click("Add a device")
@@ -64,6 +67,7 @@ def test_from_the_printed_link_to_the_first_point_of_ones_own_device(tmp_path: P
         user.sees("taken", "#trail")
         user.eventually(lambda: chromium.texts(".chart .latest")[0] != "no data")
         assert user.clicks + 1 <= MOST_CLICKS  # and one to copy the line
+        assert time.monotonic() - began < MOST_SECONDS
         assert "code=" not in chromium.url
         chromium.open("about:blank")
         demo.terminate()
@@ -228,6 +232,20 @@ def test_an_application_is_revoked(ada: User, site: Site) -> None:
     ada.click("Revoke")
     ada.sees(f"{BOARD} no longer sees anything of yours")
     ada.sees_no(BOARD, "#applications")
+
+
+def test_a_name_is_changed_and_stands_in_what_happened(ada: User, site: Site) -> None:
+    ada.open("/account")
+    ada.sees("Sign in", "#activity")
+    ada.browser.fill("Name", "x" * 64)
+    ada.click("Change")
+    ada.sees("Your name is changed")
+    ada.sees("Profile changed", "#activity")
+    ada.browser.driver.refresh()
+    ada.eventually(lambda: ada.browser.driver.find_element(By.ID, "full-name").get_attribute("value") == "x" * 64)
+    ada.browser.fill("Name", "Ada")
+    ada.click("Change")
+    ada.eventually(lambda: len([one for one in ada.browser.texts("#activity th") if one == "Profile changed"]) == 2)
 
 
 def test_devices_are_searched_sorted_and_paged(ada: User) -> None:

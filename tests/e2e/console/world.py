@@ -15,7 +15,7 @@ from tests.daemon import ADA_EMAIL, TRUNKLINE, USER_TOKEN, Daemon, bearer, devic
 
 BOB_EMAIL: Final = "bob@example.org"
 BOARD: Final = "Light Board"
-DEVICES: Final = 30
+DEVICES: Final = 110  # more than a picker of devices lists
 
 
 @dataclass(frozen=True, slots=True)

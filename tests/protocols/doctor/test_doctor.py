@@ -144,7 +144,7 @@ def test_a_damaged_store_is_found(settings: Settings) -> None:
         file.write(b"\xff" * 4096)
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok
-    assert "restore a backup" in finding.text
+    assert "restore a backup, or stop the daemon and run: trunkline store salvage" in finding.text
     store.write_bytes(b"no database at all" * 1000)
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok

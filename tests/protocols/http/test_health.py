@@ -18,9 +18,10 @@ from broker.trace.origin import listening_as
 from config.settings import Address, Http, Metrics, Settings
 from protocols.http.front_door import serve_http
 from protocols.metrics.collecting import Exposition
-from protocols.metrics.table import LISTENERS
+from protocols.metrics.table import DAEMON, LISTENERS
 from protocols.metrics.vitals import FRESH_SECONDS, Vitals
 from protocols.systemd import write_something
+from storage.damage import Damage
 from storage.database import Database
 from storage.durations import BOUNDS, Durations
 from storage.sql import StoreError, StoreFullError
@@ -116,6 +117,18 @@ async def test_buckets_are_cumulative_and_a_bound_belongs_to_its_bucket(vitals: 
     assert sum(Durations().counts) == 0
 
 
+async def test_what_cannot_be_read_of_the_store_is_counted(vitals: Vitals) -> None:
+    damage = Damage()
+    vitals.core.life.observe("damage", damage.statistics)
+    for _ in range(2):
+        damage.met("SELECT * FROM messages", "database disk image is malformed")
+    damage.set_aside = ("rollups",)
+    found = samples((await Exposition(vitals).text(""))[0].decode())
+    assert [
+        found[(f"trunkline_store_{name}",)] for name in ("damage_failures_total", "damaged_tables", "tables_set_aside")
+    ] == [2, 1, 1]
+
+
 @pytest.mark.processes
 async def test_prometheus_has_nothing_to_say_against_the_metrics(site: httpx.AsyncClient) -> None:
     promtool = require_program("promtool")
@@ -128,8 +141,9 @@ async def test_prometheus_has_nothing_to_say_against_the_metrics(site: httpx.Asy
 
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_there(site: httpx.AsyncClient) -> None:
     assert (await site.get("/v1.1/users/self")).status_code == 401  # a refusal, and an answer
-    of_listeners = {f"trunkline_{metric.name}" for _, part in LISTENERS.values() for metric in part.values()}
-    names = {key[0] for key in await scraped(site)} | of_listeners
+    parts = (*(part for _, part in LISTENERS.values()), *DAEMON.values())
+    of_a_daemon = {f"trunkline_{metric.name}" for part in parts for metric in part.values()}
+    names = {key[0] for key in await scraped(site)} | of_a_daemon
     asked = {
         name
         for path in (DASHBOARD, ALERTS, README)

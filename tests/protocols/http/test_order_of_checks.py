@@ -71,6 +71,8 @@ DELETE /users/{user}/applications/{application} -
 GET /users/{user}/devices 4001
 GET /users/{user}/devicetypes 4001
 GET /users/{user}/shares 4001
+PUT /users/{user} 400
+GET /users/{user}/audit 4001
 GET /users/{user}/sessions -
 DELETE /users/{user}/sessions -
 DELETE /users/{user}/sessions/{session} -

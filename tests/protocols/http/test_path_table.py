@@ -55,6 +55,8 @@ DELETE /users/{}/applications/{}
 GET /users/{}/devices
 GET /users/{}/devicetypes
 GET /users/{}/shares
+PUT /users/{}
+GET /users/{}/audit
 GET /users/{}/sessions
 DELETE /users/{}/sessions
 DELETE /users/{}/sessions/{}

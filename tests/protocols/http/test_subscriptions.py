@@ -118,6 +118,22 @@ async def test_without_an_answer_a_handshake_is_tried_again_and_after_a_day_the_
     error_of(await api.get(f"/subscriptions/{data['id']}", headers=USER), 404)
 
 
+async def test_a_clock_that_is_set_back_does_not_hold_up_a_handshake(
+    api: httpx.AsyncClient, services: Services, callbacks: FakeCallbacks, fake_clock: FakeClock
+) -> None:
+    fake_clock.now += 365 * 86_400_000
+    callbacks.handshake_outcome = Outcome(error="ConnectError")
+    await created(api)
+    await callbacks.wait(lambda: len(callbacks.handshakes) == 1)
+    fake_clock.now -= 365 * 86_400_000
+
+    def tried_again() -> bool:
+        services.subscriptions.deliveries._handshakes.look_for_due()
+        return len(callbacks.handshakes) == 2
+
+    await settled(services, tried_again)
+
+
 @pytest.mark.parametrize("type_", ["cloudStream", "awsKinesis"])
 @pytest.mark.parametrize("given", [STREAM, VENDOR, dict([*list(STREAM.items())[:2], *list(VENDOR.items())[2:]])])
 async def test_streams_are_answered_in_the_spelling_of_their_type_and_active_at_once(

@@ -9,7 +9,8 @@ from broker.services import Services
 from protocols.coap.lwm2m.statistics import Lwm2mStatistics
 from protocols.coap.statistics import DtlsStatistics, EndpointStatistics
 from protocols.metrics.collecting import members
-from protocols.metrics.table import BROKER, LISTENERS, Metric
+from protocols.metrics.table import BROKER, DAEMON, LISTENERS, Metric
+from storage.damage import DamageStatistics
 
 #: What each listener counts, as `protocols/daemon.py` registers it.
 COUNTED = {
@@ -22,7 +23,7 @@ COUNTED = {
 }
 ALL = [
     (f"{part}: {statistic}", metric)
-    for part, metrics in (*BROKER.items(), *((name, part) for name, (_, part) in LISTENERS.items()))
+    for part, metrics in (*BROKER.items(), *DAEMON.items(), *((name, part) for name, (_, part) in LISTENERS.items()))
     for statistic, metric in metrics.items()
 ]
 
@@ -39,6 +40,12 @@ def test_each_counter_of_a_listener_has_a_metric() -> None:
     assert all(is_dataclass(kind) for kind in COUNTED.values())
 
 
+def test_each_statistic_of_damage_has_a_metric() -> None:
+    assert {name: set(part) for name, part in DAEMON.items()} == {
+        "damage": {field.name for field in fields(DamageStatistics)}
+    }
+
+
 def test_names_follow_the_conventions() -> None:
     for statistic, metric in ALL:
         assert re.fullmatch(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*", metric.name), statistic
@@ -51,7 +58,7 @@ def test_names_follow_the_conventions() -> None:
 
 def test_statistics_share_a_metric_only_when_labels_tell_them_apart() -> None:
     by_name: dict[str, list[Metric]] = {}
-    for part in (*BROKER.values(), *{id(part): part for _, part in LISTENERS.values()}.values()):
+    for part in (*BROKER.values(), *DAEMON.values(), *{id(part): part for _, part in LISTENERS.values()}.values()):
         for metric in part.values():
             by_name.setdefault(metric.name, []).append(metric)
     for name, metrics in by_name.items():

@@ -1,5 +1,6 @@
-// The browsers in which the person is signed in.
+// The person's name, the browsers in which the person is signed in, and what happened to the account.
 
+import { loadActivity } from "./activity.js";
 import { attempt, call, done, get } from "./api.js";
 import { $, fill, fullTime, h, heads, time } from "./dom.js";
 
@@ -31,4 +32,15 @@ function row(one) {
     }, { button: event.target }) }, "Sign out")));
 }
 
-await attempt(load);
+const name = $("#name");
+name.addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(async () => {
+    const { data } = await call("PUT", `/users/${uid}`, { body: { fullName: name.elements.fullName.value } });
+    name.elements.fullName.value = data.fullName;
+    done("Your name is changed.");
+    await loadActivity();
+  }, { form: name });
+});
+
+await attempt(() => Promise.all([load(), loadActivity()]));

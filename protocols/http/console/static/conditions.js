@@ -3,7 +3,7 @@
 import { fill, h } from "./dom.js";
 import { isNumber } from "./manifest.js";
 import { read } from "./parameters.js";
-import { devicePicker, manifestOfDevice, newId, removable } from "./parts.js";
+import { deviceField, devicePicker, manifestOfDevice, newId, removable } from "./parts.js";
 
 const WORDS = {
   "=": "is", "!=": "is not", "<": "is below", "<=": "is at most", ">": "is above", ">=": "is at least", contains: "contains",
@@ -67,7 +67,7 @@ async function valueRow(given, at) {
   device.addEventListener("change", () => { given = undefined; learn(); });
   what.addEventListener("change", () => { operators(); ask(); });
   operator.addEventListener("change", () => ask());
-  item.append(field(device.id, "Device", device), field(what.id, "Field", what), field(operator.id, "Compared", operator), operand,
+  item.append(deviceField(device), field(what.id, "Field", what), field(operator.id, "Compared", operator), operand,
     field(duration.id, "For seconds", duration));
   await learn();
   item.read = () => {

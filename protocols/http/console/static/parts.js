@@ -1,17 +1,25 @@
 // The rows of which rules and scenes are made: a device, and what of it.
 
-import { get } from "./api.js";
+import { attempt, get } from "./api.js";
 import { $, fill, h } from "./dom.js";
 import { manifestOf } from "./manifest.js";
 import { parameterInputs, parametersIn, unwrapped } from "./parameters.js";
 
 const uid = $("meta[name=uid]").content;
+const LISTED = 100;
+const TYPING_MS = 200;
 let asked = null;
+let total = 0;
 let number = 0;
 
-// The first 100 devices by name; a device beyond them is chosen by its id.
+const listed = (search) => get(`/users/${uid}/devices`, { search, sort: "name", count: LISTED });
+
+// The first devices by name, and those that were chosen or found since
 export function devices() {
-  asked ??= get(`/users/${uid}/devices`, { sort: "name", count: 100 }).then(({ data }) => new Map(data.devices.map((one) => [one.id, one])));
+  asked ??= listed("").then((answer) => {
+    ({ total } = answer);
+    return new Map(answer.data.devices.map((one) => [one.id, one]));
+  });
   return asked;
 }
 
@@ -26,9 +34,34 @@ export async function manifestOfDevice(did) {
 
 export async function devicePicker(id, name, chosen) {
   if (chosen) await manifestOfDevice(chosen);
-  const select = h("select", { id, name }, [...(await devices()).values()].map((one) => h("option", { value: one.id }, one.name)));
+  const select = h("select", { id, name }, optionsOf((await devices()).values()));
   if (chosen) select.value = chosen;
   return select;
+}
+
+const optionsOf = (some) => [...some].map((one) => h("option", { value: one.id }, one.name));
+
+// The picker with its label; with more devices than it lists, a field that finds others by name.
+export function deviceField(select) {
+  const label = h("label", { for: select.id }, "Device");
+  if (total <= LISTED) return h("p", {}, label, select);
+  const finder = h("input", { type: "search", "aria-label": "Find a device", placeholder: `Find one of ${total.toLocaleString()} devices`, autocomplete: "off" });
+  let timer = 0;
+  let last = 0;
+  finder.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => attempt(find), TYPING_MS);
+  });
+  const find = async () => {
+    const turn = last += 1;
+    const { data } = await listed(finder.value.trim());
+    if (turn !== last || data.devices.length === 0) return;
+    const known = await devices();
+    for (const one of data.devices) known.set(one.id, one);
+    fill(select, optionsOf(data.devices));
+    select.dispatchEvent(new Event("change"));
+  };
+  return h("p", {}, label, finder, select);
 }
 
 export function removable(item, what) {
@@ -70,7 +103,7 @@ export async function actionRow(given, nameOf) {
   };
   device.addEventListener("change", () => learn());
   action.addEventListener("change", () => ask());
-  item.append(field(device.id, "Device", device), field(action.id, "Action", action), parameters);
+  item.append(deviceField(device), field(action.id, "Action", action), parameters);
   await learn(given ? unwrapped(given.parameters) : undefined);
   item.read = () => {
     const chosen = actions.find((one) => one.name === action.value);

@@ -1,0 +1,56 @@
+"""What people do with their own account beside signing in: their name, and what happened to the account."""
+
+from dataclasses import replace
+
+from broker.accounts.sign_up import check_full_name
+from broker.clock import Clock
+from broker.errors import UserNotFound, ValidationFailed
+from broker.facts import Router, UserProfileUpdated
+from broker.trace.audit import AuditEvent, AuditLog, note
+from storage.database import Database, Transaction
+from storage.records import AuditRecord, UserRecord
+
+
+class OwnAccount:
+    def __init__(self, database: Database, clock: Clock, router: Router, audit: AuditLog) -> None:
+        self._database = database
+        self._clock = clock
+        self._router = router
+        self._audit = audit
+
+    async def rename(self, user: UserRecord, full_name: str) -> UserRecord:
+        """Give a user another display name. Returns the user as changed.
+
+        Raises:
+            ValidationFailed: the name is too long or has characters that cannot be shown.
+            UserNotFound: the user was deleted meanwhile.
+            StoreError: nothing was changed.
+        """
+        full_name, now_ms = full_name.strip(), self._clock.now_ms()
+        if finding := check_full_name(full_name):
+            raise ValidationFailed((finding,))
+
+        def work(tx: Transaction) -> tuple[UserRecord, bool]:
+            known = tx.accounts.user(user.key)
+            if known is None:
+                raise UserNotFound
+            if known.full_name == full_name:
+                return known, False
+            tx.accounts.rename_user(user.key, full_name, now_ms=now_ms)
+            note(tx, AuditEvent.PROFILE_CHANGED, f"account {user.id}", now_ms=now_ms)
+            return replace(known, full_name=full_name, modified_on=now_ms), True
+
+        def announce(done: tuple[UserRecord, bool]) -> None:
+            if done[1]:
+                self._router.publish(UserProfileUpdated(user.key, user.id, now_ms))
+
+        found, _is_changed = await self._database.write(work, announce=announce)
+        return found
+
+    async def activity(self, user: UserRecord, *, offset: int, limit: int) -> tuple[list[AuditRecord], int]:
+        """What the user did and what was done to the account (reference 28.2), the newest first; and how much there is.
+
+        Raises StoreError.
+        """
+        await self._audit.flush()
+        return await self._database.read(lambda tx: tx.audit.of_user(user.id, offset=offset, limit=limit))

@@ -1,0 +1,53 @@
+// What happened to the account: the audit log as far as it is about this person.
+
+import { attempt, get } from "./api.js";
+import { $, empty, fill, h, heads, time, whole } from "./dom.js";
+
+const uid = $("meta[name=uid]").content;
+const PAGE = 15;
+const BAD = { refused: "refused", failed: "failed" };
+let offset = 0;
+
+const words = (event) => {
+  const text = event.replaceAll("_", " ");
+  return text[0].toUpperCase() + text.slice(1);
+};
+
+// Who has shown no credentials is a stranger.
+const actor = (one) => one.actor === `user ${uid}` ? "you" : one.actor || (one.outcome === "done" ? "the service" : "a stranger");
+const about = (one) => [`account ${uid}`, `user ${uid}`].includes(one.object) ? "" : one.object;
+
+function details(one) {
+  return Object.entries(one.details).filter(([, value]) => value !== "" && value !== uid).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+}
+
+export async function loadActivity() {
+  const { data, total } = await get(`/users/${uid}/audit`, { count: PAGE, offset });
+  if (total === 0) {
+    fill($("#activity"), empty("Nothing yet", "Sign-ins, consents, tokens and changes stand here."));
+    return;
+  }
+  fill($("#activity"), h("table", { class: "cards" }, h("caption", { class: "unseen" }, "What happened to your account"),
+    heads("What", "When", "By", "From", "About"),
+    h("tbody", {}, data.entries.map(row))));
+  $("#activity-pages").hidden = total <= PAGE;
+  $("#activity-range").textContent = `${whole(offset + 1)} to ${whole(offset + data.entries.length)} of ${whole(total)}`;
+  $("#activity-newer").disabled = offset === 0;
+  $("#activity-older").disabled = offset + PAGE >= total;
+}
+
+function row(one) {
+  return h("tr", {}, h("th", { scope: "row" }, words(one.event), BAD[one.outcome] ? h("small", { class: "tag bad" }, BAD[one.outcome]) : null),
+    h("td", { class: "when", "data-label": "When" }, time(one.ts)),
+    h("td", { "data-label": "By" }, actor(one)),
+    h("td", { "data-label": "From" }, one.address || "–"),
+    h("td", { "data-label": "About" }, [about(one), details(one)].filter(Boolean).join(": ") || "–"));
+}
+
+const turn = (by) => (event) => attempt(async () => {
+  offset = Math.max(0, offset + by);
+  await loadActivity();
+}, { button: event.target });
+
+$("#activity-newer").addEventListener("click", turn(-PAGE));
+$("#activity-older").addEventListener("click", turn(PAGE));

@@ -1,0 +1,85 @@
+"""/users/…: a person's name, and /users/…/audit: what happened to the account (reference 5.1, 5.6)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from broker.accounts.own_account import OwnAccount
+from broker.accounts.room import AccountsRoom
+from broker.accounts.tokens import Caller
+from config.limits import NAME_MAX_CHARACTERS
+from protocols.http.calls import USER, Chapter, RestCall, RestCalls
+from protocols.http.openapi import samples
+from protocols.http.rest.users import UserObject, profile_of
+from protocols.http.schema import Data, NumberedPage, Paging, Shape, Timestamp, about, one_of, text
+from storage.records import UserRecord
+
+_OUTCOMES: Final = ("done", "refused", "failed")
+
+
+class _AuditEntry(Shape):
+    shape = "AuditEntry"
+    example = {
+        "ts": samples.TS,
+        "event": "sign_in",
+        "actor": f"user {samples.UID}",
+        "address": "192.0.2.17",
+        "object": f"account {samples.UID}",
+        "outcome": "done",
+        "details": {},
+    }
+
+    ts: Timestamp
+    event: str
+    actor: Annotated[str, about("Who did it: a word and an id; empty for a stranger or the daemon itself")]
+    address: Annotated[str, about("Where it came from: an IP address, `control socket` or `command line`")]
+    object: Annotated[str, about("What it was about: a word and an id")]
+    outcome: Annotated[str, one_of(_OUTCOMES)]
+    details: Annotated[Mapping[str, Any], about("What else is known; no secrets")]
+
+
+class _Activity(Shape):
+    entries: list[_AuditEntry]
+
+
+class _Profile(Shape):
+    example = {"fullName": "Ada Example"}
+
+    full_name: Annotated[str, text("Display name", longest=NAME_MAX_CHARACTERS)]
+
+
+class OwnAccountCalls(RestCalls):
+    chapter = Chapter(
+        "Own account",
+        "A person's display name, and what happened to the account. Only for the person, and only with an application "
+        "to which the person granted WRITE on the profile.",
+    )
+
+    def __init__(self, accounts: AccountsRoom) -> None:
+        self._users = accounts.users
+        self._permissions = accounts.permissions
+        self._own: OwnAccount = accounts.own_account
+
+    async def _person(self, caller: Caller, uid: str) -> UserRecord:
+        user = await self._users.find(uid, caller)
+        await self._permissions.require_profile(caller, user.key)
+        return user
+
+    @RestCall("PUT", "/users/{uid}", tokens=USER, on=_person, summary="Change the display name")
+    async def rename(self, user: UserRecord, body: _Profile) -> Data[UserObject]:
+        return Data(profile_of(await self._own.rename(user, body.full_name)))
+
+    @RestCall(
+        "GET",
+        "/users/{uid}/audit",
+        tokens=USER,
+        on=_person,
+        summary="What happened to an account",
+        about="The newest first: what the user did, and what others did to the account.",
+    )
+    async def activity(self, user: UserRecord, query: Paging) -> NumberedPage[_Activity]:
+        found, total = await self._own.activity(user, offset=query.offset, limit=query.count)
+        entries = [
+            _AuditEntry(one.at_ms, one.event, one.actor, one.address, one.object, one.outcome, one.details)
+            for one in found
+        ]
+        return NumberedPage(_Activity(entries), total, query.offset, len(entries))

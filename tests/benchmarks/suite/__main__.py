@@ -1,0 +1,128 @@
+"""Every throughput of the daemon beside what others reach on the same machine in the same minutes: make bench.
+
+    python -m tests.benchmarks.suite [--rounds 3] [--seconds 4] [--only WORD] [--growth MESSAGES ...]
+
+Each row has the daemon and its references. All of a row take turns, so ratios hold where rates move. `--growth` builds
+stores of so many messages first, which takes a minute for each ten million.
+"""
+
+import argparse
+import os
+import platform
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.benchmarks import history_store
+from tests.benchmarks.suite import mqtt, others
+from tests.benchmarks.suite.contest import Contender, Measure, Outcome, Row, UnavailableError, compete, table
+
+#: Devices, messages of each in flight, and the goal beside aedes.
+_FLEETS: Final = ((50, 20, "1.5"), (50, 1, "0.9"), (1000, 1, "0.9"), (5000, 1, "0.6"))
+#: References that no package of this machine brings.
+_ABSENT: Final = {
+    "mosquitto 2.1 with its SQLite persistence": "no package brings it",
+    "NATS JetStream, sync_interval: always": "no package brings it",
+}
+
+
+def rows(growth: Sequence[int]) -> Iterator[Row]:
+    for devices, window, goal in _FLEETS:
+        contenders: dict[str, Contender] = {
+            "Trunkline": partial(mqtt.ours, devices, window),
+            "aedes and better-sqlite3": partial(mqtt.aedes, devices, window),
+            "mosquitto and paho in batches (stored)": partial(mqtt.mosquitto, devices, window),
+        }
+        if window > 1:
+            contenders |= {"raw SQLite": mqtt.raw_sqlite}
+            contenders |= {name: partial(_absent, why) for name, why in _ABSENT.items()}
+        yield Row(f"MQTT QoS 1, {devices:,} devices, {window} in flight", contenders, f"{goal} of aedes")
+    yield Row(
+        "WebSocket, 50 devices, 20 in flight",
+        {"Trunkline": others.websocket_of_ours, "trio echo (stores nothing)": others.trio_echo},
+        "60 k/s",
+    )
+    yield Row("frames to each of 10 subscribers", {"Trunkline": others.fan_out}, "80 k/s")
+    for what, name in (("post", "POST /messages"), ("show", "GET /devices/{did}")):
+        yield Row(
+            name,
+            {
+                "Trunkline": partial(others.rest_of_ours, what),
+                "Hypercorn and Quart (store nothing)": partial(others.bare_hypercorn, what),
+            },
+            "8 k/s" if what == "post" else "",
+        )
+    for window in (1, 20):
+        yield Row(
+            f"CoAP, 50 devices, {window} in flight",
+            {
+                "Trunkline": partial(others.coap_of_ours, window),
+                "aiocoap (stores nothing)": partial(others.aiocoap_server, window),
+            },
+            "5 of aiocoap, p99 15 ms",
+        )
+    if growth:
+        yield Row(
+            "MQTT QoS 1, 50 devices, 20 in flight, by messages that are stored",
+            {f"{messages:,}": partial(_grown, messages) for messages in growth},
+        )
+
+
+@contextmanager
+def _absent(why: str) -> Iterator[Measure]:
+    raise UnavailableError(why)
+    yield
+
+
+@contextmanager
+def _grown(messages: int) -> Iterator[Measure]:
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        daemon = history_store.build(Path(folder), messages)
+        daemon.start()
+        try:
+            yield mqtt.of_daemon(daemon, 50, 20)
+        finally:
+            daemon.stop()
+
+
+def _machine() -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {commit.stdout.strip() or 'no repository'},"
+        f" {os.cpu_count()} processors, {platform.machine()}, Linux {platform.release()},"
+        f" Python {platform.python_version()}, SQLite {sqlite3.sqlite_version},"
+        f" load {os.getloadavg()[0]:.1f} at the start"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
+    parser.add_argument("--only", default="", help="only rows whose names have this text")
+    parser.add_argument("--growth", type=int, nargs="*", default=[], help="rows for stores of so many messages")
+    options = parser.parse_args()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    machine, outcomes = _machine(), list[Outcome]()
+    for row in rows(options.growth):
+        if options.only.lower() in row.name.lower():
+            outcome = compete(row, rounds=options.rounds, seconds=options.seconds, told=_tell)
+            outcomes.append(outcome)
+    print(f"{machine}; {options.rounds} rounds of {options.seconds:g} s\n\n{table(outcomes)}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Contenders that take MQTT QoS 1 and store it: the daemon, aedes with better-sqlite3, mosquitto with batched paho."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.benchmarks.load import publish_qos1
+from tests.benchmarks.mqtt_ingest import PAYLOAD, raw_inserts
+from tests.benchmarks.rest import free_port
+from tests.benchmarks.suite.contest import Measure, Sample, UnavailableError, using
+from tests.daemon import Daemon, device_id, device_token, running_daemon
+
+_NODE: Final = Path(__file__).parent / "node"
+_INSTALL_SECONDS: Final = 900.0
+_WARM_UP_SECONDS: Final = 1.0
+
+_MOSQUITTO: Final = """
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence false
+max_queued_messages 0
+max_inflight_messages 0
+"""
+
+
+def _published(port: int, devices: int, window: int, *processes: int) -> Measure:
+    credentials = [(device_id(number), device_token(number)) for number in range(devices)]
+
+    def measure(seconds: float) -> Sample:
+        with using(*processes) as used:
+            found = publish_qos1(port, credentials, PAYLOAD, window=window, seconds=seconds, warmup=_WARM_UP_SECONDS)
+        taken = found.rate * (seconds + _WARM_UP_SECONDS)
+        return used.of_each(found.rate, taken, p99_ms=found.percentile(0.99) * 1000)
+
+    return measure
+
+
+@contextmanager
+def ours(devices: int, window: int) -> Iterator[Measure]:
+    """The daemon: each message is authenticated, normalised and committed before its acknowledgement."""
+    with TemporaryDirectory(dir="/var/tmp") as folder, running_daemon(Path(folder), devices=devices) as daemon:
+        yield of_daemon(daemon, devices, window)
+
+
+def of_daemon(daemon: Daemon, devices: int, window: int) -> Measure:
+    assert daemon.process is not None
+    return _published(daemon.port("mqtt"), devices, window, daemon.process.pid)
+
+
+@contextmanager
+def aedes(devices: int, window: int) -> Iterator[Measure]:
+    """Node's aedes, which commits a group of messages to better-sqlite3 before it acknowledges them."""
+    node, npm = which("node"), which("npm")
+    if node is None or npm is None:
+        raise UnavailableError("node and npm are not installed")
+    installed = Path(sys.prefix) / "npm" / "benchmarks"
+    if not (installed / "node_modules").exists():
+        installed.mkdir(parents=True, exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            (installed / name).write_bytes((_NODE / name).read_bytes())
+        try:
+            # better-sqlite3 compiles itself where there is no binary for this Node.
+            subprocess.run(
+                [npm, "ci", "--no-audit", "--no-fund"],
+                cwd=installed,
+                check=True,
+                capture_output=True,
+                timeout=_INSTALL_SECONDS,
+            )
+        except (subprocess.SubprocessError, OSError) as error:
+            raise UnavailableError("npm could not install aedes and better-sqlite3") from error
+    program = installed / "aedes.mjs"
+    program.write_bytes((_NODE / "aedes.mjs").read_bytes())
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        command = [node, str(program), f"{folder}/store.sqlite"]
+        with _running(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise UnavailableError("aedes did not start")
+            yield _published(json.loads(line)["port"], devices, window, process.pid)
+
+
+@contextmanager
+def mosquitto(devices: int, window: int) -> Iterator[Measure]:
+    """mosquitto acknowledges, then a paho subscriber stores in batches. The rate is that of the stored rows."""
+    program = which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+    if program is None:
+        raise UnavailableError("mosquitto is not installed")
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        port, store = free_port(), Path(folder) / "store.sqlite"
+        config = Path(folder) / "mosquitto.conf"
+        config.write_text(_MOSQUITTO.format(port=port), encoding="utf-8")
+        with (
+            _running([program, "-c", str(config)], stderr=subprocess.DEVNULL) as broker,
+            _running(
+                [sys.executable, "-m", "tests.benchmarks.suite.paho_store", str(port), str(store)],
+                stdout=subprocess.PIPE,
+            ) as keeper,
+        ):
+            assert keeper.stdout is not None
+            if not keeper.stdout.readline():
+                raise UnavailableError("the subscriber of mosquitto did not start")
+            published = _published(port, devices, window, broker.pid, keeper.pid)
+            yield _as_stored(published, store)
+
+
+def _as_stored(published: Measure, store: Path) -> Measure:
+    """The rate at which rows came into the store, until all that was published is there or as long again has passed."""
+
+    def measure(seconds: float) -> Sample:
+        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+            count: Callable[[], int] = lambda: connection.execute("SELECT count(*) FROM message").fetchone()[0]  # noqa: E731
+            before, begin = count(), time.perf_counter()
+            sample = published(seconds)
+            wanted = before + sample.rate * (seconds + _WARM_UP_SECONDS)
+            stored = count()
+            while stored < wanted * 0.999 and time.perf_counter() - begin < 2 * (seconds + _WARM_UP_SECONDS):
+                time.sleep(0.1)
+                stored = count()
+            rate = (stored - before) / (time.perf_counter() - begin)
+        return Sample(rate, None, sample.cpu_us, sample.resident_mib, sample.written_bytes, sample.generator_share)
+
+    return measure
+
+
+@contextmanager
+def raw_sqlite() -> Iterator[Measure]:
+    """One thread that inserts the same rows, a thousand to a commit, and does nothing else."""
+
+    def measure(seconds: float) -> Sample:
+        with TemporaryDirectory(dir="/var/tmp") as folder:
+            return Sample(raw_inserts(Path(folder), seconds))
+
+    yield measure
+
+
+@contextmanager
+def _running(command: list[str], **options: int) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, text=True, **options) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()

@@ -1,0 +1,51 @@
+"""The comparison: contenders take turns, and the table says what is missing and what limited the rate."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.benchmarks.suite.contest import Contender, Measure, Row, Sample, UnavailableError, compete, table
+
+
+def fixed(name: str, turns: list[str], *samples: Sample) -> Contender:
+    left = list(samples)
+
+    @contextmanager
+    def contender() -> Iterator[Measure]:
+        def measure(_seconds: float) -> Sample:
+            turns.append(name)
+            return left.pop(0)
+
+        yield measure
+
+    return contender
+
+
+@contextmanager
+def absent() -> Iterator[Measure]:
+    raise UnavailableError("node is not installed")
+    yield
+
+
+def test_they_take_turns_and_ratios_are_of_each_turn() -> None:
+    turns: list[str] = []
+    row = Row(
+        "MQTT",
+        {
+            "ours": fixed(
+                "ours", turns, Sample(100, 5, 10, 20, 30), Sample(10, 7, 10, 20, 30), Sample(90, 6, 10, 20, 30)
+            ),
+            "theirs": fixed("theirs", turns, Sample(200), Sample(10), Sample(100, generator_share=0.95)),
+            "aedes": absent,
+        },
+        "0.9 of theirs",
+    )
+    told: list[str] = []
+    text = table([compete(row, rounds=3, seconds=1, told=told.append)])
+    assert turns == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert len(told) == 6
+    assert text.splitlines()[2:] == [
+        "| **MQTT** (goal 0.9 of theirs) | | | | | | | |",
+        "| ours | 90 (10 to 100) |  | 6.0 | 10.0 | 20.0 | 30.0 |",
+        "| theirs | 100 (10 to 200) generator-bound | 0.90 (0.50 to 1.00) |  |  |  |  |",
+        "| aedes | not measured: node is not installed | | | | | | |",
+    ]
