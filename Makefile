@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run lint unit check test again faults bench sbom audit-dependencies clean
+.PHONY: run lint unit tests check test again faults bench sbom audit-dependencies clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -21,10 +21,11 @@ run: $(VENV)/.installed
 
 # Bytecode is kept: without it each daemon that a test starts compiles the product, and each run rewrites every assertion.
 unexport PYTHONDONTWRITEBYTECODE
-# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end. There is one
-# worker more than processors, because tests with other programs often wait.
-WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The longest files come first, in one piece each (tests/conftest.py), so that no processor is idle at the end.
+PROCESSORS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() or 1)')
+PYTEST = $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# Lint is one process after the other: the tests use the other processors.
+BESIDE = $(MAKE) --no-print-directory --jobs=2 --output-sync=none
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -32,13 +33,18 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint unit
+check:
+	$(BESIDE) lint unit
 
 unit: $(VENV)/.installed-test
-	$(PYTEST) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
+	$(PYTEST) -n $(PROCESSORS) --ignore tests/e2e -m "not processes" --hypothesis-profile=daily
 
-test: lint
-	$(PYTEST)
+test:
+	$(BESIDE) lint tests
+
+# One worker more than processors, because tests with other programs often wait.
+tests: $(VENV)/.installed-test
+	$(PYTEST) -n $$(($(PROCESSORS) + 1))
 
 again:
 	@$(BIN)/python -c 'import json, sys; found = json.load(open(".pytest_cache/v/cache/lastfailed")); \

@@ -33,6 +33,7 @@ from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
+from protocols.errors import ListenerError
 from protocols.http.front_door import serve_http
 from protocols.interpreter import (
     collect_garbage_seldom,
@@ -40,7 +41,6 @@ from protocols.interpreter import (
     set_aside_what_stays,
     switch_threads_often,
 )
-from protocols.listeners import ListenerError
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
 from protocols.outbound.callbacks import http_callbacks

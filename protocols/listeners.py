@@ -31,10 +31,6 @@ Stream = trio.SocketStream | TlsStream
 _log = structlog.get_logger(__name__)
 
 
-class ListenerError(Exception):
-    """A listener cannot be opened. The text names it and its address."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entrance:
     """Whom the listeners admit, and whom they believe about a client's address."""

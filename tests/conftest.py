@@ -16,6 +16,7 @@ from tests.builders import ServicesOpener, new_engine
 from tests.certificates import Authority
 from tests.factories import NOW_MS, World, build_world
 from tests.fakes import FakeClock
+from tests.fork_server import commands_forked
 from tests.properties import register_profiles
 
 if TYPE_CHECKING:  # most tests have no use for Selenium
@@ -38,6 +39,13 @@ def cheap_passwords() -> Iterator[None]:
     """Argon2 at its lowest cost. tests/broker/test_secrets.py checks the cost of production in a separate process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("broker.secrets.ARGON2_COST", CHEAPEST)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_forked() -> Iterator[None]:
+    """The server starts with the first command."""
+    with commands_forked():
         yield
 
 

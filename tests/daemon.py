@@ -6,16 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
 from tests.factories import LIGHT_MANIFEST
+from tests.fork_server import ForkedProcess, running
 
+_COMMAND_SECONDS = 60
 TRUNKLINE = Path(sys.executable).parent / "trunkline"
 
 USER_TOKEN, APPLICATION_TOKEN = "33" * 16, "34" * 16
@@ -38,7 +40,7 @@ class Daemon:
     state: Path
     settings: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[str] | ForkedProcess | None = None
     log: IO[str] | None = None  # where the daemon's log goes; None: to the test's output
 
     @property
@@ -55,13 +57,7 @@ class Daemon:
 
     def start(self) -> None:
         """Start the daemon, and wait for its ready line."""
-        self.process = subprocess.Popen(
-            [TRUNKLINE, "serve", "--config", self.config],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        self.process = start_command("serve", "--config", self.config, stderr=self.log)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("trunkline ready"), f"the daemon said {line!r} and returned {self.process.poll()}"
@@ -132,9 +128,42 @@ def _provisioned(devices: int) -> Path:
     )
     # The settings that a test gives its daemon by variables are not for this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-    command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", config]
-    subprocess.run(command, check=True, capture_output=True, timeout=60, env=environment)
+    command_output("provision", file, "--config", config, environment=environment)
     return folder
+
+
+def start_command(
+    *arguments: str | Path, stderr: IO[str] | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str] | ForkedProcess:
+    """Start `trunkline` with these arguments and a pipe for its output. `stderr` is the test's own if it is None.
+
+    Tests fork it (tests/fork_server.py); benchmarks start the program.
+    """
+    given = {**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"}
+    if (server := running(given)) is not None:
+        return server.start([TRUNKLINE, *arguments], given, stderr=stderr)
+    return subprocess.Popen([TRUNKLINE, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True, env=given)
+
+
+def run_command(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `trunkline` with these arguments to its end, as `subprocess.run` does with captured output."""
+    with TemporaryFile("w+", encoding="utf-8") as errors:
+        process = start_command(*arguments, stderr=errors, environment=environment)
+        assert process.stdout is not None
+        with process.stdout:
+            output = process.stdout.read()
+        status = process.wait(_COMMAND_SECONDS)
+        errors.seek(0)
+        return subprocess.CompletedProcess(["trunkline", *map(str, arguments)], status, output, errors.read())
+
+
+def command_output(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> str:
+    """What a `trunkline` command prints that must succeed."""
+    done = run_command(*arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _write_configuration(path: Path, state: Path, settings: str = "") -> None:

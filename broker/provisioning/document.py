@@ -17,6 +17,7 @@ from broker.connectors.terms import ConnectorEntry
 from broker.errors import ValidationFailed
 from broker.ids import is_device_type_id, is_id, is_unique_name
 from broker.monetization.plans import is_price
+from broker.subscriptions.addresses import is_stream_key, is_stream_name, is_stream_region, is_stream_secret
 from config.limits import (
     DESCRIPTION_MAX_CHARACTERS,
     FORBIDDEN_IN_NAMES,
@@ -24,6 +25,7 @@ from config.limits import (
     PASSWORD_MAX_CHARACTERS,
     PASSWORD_MIN_CHARACTERS,
     RULE_DESCRIPTION_MAX_CHARACTERS,
+    SUBSCRIPTION_DESCRIPTION_CHARACTERS,
 )
 from config.mail import mail_address
 
@@ -167,6 +169,27 @@ class SceneEntry(_Entry, frozen=True, kw_only=True):
     actions: tuple[dict[str, Any], ...]
 
 
+class SubscriptionEntry(_Entry, frozen=True, kw_only=True):
+    """A subscription, with the members of a call in snake case."""
+
+    id: str | None = None
+    owner: str
+    application: str
+    subscription_type: Literal["httpCallback", "cloudStream"] | None = None
+    message_type: Literal["message", "action"] = "message"
+    sdtid: str | None = None
+    sdid: str | None = None
+    ddid: str | None = None
+    include_shared_devices: bool | None = None
+    description: str | None = None
+    payload: Literal["messages", "notification"] | None = None
+    callback_url: str | None = None
+    cloud_key: str | None = None
+    cloud_secret: str | None = None
+    cloud_region: str | None = None
+    cloud_stream_name: str | None = None
+
+
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organizations: tuple[OrganizationEntry, ...] = ()
     users: tuple[UserEntry, ...] = ()
@@ -182,6 +205,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     firmware: tuple[FirmwareEntry, ...] = ()
     rules: tuple[RuleEntry, ...] = ()
     scenes: tuple[SceneEntry, ...] = ()
+    subscriptions: tuple[SubscriptionEntry, ...] = ()
 
 
 #: What may stand at keys with few values; the error about another value names them.
@@ -332,4 +356,15 @@ _RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
         ),
     },
     "scenes": {"id": _ID},
+    "subscriptions": {
+        "id": _ID,
+        "description": _must(
+            lambda text: len(text) <= SUBSCRIPTION_DESCRIPTION_CHARACTERS,
+            f"at most {SUBSCRIPTION_DESCRIPTION_CHARACTERS} characters",
+        ),
+        "cloud_key": _must(is_stream_key, "1 to 128 visible characters of ASCII"),
+        "cloud_secret": _must(is_stream_secret, "1 to 256 visible characters of ASCII"),
+        "cloud_region": _must(is_stream_region, "a region such as eu-west-1"),
+        "cloud_stream_name": _must(is_stream_name, "1 to 128 characters of A-Z a-z 0-9 _ . -"),
+    },
 }

@@ -11,7 +11,8 @@ from broker.provisioning.run import EntryLocation, ProvisioningRun, given
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import world_in
 from broker.rules.rule import Rule
-from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text
+from broker.rules.rulebook import THIS_APPLICATION
+from broker.rules.storing import add_rule, put_rule, rule_text
 from broker.rules.text import without_nulls
 from broker.rules.transformers import Transformers
 from storage.keys import Position, RuleKey, UserKey

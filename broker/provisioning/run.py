@@ -47,8 +47,8 @@ class EntryLocation:
 
 
 class ProvisioningRun:
-    """Collects the `report`, the hashes of `revoked` tokens, the `rules` to run, and the `facts` to publish after the
-    commit."""
+    """Collects the `report`, the hashes of `revoked` tokens, the `rules` to run, the `subscriptions` to take, and the
+    `facts` to publish after the commit."""
 
     def __init__(self, tx: Transaction, vault: Vault, now_ms: Milliseconds, *, dry_run: bool) -> None:
         self.tx = tx
@@ -58,6 +58,7 @@ class ProvisioningRun:
         self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
         self.rules: list[RuleKey] = []
+        self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
 
     # Objects that entries refer to

@@ -25,10 +25,12 @@ from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
 from broker.provisioning.run import EntryLocation, ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
+from broker.provisioning.subscription_tables import SubscriptionTables
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
+from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
@@ -57,6 +59,7 @@ class Provisioning:
         connectors: Catalog,
         images: Images,
         rulebook: Rulebook,
+        subscriptions: Subscriptions,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -73,6 +76,7 @@ class Provisioning:
         self._connectors = connectors
         self._images = images
         self._rulebook = rulebook
+        self._subscriptions = subscriptions
         self._mails = mails
         self._site = site
 
@@ -91,7 +95,10 @@ class Provisioning:
             run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
             accounts = AccountTables(run, passwords, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
-            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged), rules)
+            subscriptions = SubscriptionTables(
+                run, payload=self._subscriptions.payload, allow_private=self._subscriptions.allow_private
+            )
+            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
             if tables := _changes(run.report):
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
@@ -114,7 +121,8 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
-            await self._rulebook.judge(run.rules)
+            await self._rulebook.judging.judge(run.rules)
+            await self._subscriptions.take(run.subscriptions)
         self._router.publish_all(run.facts)
         return run.report
 
@@ -154,7 +162,12 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
 
 
 def _put_all(
-    run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables, rules: RuleTables
+    run: ProvisioningRun,
+    document: Document,
+    accounts: AccountTables,
+    firmware: FirmwareTables,
+    rules: RuleTables,
+    subscriptions: SubscriptionTables,
 ) -> None:
     devices = DeviceTables(run)
     # Entries refer only to entries of earlier tables.
@@ -173,6 +186,7 @@ def _put_all(
         ("firmware", document.firmware, firmware.put_image),
         ("rules", document.rules, rules.put_rule),
         ("scenes", document.scenes, SceneTables(run).put_scene),
+        ("subscriptions", document.subscriptions, subscriptions.put_subscription),
     )
     for table, entries, put in tables:
         if entries:

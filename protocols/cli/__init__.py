@@ -33,6 +33,35 @@ _COMMANDS = {
     "restore": "backup",
     "doctor": "doctor",
 }
+#: The first sentence of each command's help: to print all of them imports no command. The others are imported for it.
+_FIRST_SENTENCES = {
+    "serve": "Serve devices and applications until SIGTERM or SIGINT.",
+    "demo": "Serve with demo data and simulated devices, on this machine only, and print commands to try.",
+    "provision": "Create or update what FILE describes; running it twice changes nothing.",
+    "user": "People who have an account, or are invited to open one.",
+    "device": "Devices of a running or a stopped daemon.",
+    "app": "Applications of a running or a stopped daemon.",
+    "token": "Tokens for scripts.",
+    "key": "The key that seals the secrets in the store.",
+    "retention": "What is deleted for being old.",
+    "store": "The file that holds everything.",
+    "simulate": "Send plausible messages as a device and print the Actions it receives.",
+    "tail": "Print each message of the live feed as it is stored, one line of JSON each.",
+    "receive": "Print what a callback gets, one line of JSON for each notification.",
+    "history": "Print the latest messages of a device, one line of JSON each, oldest first.",
+    "type": "Device types of the running daemon and their Manifests.",
+    "plans": "List the plans that are not decided yet.",
+    "payments": "List the payments that have to be refunded, and those that are not decided yet.",
+    "rule": "Rules of the running daemon.",
+    "statistics": "Print the counters of the running daemon: the store, refusals, limits, ingest, "
+    "connections, disk use, mails.",
+    "audit": "Print the audit log, oldest entry first.",
+    "backup": "Write everything that the daemon keeps into FILE: the store with all messages, firmware "
+    "images, the key.",
+    "restore": "Put back what `trunkline backup` has written into FILE, into a state directory without a store.",
+    "doctor": "Look at configuration, store, disk, clock, ports, certificates, GnuTLS, descriptors and "
+    "the unit of systemd.",
+}
 _INTERRUPTED = 130  # the exit status that shells use for SIGINT
 
 
@@ -48,6 +77,16 @@ class _Commands(click.Group):
         module = importlib.import_module(f"protocols.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, _COMMANDS))  # as click's own
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._described(ctx, name).get_short_help_str(limit)) for name in _COMMANDS])
+
+    def _described(self, ctx: click.Context, name: str) -> click.Command:
+        if name in _FIRST_SENTENCES:
+            return click.Command(name, help=_FIRST_SENTENCES[name])
+        return self.get_command(ctx, name) or click.Command(name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -1,20 +1,13 @@
 """Runs a command of the control socket on a stopped daemon's store, or sends it to the running daemon."""
 
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 import trio
 
-from broker.services import open_services
-from broker.trace.origin import Origin, enter
 from config.settings import Settings
-from protocols.control.audit import note_command
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.control.server import COMMANDS
 from protocols.state import StateInUseError, open_state
-from storage.database import Database
-from storage.engines.sqlite import SqliteEngine
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
@@ -44,9 +37,7 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
 
 async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
     with open_state(settings) as state:
-        engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
-        enter(Origin("command line", f"operator {os.getuid()}"))
-        async with open_services(settings, Database(engine), state.vault) as services:
-            done = await COMMANDS[command](services, arguments)
-            await note_command(services, command, arguments, "done")
-            return done
+        # Imports the daemon, which takes a second: not needed where a running daemon answers.
+        from protocols.cli.on_store import run_on_store  # noqa: PLC0415
+
+        return await run_on_store(settings, state, command, arguments)

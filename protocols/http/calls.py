@@ -6,10 +6,10 @@ says who may make the call, and on which object a permission is checked.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from inspect import signature
 from types import UnionType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
@@ -214,12 +214,12 @@ class RestCall:
         if self.object_parameter is not None and self.hints[self.object_parameter] != found:
             raise TypeError(f"{self}: the finder returns {found}, and {self.object_parameter} is something else")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names in the path, in their order."""
         return _names_in(self.path)
 
-    @property
+    @cached_property
     def queries(self) -> tuple[Any, ...]:
         """The structs as which the query may be read."""
         kind = self.hints.get("query", self.query)
@@ -244,13 +244,30 @@ class RestCall:
         return self.answers.type if returned is Response else returned
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all that the call needs of a request is its token, path, query and JSON: it has a short way, too."""
+        return (
+            bool(self.tokens)
+            and not (self.capability or self.needs_certificate or self.has_token_in_body)
+            and self.counted in {Counted.REST, Counted.MESSAGES}
+            and self.accepts is None
+            and self.hints["return"] is not Response
+        )
+
+    @cached_property
     def performer_parameter(self) -> str | None:
         return next((name for name, hint in self.hints.items() if hint in _PERFORMERS), None)
 
-    @property
+    @cached_property
     def object_parameter(self) -> str | None:
         known = {"query", "body", "return", *map(snake_case, self.names)}
         return next((one for one, hint in self.hints.items() if one not in known and hint not in _PERFORMERS), None)
+
+    @cached_property
+    def text_parameters(self) -> Sequence[tuple[str, str]]:
+        """The names in the path that the handler takes as texts, each with its parameter."""
+        parameters = ((name, snake_case(name)) for name in self.names)
+        return [(name, parameter) for name, parameter in parameters if parameter in self.hints]
 
 
 class RestCalls:

@@ -2,7 +2,6 @@
 
 import re
 import ssl
-import subprocess
 from collections.abc import Iterator
 from email import message_from_bytes, policy
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import TRUNKLINE, Daemon, running_daemon
+from tests.daemon import Daemon, command_output, running_daemon
 
 EMAIL = "grace@example.org"
 
@@ -26,8 +25,7 @@ def daemon(tmp_path: Path, certificate: Path) -> Iterator[Daemon]:
 
 
 def invite(daemon: Daemon, *options: str) -> str:
-    command = [str(TRUNKLINE), "user", "invite", EMAIL, "--config", str(daemon.config), *options]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return command_output("user", "invite", EMAIL, "--config", daemon.config, *options)
 
 
 def test_an_invitation_is_accepted_at_the_own_listener(daemon: Daemon, certificate: Path) -> None:

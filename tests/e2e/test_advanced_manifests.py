@@ -1,8 +1,6 @@
 """A developer's Advanced Manifest, from upload to failures, against the real daemon with a real MQTT client."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -10,7 +8,7 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 from trio_websocket import open_websocket_url
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, running_daemon
 
 PATIENCE_SECONDS = 20
 MANIFEST = {
@@ -24,14 +22,7 @@ MANIFEST = {
 
 
 def run(daemon: Daemon, *arguments: str | Path, status: int = 0) -> str:
-    done = subprocess.run(
-        [TRUNKLINE, "type", *arguments, "--config", daemon.config],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ,
-    )
+    done = run_command("type", *arguments, "--config", daemon.config)
     assert done.returncode == status, done.stderr
     return done.stdout if status == 0 else done.stderr
 
@@ -92,7 +83,5 @@ async def test_from_upload_to_failures(tmp_path: Path) -> None:
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
     config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
-    done = subprocess.run(
-        [TRUNKLINE, "type", "list", "--config", config], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command("type", "list", "--config", config)
     assert (done.returncode, done.stderr) == (1, f"trunkline: no daemon runs on {tmp_path / 'state'}\n")

@@ -1,20 +1,15 @@
 """Backup and restore with the real daemon: what was acknowledged before a backup began is in it (reference 27.9)."""
 
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import TRUNKLINE, Daemon, running_daemon
+from tests.daemon import Daemon, run_command, running_daemon
 from tests.e2e.test_kill import CountingDevice, stored_counts
 
 CLIENTS = 2
 ACKNOWLEDGED_BEFORE = 300
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TRUNKLINE, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.processes
@@ -28,22 +23,22 @@ def test_a_backup_under_ingest_has_every_message_that_was_acknowledged_before(tm
         for _ in range(ACKNOWLEDGED_BEFORE):
             assert enough.acquire(timeout=30)
         acknowledged = [client.acknowledged for client in clients]
-        made = run("backup", file, "--config", daemon.config)
+        made = run_command("backup", file, "--config", daemon.config)
         assert made.returncode == 0, made.stderr
         sent = [client.sent for client in clients]
-        refused = run("restore", file, "--config", daemon.config)
+        refused = run_command("restore", file, "--config", daemon.config)
         assert (refused.returncode, refused.stdout) == (4, "")
         assert "a restore never touches a running daemon; stop it first" in refused.stderr
         for _ in range(ACKNOWLEDGED_BEFORE):  # the daemon goes on storing
             assert enough.acquire(timeout=30)
-        noted = run("audit", "--event", "command", "--config", daemon.config).stdout
+        noted = run_command("audit", "--event", "command", "--config", daemon.config).stdout
         assert f"file {file}" in noted
         assert "command=backup" in noted
         daemon.kill()
     other = Daemon(tmp_path / "second" / "state")
     other.state.parent.mkdir()
     other.write_config()
-    restored = run("restore", file, "--config", other.config)
+    restored = run_command("restore", file, "--config", other.config)
     assert restored.returncode == 0, restored.stderr
     other.start()
     try:
@@ -54,7 +49,7 @@ def test_a_backup_under_ingest_has_every_message_that_was_acknowledged_before(tm
             assert max(stored.values()) == 1, "stored twice"
     finally:
         assert other.stop() == 0
-    again = run("restore", file, "--config", other.config)
+    again = run_command("restore", file, "--config", other.config)
     assert again.returncode == 4
     assert "exists already, and a restore overwrites nothing" in again.stderr
-    assert "command=restore" in run("audit", "--event", "command", "--config", other.config).stdout
+    assert "command=restore" in run_command("audit", "--event", "command", "--config", other.config).stdout

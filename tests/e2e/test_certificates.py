@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import TRUNKLINE, Daemon, device_token, running_daemon
+from tests.daemon import Daemon, command_output, device_token, running_daemon
 from tests.programs import require_dtls, require_program
 from tests.protocols.coap.dtls.client import make_certificate
 
@@ -54,10 +54,7 @@ def test_statistics_show_the_coap_listeners(daemon: Daemon) -> None:
         command = [client, "-n", "-m", "post", "-t", "50", "-e", STATE, url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert '"mid"' in done.stdout
-    shown = subprocess.run(
-        [TRUNKLINE, "statistics", "--config", daemon.config], capture_output=True, text=True, timeout=60, check=True
-    )
-    parts = _parts(shown.stdout)
+    parts = _parts(command_output("statistics", "--config", daemon.config))
     assert parts["bodies"]["bytes"] == "0.0 MiB"
     assert parts["coap"]["requests"] == parts["coaps"]["requests"] == "1"
     assert parts["coaps handshakes"]["handshakes"] == "1"

@@ -1,24 +1,15 @@
 """Commands that ask a running daemon, against the real one."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import httpx
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, bearer, device_id, running_daemon
+from tests.daemon import USER_TOKEN, bearer, command_output, device_id, run_command, running_daemon
 
 
 def run(*arguments: str | Path) -> str:
-    done = subprocess.run(
-        [TRUNKLINE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "TRUNKLINE_TOKEN": USER_TOKEN},
-    )
-    return done.stdout
+    return command_output(*arguments, environment={**os.environ, "TRUNKLINE_TOKEN": USER_TOKEN})
 
 
 def test_history_and_statistics_of_a_running_daemon(tmp_path: Path) -> None:
@@ -40,7 +31,5 @@ def test_history_and_statistics_of_a_running_daemon(tmp_path: Path) -> None:
 def test_statistics_without_a_daemon_says_so(tmp_path: Path) -> None:
     config = tmp_path / "trunkline.toml"
     config.write_text(f'state_dir = "{tmp_path / "state"}"\n', encoding="utf-8")
-    done = subprocess.run(
-        [TRUNKLINE, "statistics", "--config", config], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command("statistics", "--config", config)
     assert (done.returncode, done.stderr) == (1, f"trunkline: no daemon runs on {tmp_path / 'state'}\n")

@@ -1,6 +1,5 @@
 """A real daemon and a third party's cloud: provisioning, linking, fetches, notifications, and a kill."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,16 @@ import httpx
 import pytest
 import trio
 
-from tests.daemon import DASHBOARD, LIGHT_TYPE, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, running_daemon
+from tests.daemon import (
+    DASHBOARD,
+    LIGHT_TYPE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    command_output,
+    device_id,
+    running_daemon,
+)
 from tests.third_party_cloud import ACCOUNT, ThirdPartyCloud
 
 REFERER = "https://app.example.org/"
@@ -71,8 +79,7 @@ async def test_a_device_in_a_third_partys_cloud(gateway: Daemon, tmp_path: Path,
 
 def provision(gateway: Daemon, file: Path, cloud: ThirdPartyCloud) -> None:
     file.write_text(DASHBOARD_TABLES + cloud.provision_file(), encoding="utf-8")
-    command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", gateway.config]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    command_output("provision", file, "--config", gateway.config)
 
 
 async def until(browser: httpx.AsyncClient, url: str, size: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, running_daemon
 from tests.e2e.test_mqtt import PATIENCE_SECONDS, PahoDevice
 from tests.programs import require_program
 
@@ -99,9 +99,7 @@ def test_libcoap_is_told_how_long_to_wait(daemon: Daemon) -> None:
 
 def test_statistics_show_the_counters(daemon: Daemon) -> None:
     month = send(daemon).headers["x-quota-organization-limits"]
-    shown = subprocess.run(
-        [TRUNKLINE, "statistics", "--config", daemon.config], check=True, capture_output=True, text=True, timeout=30
-    ).stdout
+    shown = command_output("statistics", "--config", daemon.config)
     for part in ("rate limits", "quotas", "counters", "addresses"):
         assert f"\n{part}\n" in shown
     units = re.search(r"units\s+(\d+)\n", shown)

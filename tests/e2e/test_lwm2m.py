@@ -24,7 +24,16 @@ from protocols.coap.lwm2m.device import RegisteredDevice
 from protocols.coap.lwm2m.server import Lwm2mServer
 from protocols.coap.lwm2m.streams import serve_lwm2m_tcp
 from tests.benchmarks.coap_server import add_devices
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import (
+    TRUNKLINE,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    command_output,
+    device_id,
+    device_token,
+    running_daemon,
+)
 from tests.e2e.coap_programs import KEY, run_program
 from tests.e2e.dtls_relay import DtlsRelay
 from tests.factories import KITCHEN, KITCHEN_TOKEN
@@ -220,10 +229,7 @@ def _wait_availability(daemon: Daemon, device: str, wanted: str) -> None:
 def test_the_simulated_device_is_online_while_it_is_registered(daemon: Daemon) -> None:
     with subprocess.Popen(_simulate(daemon), env={**os.environ, "TRUNKLINE_TOKEN": device_token(0)}) as process:
         _wait_availability(daemon, device_id(0), "online")
-        shown = subprocess.run(
-            [TRUNKLINE, "statistics", "--config", daemon.config], capture_output=True, text=True, check=True
-        )
-        assert "lwm2m" in shown.stdout
+        assert "lwm2m" in command_output("statistics", "--config", daemon.config)
         process.terminate()
 
 

@@ -1,7 +1,6 @@
 """From a plan to a paid device with the real daemon: payments by hand, and with a stand-in for Stripe."""
 
 import signal
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import httpx
 import pytest
 import trio
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, running_daemon
 from tests.protocols.outbound.stripe_stand_in import KEY, WEBHOOK_SECRET, StripeStandIn, signed
 
 CALLBACK = "https://app.example.org/callback"
@@ -25,8 +24,7 @@ PLAN = {
 
 def trunkline(daemon: Daemon, *arguments: str) -> str:
     """The output of an operator's command."""
-    command = [str(TRUNKLINE), *arguments, "--config", str(daemon.config)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return command_output(*arguments, "--config", daemon.config)
 
 
 def begin_payment(daemon: Daemon, http: httpx.Client) -> httpx.Response:

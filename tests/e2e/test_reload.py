@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, run_command, running_daemon
 from tests.protocols.coap.dtls.client import make_certificate
 
 TLS_LISTENERS = ("https", "accounts", "secure", "mqtts")
@@ -153,8 +152,7 @@ def test_a_reload_takes_certificates_and_rates_and_no_connection_ends(tmp_path: 
 def the_doctor_finds_the_running_daemon(daemon: Daemon) -> None:
     """Its certificate file is broken now, and it listens on free ports."""
     environment = {**os.environ, "TRUNKLINE_HTTP_BIND": daemon.addresses["http"]}
-    command: list[str | Path] = [TRUNKLINE, "doctor", "--json", "--config", daemon.config]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    done = run_command("doctor", "--json", "--config", daemon.config, environment=environment)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)["checks"]
     texts = {check["text"] for check in found if check["ok"]}

@@ -1,12 +1,11 @@
 """Rules of the real daemon: exactly once inside the service, whatever is killed when; and the commands about them."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id
+from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id
 from tests.e2e.rule_kills import run
 
 
@@ -32,5 +31,4 @@ def test_trunkline_rule_explains_and_replays(daemon: Daemon, new_device: Callabl
 
 
 def _said(daemon: Daemon, *arguments: str) -> str:
-    command: list[str | Path] = [TRUNKLINE, "rule", *arguments, "--config", daemon.config]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return command_output("rule", *arguments, "--config", daemon.config)

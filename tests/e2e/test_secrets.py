@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import pytest
 
-from tests.daemon import LIGHT_TYPE, TRUNKLINE, Daemon, bearer, device_id
+from tests.daemon import LIGHT_TYPE, Daemon, bearer, device_id, run_command
 from tests.factories import LIGHT_MANIFEST
 from tests.programs import require_dtls, require_program
 from tests.protocols.outbound.smtp_servers import Received, smtp_server
@@ -90,8 +90,7 @@ class Run:
         return answer
 
     def command(self, *arguments: str | Path, ok: bool = True) -> str:
-        command = [TRUNKLINE, *arguments, "--config", self.daemon.config]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = run_command(*arguments, "--config", self.daemon.config)
         assert (done.returncode == 0) is ok, done.stderr
         return done.stdout + done.stderr
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.certificates import Authority, Issued, Kind
-from tests.daemon import TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import USER_TOKEN, Daemon, bearer, command_output, device_id, device_token, running_daemon
 from tests.programs import require_dtls, require_program
 
 PATIENCE_SECONDS: Final = 20
@@ -49,7 +49,7 @@ def secured(
                 encoding="utf-8",
             )
             for expected in ("1 created", "1 unchanged"):
-                report = run(TRUNKLINE, "provision", folder / "secure.toml", "--config", daemon.config)
+                report = command_output("provision", folder / "secure.toml", "--config", daemon.config)
                 assert expected in report
             yield daemon
 

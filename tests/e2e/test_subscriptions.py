@@ -20,6 +20,7 @@ from tests.daemon import (
     USER_TOKEN,
     Daemon,
     bearer,
+    command_output,
     device_id,
     running_daemon,
 )
@@ -41,8 +42,7 @@ def be_local(daemon: Daemon) -> None:
     """Callbacks of the application may be on this machine."""
     file = daemon.state.parent / "local.toml"
     file.write_text(LOCAL, encoding="utf-8")
-    command: list[str | Path] = [TRUNKLINE, "provision", file, "--config", daemon.config]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    command_output("provision", file, "--config", daemon.config)
 
 
 def free_port() -> int:

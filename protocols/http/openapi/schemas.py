@@ -5,6 +5,7 @@ members: clients must bear what a later version adds, and the server ignores wha
 """
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -21,9 +22,17 @@ class Schemas:
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
         self._owners: dict[str, type[Shape]] = {}
+        self._made: dict[type, Schema] = {}
 
     def of(self, kind: Any) -> Schema:
-        """The schema of a type that stands in a declaration."""
+        """The schema of a type that stands in a declaration. The caller may change it."""
+        if not isinstance(kind, type):
+            return self._make(kind)
+        if kind not in self._made:  # the same few shapes stand in the refusals of all calls
+            self._made[kind] = self._make(kind)
+        return deepcopy(self._made[kind])
+
+    def _make(self, kind: Any) -> Schema:
         if get_origin(kind) is DataAndFlat:
             return self._data_and_flat(*get_args(kind))
         shapes = list(dict.fromkeys(shapes_in(kind)))

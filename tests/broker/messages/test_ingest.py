@@ -34,6 +34,7 @@ from storage.sql import StoreError
 from tests.builders import ServicesOpener
 from tests.factories import ACME, HALL, KITCHEN, LIGHT_TYPE, NOW_MS, World, build_world
 from tests.fakes import BreakableEngine, FakeClock
+from tests.rows import each_row
 
 GRACE_MS = 60_000
 STATE = b'{"state":true}'
@@ -184,8 +185,8 @@ async def test_size_is_that_of_compact_json(services: Services, kitchen: Device,
     assert await stored_message(services, position) is not None
 
 
-@pytest.mark.parametrize("blanks", [0, 2000])
-@pytest.mark.parametrize(
+@each_row("blanks", [0, 2000])
+@each_row(
     "payload",
     [
         b"",
@@ -384,7 +385,7 @@ async def test_twenty_actions_are_accepted(services: Services, kitchen: Device) 
     assert await stored_action(services, position) is not None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "field"),
     [
         (actions(21), "data.actions"),
@@ -413,8 +414,8 @@ async def test_actions_that_are_refused_name_the_member(
     await expect_nothing_was_kept(services)
 
 
-@pytest.mark.parametrize("blanks", [0, 2000])
-@pytest.mark.parametrize(
+@each_row("blanks", [0, 2000])
+@each_row(
     "data",
     [
         b"",

@@ -1,6 +1,5 @@
 """The users and applications of the daemon, one application for every method, provisioned by the operator's command."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.daemon import ADA_EMAIL, DASHBOARD, TRUNKLINE, USER_TOKEN, Daemon, bearer, running_daemon
+from tests.daemon import ADA_EMAIL, DASHBOARD, USER_TOKEN, Daemon, bearer, command_output, running_daemon
 from tests.e2e.accounts.callback import Callback, running_callback
 
 PASSWORD: Final = "correct horse battery staple"
@@ -58,8 +57,7 @@ class Site:
 
     def trunkline(self, *arguments: str) -> str:
         """The output of a `trunkline` command."""
-        command = [str(TRUNKLINE), *arguments, "--config", str(self.daemon.config)]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+        return command_output(*arguments, "--config", self.daemon.config)
 
     def link_in(self, text: str) -> str:
         """The only link with a code in a text."""

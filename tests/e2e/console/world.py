@@ -1,6 +1,5 @@
 """The daemon of these tests: every listener that a device page shows, two people, and an application to revoke."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,16 @@ import httpx
 
 from protocols.coap.dtls.errors import DtlsUnavailable
 from protocols.coap.dtls.self_test import self_test
-from tests.daemon import ADA_EMAIL, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, running_daemon
+from tests.daemon import (
+    ADA_EMAIL,
+    USER_TOKEN,
+    Daemon,
+    bearer,
+    command_output,
+    device_id,
+    device_token,
+    running_daemon,
+)
 
 BOB_EMAIL: Final = "bob@example.org"
 BOARD: Final = "Light Board"
@@ -58,8 +66,7 @@ def running_site(folder: Path) -> Iterator[Site]:
     with running_daemon(folder, devices=DEVICES, settings=settings) as daemon:
         file = folder / "people.toml"
         file.write_text(_PEOPLE, encoding="utf-8")
-        command = [str(TRUNKLINE), "provision", str(file), "--config", str(daemon.config)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        command_output("provision", file, "--config", daemon.config)
         yield Site(daemon)
 
 

@@ -1,4 +1,7 @@
-"""The commands as processes, with arguments, output and an exit status."""
+"""The commands as processes, with arguments, output and an exit status.
+
+The shared daemon, the demo and what stands within `programs_started` start the program that is installed.
+"""
 
 import json
 import os
@@ -8,13 +11,15 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from broker.secrets import Vault
-from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token
+from tests.daemon import ADA, TRUNKLINE, USER_TOKEN, Daemon, bearer, device_id, device_token, run_command, start_command
+from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.processes
 
@@ -22,14 +27,15 @@ SECONDS = 60
 
 
 def trunkline(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TRUNKLINE, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-        env={**os.environ, **environment},
-    )
+    return run_command(*arguments, environment={**os.environ, **environment})
+
+
+@contextmanager
+def programs_started() -> Iterator[None]:
+    """Commands are the installed program from its first instruction on; otherwise they are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.daemon.running", lambda _environment: None)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,8 @@ def stopped(provisioned: Daemon, tmp_path: Path) -> Daemon:
 def running(provisioned: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A running daemon that tests share; each test has a device of its own on it."""
     daemon = copied(provisioned, tmp_path_factory.mktemp("running"))
-    daemon.start()
+    with programs_started():
+        daemon.start()
     yield daemon
     assert daemon.stop() == 0
 
@@ -99,7 +106,7 @@ def test_unusable_certificate_exits_with_2(tmp_path: Path, listener: str) -> Non
 
 
 def test_taken_port_exits_with_3(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
+    with socket.create_server(("127.0.0.1", 0)) as holder, programs_started():
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         config = tmp_path / "trunkline.toml"
         config.write_text(f'state_dir = "{tmp_path}/state"\n[mqtt]\nbind = "{address}"\n')
@@ -152,7 +159,8 @@ def test_provision_reaches_a_running_daemon(running: Daemon, tmp_path: Path) -> 
     more = tmp_path / "more.toml"
     more.write_text('[[devices]]\nowner = "ada@example.org"\ntype = "example.light"\nname = "Porch"\n')
     dry = trunkline("provision", more, "--config", running.config, "--dry-run")
-    first = trunkline("provision", more, "--config", running.config)
+    with programs_started():
+        first = trunkline("provision", more, "--config", running.config)
     second = trunkline("provision", more, "--config", running.config)
     assert [run.returncode for run in (dry, first, second)] == [0, 0, 0]
     assert "Dry run: nothing was changed." in dry.stdout
@@ -245,9 +253,12 @@ def test_demo_devices_send_and_end_with_it(tmp_path: Path, how: signal.Signals) 
 def test_demo_shows_its_password_once(tmp_path: Path) -> None:
     shown = []
     for _ in range(2):
-        with subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True) as process:
-            lines = introduction(process)
-            process.kill()
+        process = start_command(*demo(tmp_path)[1:])
+        lines = introduction(process)
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert process.stdout is not None
+        process.stdout.close()
         shown += [line.split(maxsplit=1)[1].strip() for line in lines if line.strip().startswith("Password")]
     assert len(shown[0]) == 16
     assert shown[1] == "(was shown when this state directory was new)"
@@ -257,7 +268,7 @@ def demo(folder: Path) -> list[str]:
     return [str(TRUNKLINE), "demo", "--state", str(folder / "demo"), "--http-port", "0", "--mqtt-port", "0"]
 
 
-def introduction(process: subprocess.Popen[str]) -> list[str]:
+def introduction(process: subprocess.Popen[str] | ForkedProcess) -> list[str]:
     """The output of the demo up to its last line, the command that watches messages."""
     assert process.stdout is not None
     lines = []

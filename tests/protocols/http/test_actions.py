@@ -23,6 +23,7 @@ from tests.factories import (
     World,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 ALL: dict[str, Any] = {"startDate": 0, "endDate": NOW_MS}
 
@@ -219,7 +220,7 @@ async def sent(services: Services, lights: tuple[Device, Device]) -> None:
     await services.messages.ingest.wait_committed()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "expected"),
     [
         ({"fieldPresence": "intensity"}, [0, 1]),

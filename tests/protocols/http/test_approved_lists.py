@@ -22,6 +22,7 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
 from tests.protocols.http.test_secure_listener import fields_of
+from tests.rows import each_row
 from tests.secure_types import NOW
 
 METER_TYPE: Final = "dt" + "3e" * 16
@@ -101,7 +102,7 @@ async def test_a_list_is_for_administrators_and_for_the_organizations_applicatio
         assert (await api.request(method, path, headers=bearer(token))).status_code == status
 
 
-@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, _ in CALLS])
+@each_row(("method", "path"), [(method, path) for method, path, _ in CALLS])
 async def test_a_list_is_of_a_type_that_exists(api: httpx.AsyncClient, method: str, path: str) -> None:
     unknown = path.replace(METER_TYPE, "dt" + "00" * 16)
     assert error_of(await api.request(method, unknown, headers=APPLICATION), 404)["code"] == 1101

@@ -20,6 +20,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import Raw, bearer
+from tests.rows import each_row
 
 CORS = {
     "access-control-allow-origin": "*",
@@ -50,7 +51,7 @@ async def test_the_scheme_may_have_any_case_and_any_run_of_blanks(api: httpx.Asy
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     "headers",
     [
         {},

@@ -34,6 +34,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 IMAGE = bytes(range(256)) * 1000
 IMAGES = f"/devicemgmt/devicetypes/{LIGHT_TYPE}/images"
@@ -162,7 +163,7 @@ async def test_removing_server_properties_leaves_the_others(
     assert (shown["serverProperties"], shown["deviceProperties"]) == ({}, {"device": {"manufacturer": "Acme"}})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "path", "status"),
     [
         (KITCHEN_TOKEN, f"/devicemgmt/devices/{BOBS}/properties", 403),
@@ -204,7 +205,7 @@ async def test_a_developer_configures_and_uploads_and_makes_no_tasks(
     await bob("POST", "/devicemgmt/tasks", 403, json={"dtid": LIGHT_TYPE, "taskType": "R", "property": "akc.update"})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("filter_", "dids"),
     [
         ("", [KITCHEN, HALL, BOBS]),
@@ -343,7 +344,7 @@ async def test_a_scheduled_task_is_shown_and_cancelled(ada: Client) -> None:
     assert cancelled["data"]["status"] == "CANCELLED"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "field"),
     [
         ({"taskType": "X"}, "taskType"),
@@ -478,7 +479,7 @@ async def test_a_device_fetches_its_image_without_a_token(
     error_of(await api.get("/updates/urls/000000000"), 404)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "status", "part"),
     [
         ("bytes=0-0", 206, IMAGE[:1]),

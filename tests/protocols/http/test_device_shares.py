@@ -25,6 +25,7 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_devices import RECORD
+from tests.rows import each_row
 
 SHARES = f"/devices/{KITCHEN}/shares"
 CAROL = "carol@example.org"
@@ -77,7 +78,7 @@ async def test_an_invitation(services: Services, api: httpx.AsyncClient, body: d
     assert (await call(api, "GET", f"/devices/{KITCHEN}", ADA_TOKEN))[1]["data"] == RECORD
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "status", "code", "text"),
     [
         ({}, 400, 4001, "Required parameter"),

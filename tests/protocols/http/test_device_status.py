@@ -22,6 +22,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 DEVICE = f"/devices/{KITCHEN}"
 
@@ -104,7 +105,7 @@ async def test_a_status_is_set_and_answered(api: httpx.AsyncClient, fake_clock: 
         assert await data_of(api) == answer.json()["data"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "field", "text"),
     [
         ({}, "availability", "Required parameter"),

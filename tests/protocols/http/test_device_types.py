@@ -23,6 +23,7 @@ from tests.factories import (
     build_world,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 from tests.type_world import BETA, BETA_APPLICATION, BETA_TOKEN, CAROL, CAROL_TOKEN, SENSOR_TOKEN, add_types
 
 LIGHT, SENSOR, GUARD, PRIVATE, LAMP = LIGHT_TYPE, "dt-sensor", "dt-sensor_guard", "dt-sensor_private", "dt-lamp_private"
@@ -96,7 +97,7 @@ async def test_what_is_not_published_is_not_in_the_store_unless_it_is_said(
     assert (await get(api, f"/devicetypes/{PRIVATE}", CAROL_TOKEN))["data"]["inStore"] is True
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("type_", "token", "status"),
     [
         (LIGHT, BETA_TOKEN, 200),
@@ -117,7 +118,7 @@ async def test_what_is_not_published_is_not_in_the_store_unless_it_is_said(
         (LIGHT, "f" * 32, 401),
     ],
 )
-@pytest.mark.parametrize("path", ["", "/availablemanifestversions"])
+@each_row("path", ["", "/availablemanifestversions"])
 async def test_who_may_see_a_type(api: httpx.AsyncClient, type_: str, token: str, status: int, path: str) -> None:
     assert (await api.get(f"/devicetypes/{type_}{path}", headers=bearer(token))).status_code == status
 
@@ -199,7 +200,7 @@ async def test_an_unknown_type_has_a_code_of_its_own(api: httpx.AsyncClient) -> 
     assert (error["code"], error["message"]) == (1101, "Device type does not exist.")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "token", "found"),
     [
         ("", ADA_TOKEN, [LAMP, SENSOR, GUARD, LIGHT]),
@@ -246,7 +247,7 @@ async def test_paging(api: httpx.AsyncClient) -> None:
     assert {name: page[name] for name in ("total", "offset", "count")} == {"total": 4, "offset": 3, "count": 1}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [
         "/devicetypes",
@@ -255,7 +256,7 @@ async def test_paging(api: httpx.AsyncClient) -> None:
         f"/applications/{DASHBOARD}/devicetypes",
     ],
 )
-@pytest.mark.parametrize(
+@each_row(
     ("query", "field", "text"),
     [
         ("count=0", "count", "Minimum value 1"),
@@ -307,7 +308,7 @@ async def test_types_of_the_organizations_of_a_user_are_there_when_asked_for(
     assert await listed(api, "/users/self/devicetypes?includeOrganization=true", BOB_TOKEN) == [LAMP, LIGHT]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "token", "status", "code"),
     [
         (f"/users/{'f' * 32}/devicetypes", ADA_TOKEN, 404, 1201),

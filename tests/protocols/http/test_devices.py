@@ -30,6 +30,7 @@ from tests.factories import (
     allow,
 )
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 DEVICE = f"/devices/{KITCHEN}"
 RECORD = {
@@ -142,7 +143,7 @@ CALLS = [
 DEVICE_TOKEN_CALLS = {("GET", ""), ("GET", "/status"), ("PUT", "/status"), ("GET", "/presence")}
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS)
+@each_row(("method", "path"), CALLS)
 async def test_the_order_of_checks_is_token_device_permission_syntax(
     api: httpx.AsyncClient, method: str, path: str
 ) -> None:
@@ -184,8 +185,8 @@ async def test_an_application_needs_read_or_write_of_the_owner(
         assert status == (200 if (write if needs_write else read) else 403)
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", ""), ("PUT", "/status"), ("POST", "/shares"), ("POST", None)])
-@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff"])
+@each_row(("method", "path"), [("PUT", ""), ("PUT", "/status"), ("POST", "/shares"), ("POST", None)])
+@each_row("body", [b"{", b"[]", b'"x"', b"\xff"])
 async def test_a_body_that_is_no_object_is_a_bad_request(
     api: httpx.AsyncClient, method: str, path: str | None, body: bytes
 ) -> None:
@@ -245,7 +246,7 @@ NAME_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "field", "text"),
     [
         *[({"dtid": LIGHT_TYPE} | body, field, text) for body, field, text in NAME_REFUSALS],
@@ -366,9 +367,7 @@ async def test_a_device_that_stays_on_its_version_stays_when_a_newer_one_comes(
     assert (answer["data"]["manifestVersion"], answer["data"]["manifestVersionPolicy"]) == (1, "DEVICE")
 
 
-@pytest.mark.parametrize(
-    ("body", "field", "text"), [*NAME_REFUSALS, ({"connected": "no"}, "connected", "Boolean field only")]
-)
+@each_row(("body", "field", "text"), [*NAME_REFUSALS, ({"connected": "no"}, "connected", "Boolean field only")])
 async def test_a_change_that_is_refused_changes_nothing(
     api: httpx.AsyncClient, facts: list[DeviceFact], body: dict[str, Any], field: str, text: str
 ) -> None:

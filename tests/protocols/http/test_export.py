@@ -16,6 +16,7 @@ from config.settings import Address
 from tests.factories import ADA, ADA_TOKEN, BOB_TOKEN, BOBS, KITCHEN, KITCHEN_TOKEN, LIGHT_TYPE, NOW_MS, World
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 START = NOW_MS - DAY_MS
 HEADERS = bearer(ADA_TOKEN)
@@ -184,7 +185,7 @@ async def test_history(api: httpx.AsyncClient, kitchen: Device) -> None:
     assert empty.json() == {"count": 0, "offset": 0, "total": 0, "data": {"exports": []}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "findings"),
     [
         (

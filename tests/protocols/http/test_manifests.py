@@ -6,6 +6,7 @@ import pytest
 from broker.services import Services
 from tests.factories import ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN, LIGHT_TYPE, World, build_world
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 from tests.type_world import add_types
 
 VOLUME = {"volume": {"type": "Integer", "isCollection": False, "description": ""}}
@@ -44,9 +45,9 @@ async def world(services: Services) -> World:
     return world
 
 
-@pytest.mark.parametrize("token", [ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
-@pytest.mark.parametrize("version", ["2", "latest"])
-@pytest.mark.parametrize("type_", [LIGHT_TYPE, "example.smart_light"])
+@each_row("token", [ADA_TOKEN, APPLICATION_TOKEN, KITCHEN_TOKEN])
+@each_row("version", ["2", "latest"])
+@each_row("type_", [LIGHT_TYPE, "example.smart_light"])
 async def test_the_properties_of_a_version(api: httpx.AsyncClient, token: str, version: str, type_: str) -> None:
     answer = await api.get(f"/devicetypes/{type_}/manifests/{version}/properties", headers=bearer(token))
     assert answer.json() == {
@@ -60,7 +61,7 @@ async def test_versions_are_ascending_and_approved(api: httpx.AsyncClient, type_
     assert answer.json() == {"data": {"versions": versions}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("type_", "version", "token", "status", "code"),
     [
         (LIGHT_TYPE, "3", ADA_TOKEN, 404, 404),

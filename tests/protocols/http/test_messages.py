@@ -24,6 +24,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 DATA = {"state": True}
 ACTIONS = {"actions": [{"name": "setOn"}]}
@@ -139,7 +140,7 @@ async def test_a_body_that_is_no_json_object_is_refused(api: httpx.AsyncClient, 
     assert refusal(answer) == (400, 400, "Bad Request")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "expected"),
     [
         ({}, {"sdid": "Required parameter", "data": "Required parameter"}),
@@ -294,7 +295,7 @@ async def test_an_unknown_mid_is_an_empty_page(api: httpx.AsyncClient, mid: str)
     assert (await get(api, "/messages", token=APPLICATION_TOKEN, mid=mid))["size"] == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "query", "status", "size"),
     [
         (ADA_TOKEN, {}, 200, 1),
@@ -414,7 +415,7 @@ async def test_a_range_of_others_is_refused(
     assert refusal(answer) == refused
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "query", "expected"),
     [
         (ADA_TOKEN, "", {"startDate": "Required parameter", "endDate": "Required parameter"}),

@@ -26,6 +26,7 @@ from tests.factories import (
 )
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 
 UNKNOWN: Final = "f" * 32
 TARGET: Final = {"did": KITCHEN, "field": "temperature"}
@@ -123,7 +124,7 @@ async def test_lists_are_of_one_user(api: httpx.AsyncClient, world: World) -> No
 SENSITIVITY: Final = "parameters.anomalyDetectionSensitivity"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "expected"),
     [
         (

@@ -32,6 +32,7 @@ from tests.factories import (
     World,
 )
 from tests.fakes import FakeClock
+from tests.rows import each_row
 
 FREE = {"type": "free", "name": "Free", "messageLimit": 150}
 PAID = {"type": "paid", "name": "Plus", "cost": "2.99", "description": "No daily limit"}
@@ -156,7 +157,7 @@ BAD_PLANS: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "field", "text"), BAD_PLANS)
+@each_row(("plan", "field", "text"), BAD_PLANS)
 async def test_what_is_wrong_with_a_plan_is_named_and_nothing_is_kept(
     api: httpx.AsyncClient, administrator: None, plan: Any, field: str, text: str
 ) -> None:
@@ -278,7 +279,7 @@ REFUSED_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "token", "status"), REFUSED_CALLS)
+@each_row(("method", "path", "token", "status"), REFUSED_CALLS)
 async def test_calls_that_are_refused(
     api: httpx.AsyncClient, administrator: None, method: str, path: str, token: str | None, status: int
 ) -> None:

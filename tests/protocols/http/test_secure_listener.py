@@ -25,6 +25,7 @@ from tests.fakes import FakeClock
 from tests.protocols.http.certificates import contexts
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_conventions import error_of
+from tests.rows import each_row
 from tests.secure_types import NOW, SECURE_TYPE, provision_secure_type
 
 Open = Callable[[Issued | None], AbstractAsyncContextManager[httpx.AsyncClient]]
@@ -258,7 +259,7 @@ async def test_the_devices_calls_are_on_no_other_listener(api: httpx.AsyncClient
 PIN = "/devices/registrations/pin"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "fields"),
     [
         ({}, ["pin", "deviceName"]),

@@ -114,7 +114,7 @@ async def test_without_an_answer_a_handshake_is_tried_again_and_after_a_day_the_
     await settled(services, tried_again)
     assert len({nonce for *_, nonce in callbacks.handshakes}) == 1
     fake_clock.advance(86_400_000)
-    await services.subscriptions.subscriptions.sweep()
+    await services.subscriptions.endings.sweep()
     error_of(await api.get(f"/subscriptions/{data['id']}", headers=USER), 404)
 
 
@@ -210,6 +210,9 @@ async def test_an_address_whose_name_is_private_is_refused(api: httpx.AsyncClien
         ("https://gateway/", "https://other/", False, False),
         ("https://example.org/\\@evil.com", "https://example.org/", False, False),
         ("https://example.org/#x", "https://example.org/", False, False),
+        ("https://a%00.example.org/", "https://example.org/", False, False),
+        ("https://<.example.org/", "https://example.org/", False, False),
+        ("https://ex%61mple.org/", "https://ex%61mple.org/", False, False),
         ("https:///x", "https:///x", False, False),
         ("https://[::1/", "https://example.org/", False, False),
         ("https://example.org/", None, False, False),
@@ -329,7 +332,7 @@ async def test_pause_replay_and_the_secret(
 async def test_an_application_has_a_bounded_number_of_subscriptions_for_a_user(
     api: httpx.AsyncClient, services: Services, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.subscriptions.subscriptions.SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr("broker.subscriptions.storing.SUBSCRIPTIONS_MAX", 2)
     for _ in range(2):
         await created(api)
     error_of(await api.post("/subscriptions", json=BASIC, headers=USER), 409)

@@ -27,6 +27,7 @@ from tests.factories import (
 from tests.protocols.http.conftest import bearer
 from tests.protocols.http.test_device_shares import accept, offer
 from tests.protocols.http.test_devices import give_type_away
+from tests.rows import each_row
 
 ENTRY = {
     "id": KITCHEN,
@@ -90,7 +91,7 @@ async def test_a_share_that_waits_is_not_in_the_list(api: httpx.AsyncClient) -> 
     assert ids(await listed(api)) == [BOBS]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "shown"),
     [
         (f"dtid={LIGHT_TYPE}", [KITCHEN, HALL]),
@@ -118,7 +119,7 @@ async def test_the_order_is_that_of_creation_and_then_of_ids(
     assert ids(await listed(api, ADA_TOKEN)) == [KITCHEN, HALL, *sorted(new)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "field"),
     [
         ("owner=you", "owner"),
@@ -128,7 +129,7 @@ async def test_the_order_is_that_of_creation_and_then_of_ids(
         ("includeShareInfo=x", "includeShareInfo"),
     ],
 )
-@pytest.mark.parametrize("path", ["devices", "shares"])
+@each_row("path", ["devices", "shares"])
 async def test_a_query_that_is_refused(api: httpx.AsyncClient, path: str, query: str, field: str) -> None:
     answer = await api.get(f"/users/self/{path}?{query}", headers=bearer(ADA_TOKEN))
     if path == "shares" and field in {"owner", "includeShareInfo"}:

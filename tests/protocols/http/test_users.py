@@ -23,6 +23,7 @@ from tests.factories import (
 )
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 PATH = f"/users/{ADA}/properties"
 
@@ -71,7 +72,7 @@ async def test_self_is_the_user_of_the_token(api: httpx.AsyncClient) -> None:
     assert answer.status_code == 404
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("token", "path", "body", "status"),
     [
         (None, PATH, {"properties": "x"}, 401),

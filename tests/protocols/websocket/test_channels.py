@@ -12,6 +12,7 @@ from broker.services import Services
 from config.limits import WEBSOCKET_FRAME_BYTES
 from tests.factories import ADA_TOKEN, KITCHEN, KITCHEN_TOKEN, NOW_MS
 from tests.protocols.websocket.peers import Headers, Peers, PlainPeer, ask, closing, said, say
+from tests.rows import each_row
 
 CHANNELS = ["/v1.1/websocket", "/v1.1/live", "/v1.1/events"]
 OPEN = [f"{path}?Authorization={ADA_TOKEN}" for path in CHANNELS]
@@ -34,8 +35,8 @@ SPELLINGS: list[tuple[str, Headers]] = [
 ]
 
 
-@pytest.mark.parametrize("path", CHANNELS)
-@pytest.mark.parametrize(("query", "headers"), SPELLINGS)
+@each_row("path", CHANNELS)
+@each_row(("query", "headers"), SPELLINGS)
 async def test_a_token_is_found_however_it_is_given(peers: Peers, path: str, query: str, headers: Headers) -> None:
     socket = await peers.connect(path + query, headers)
     if path == CHANNELS[0]:  # a register frame without a token is taken for that of the handshake
@@ -54,8 +55,8 @@ async def test_the_device_channel_alone_needs_no_token(peers: Peers) -> None:
         assert (status, body["error"]["message"]) == UNAUTHORIZED
 
 
-@pytest.mark.parametrize("path", CHANNELS)
-@pytest.mark.parametrize("given", ["bearer+" + "9" * 32, f"basic+{ADA_TOKEN}", "bearer+", f"bearer+{ADA_TOKEN[:-1]}"])
+@each_row("path", CHANNELS)
+@each_row("given", ["bearer+" + "9" * 32, f"basic+{ADA_TOKEN}", "bearer+", f"bearer+{ADA_TOKEN[:-1]}"])
 async def test_an_invalid_token_fails_the_handshake(peers: Peers, path: str, given: str) -> None:
     status, headers, body = await peers.refusal(f"{path}?authorization={given}")
     assert (status, body["error"]["message"]) == UNAUTHORIZED

@@ -43,6 +43,7 @@ from tests.factories import (
     World,
 )
 from tests.protocols.websocket.peers import Peers, closing
+from tests.rows import each_row
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -143,7 +144,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("token", "query", "status", "code"), REFUSED)
+@each_row(("token", "query", "status", "code"), REFUSED)
 async def test_a_selection_without_permission_fails_the_handshake(
     peers: Peers, world: World, token: str, query: str, status: int, code: int
 ) -> None:

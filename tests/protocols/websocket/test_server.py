@@ -39,6 +39,7 @@ from tests.factories import (
 from tests.fakes import FakeClock
 from tests.protocols.websocket.conftest import Disk
 from tests.protocols.websocket.peers import EMPTY_PING, Peers, ask, closing, register, said, say
+from tests.rows import each_row
 
 CHANNEL = "/v1.1/websocket"
 WITH_ACK = "/v1.1/websocket?ack=true"
@@ -110,7 +111,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "status", "code", "message"), REFUSED)
+@each_row(("path", "status", "code", "message"), REFUSED)
 async def test_refused_handshake(peers: Peers, path: str, status: int, code: int, message: str) -> None:
     answered, headers, body = await peers.refusal(path)
     assert answered == status

@@ -10,6 +10,7 @@ from tests.broker.accounts.oauth_world import SERVER, WEB, OAuthWorld, basic
 from tests.factories import ADA, ADA_TOKEN, APPLICATION_TOKEN, DASHBOARD, KITCHEN, KITCHEN_TOKEN, NOW_MS
 from tests.fakes import FakeClock
 from tests.protocols.http.conftest import bearer
+from tests.rows import each_row
 
 FAR_SECONDS = NOW_MS // 1000
 UNAUTHORIZED = "Please provide a valid authorization header"
@@ -45,7 +46,7 @@ async def test_expires_in_is_what_is_left(
     assert (await accounts.get("/tokenInfo", params={"token": token})).status_code == 401
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "path"),
     [
         ("GET", "/accounts/tokenInfo"),

@@ -1,0 +1,24 @@
+"""Runs a command of the control socket on the store of a stopped daemon. It takes the whole daemon to do so."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from broker.services import open_services
+from broker.trace.origin import Origin, enter
+from config.settings import Settings
+from protocols.control.audit import note_command
+from protocols.control.server import COMMANDS
+from protocols.state import StateDirectory
+from storage.database import Database
+from storage.engines.sqlite import SqliteEngine
+
+
+async def run_on_store(settings: Settings, state: StateDirectory, command: str, arguments: Mapping[str, Any]) -> Any:
+    """The data of the command's answer. Raises DomainError: the command is refused."""
+    engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+    enter(Origin("command line", f"operator {os.getuid()}"))
+    async with open_services(settings, Database(engine), state.vault) as services:
+        done = await COMMANDS[command](services, arguments)
+        await note_command(services, command, arguments, "done")
+        return done

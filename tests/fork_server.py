@@ -1,0 +1,183 @@
+"""Starts `trunkline` commands as forks of one process that has imported the product once.
+
+To start the interpreter and to import the daemon takes more than a second of processor time, and the tests start it a
+hundred times. A forked command is as a started one: a process of its own with its own arguments, environment, folder,
+files, signals and end. Only its `/proc/PID/cmdline` is the server's. tests/protocols/cli/test_commands.py starts the
+installed program itself.
+
+As a program (`python -m tests.fork_server DESCRIPTOR`) this module is the server. Between the server and each command
+stands a waiter, which is the command's parent and reports its exit status.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Never
+
+#: Modules of the commands that tests start most often.
+_COMMANDS = ("serve", "provision", "user", "rule", "device_types", "monetization", "audit", "statistics", "demo")
+_REQUEST_BYTES = 1 << 17
+_NUMBER_BYTES = 12
+_REPORT = 3  # the descriptors of a request: standard input, output and error, and the socket for the report
+
+
+class ForkedProcess:
+    """What tests use of `subprocess.Popen`, for a process that the server forked."""
+
+    def __init__(self, report: socket.socket, stdout: IO[str]) -> None:
+        self._report = report
+        self.stdout: IO[str] | None = stdout
+        self.returncode: int | None = None
+        number = report.recv(_NUMBER_BYTES)
+        assert number, "the server that forks commands has ended"
+        self.pid = int(number)
+
+    def poll(self) -> int | None:
+        """The exit status, -N after signal N; None while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            looking = select.poll()
+            looking.register(self._report, select.POLLIN)
+            if not looking.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self.returncode = int(self._report.recv(_NUMBER_BYTES))
+            self._report.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """A process that has ended gets none. No other one has its number before `wait` has told of the end."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """The server's process, from the first command on."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def start(
+        self, arguments: Sequence[str | Path], environment: Mapping[str, str], *, stderr: IO[str] | None
+    ) -> ForkedProcess:
+        """Start the program `arguments[0]` with a pipe for its output."""
+        if self._requests is None:
+            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+        request = json.dumps([list(map(str, arguments)), dict(environment), str(Path.cwd())]).encode()
+        report, theirs = socket.socketpair()
+        read, write = os.pipe()
+        with theirs, open(write, "w", encoding="utf-8") as stdout:  # noqa: PTH123 - a descriptor
+            errors = 2 if stderr is None else stderr.fileno()
+            socket.send_fds(self._requests, [request], [0, stdout.fileno(), errors, theirs.fileno()])
+        return ForkedProcess(report, open(read, encoding="utf-8"))  # noqa: PTH123 - of the caller from now on
+
+    def close(self) -> None:
+        if self._requests is not None and self._process is not None:
+            self._requests.close()
+            self._process.wait()
+
+
+_servers: list[ForkServer] = []
+
+
+@contextmanager
+def commands_forked() -> Iterator[None]:
+    """Until the block ends, `running` gives a server."""
+    server = ForkServer()
+    _servers.append(server)
+    try:
+        yield
+    finally:
+        _servers.remove(server)
+        server.close()
+
+
+def running(environment: Mapping[str, str]) -> ForkServer | None:
+    """The server that can start a command with this environment; None: the program itself must be started."""
+    has_own_libraries = "LD_PRELOAD" in environment  # which are loaded when a program starts
+    return _servers[-1] if _servers and not has_own_libraries else None
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork for each request, until the tests end."""
+    from importlib import import_module
+
+    from protocols.cli import main
+
+    for name in _COMMANDS:
+        import_module(f"protocols.cli.{name}")
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the tests and to this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the waiters
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _REPORT + 1)
+        if not request:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            command = os.fork()
+            if command != 0:
+                _wait(command, descriptors)
+            _become(request, descriptors)
+            sys.exit(main())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _wait(command: int, descriptors: Sequence[int]) -> Never:
+    """Report the command's process and, at its end, its exit status."""
+    *standard, last = descriptors
+    for descriptor in (*standard, 0, 1, 2):  # whoever reads the command's output must see its end
+        os.close(descriptor)
+    report = socket.socket(fileno=last)
+    with suppress(OSError):  # the tests may have ended
+        report.sendall(f"{command:<{_NUMBER_BYTES}}".encode())
+        ended = os.waitid(os.P_PID, command, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        report.sendall(f"{status:<{_NUMBER_BYTES}}".encode())
+        report.recv(1)  # until the other end is closed: the number of the process stays taken
+    os._exit(0)
+
+
+def _become(request: bytes, descriptors: Sequence[int]) -> None:
+    """Take over what the command has of its caller."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments, environment, folder = json.loads(request)
+    for number in range(_REPORT):
+        os.dup2(descriptors[number], number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - a descriptor
+        for number, mode in enumerate(("r", "w", "w"))
+    )
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as received:
+        _serve(received)

@@ -1,0 +1,59 @@
+"""A command imports what it needs: who asks for help, or asks a running daemon, does not wait for a server to load."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from protocols.cli import _FIRST_SENTENCES, main
+
+#: Each is imported by the daemon, and by nothing that the commands below need.
+SERVER = (
+    "aiocoap",
+    "boto3",
+    "broker.services",
+    "hypercorn",
+    "joserfc",
+    "numpy",
+    "prometheus_client",
+    "quart",
+)
+
+
+def imported_by(*commands: str) -> list[str]:
+    """Which of SERVER a new interpreter has imported when it has shown the help of these commands."""
+    program = (
+        "import sys\nfrom protocols.cli import main\n"
+        f"for command in {commands!r}: main([*command.split(), '--help'], standalone_mode=False)\n"
+        f"print(*(name for name in {SERVER!r} if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stderr.split()
+
+
+def test_the_help_and_the_clients_of_a_daemon_import_no_server() -> None:
+    clients = ("tail", "history", "receive", "simulate", "statistics", "type", "plans", "payments", "rule")
+    operators = ("user", "device", "app", "token", "provision", "retention")
+    assert imported_by("", *clients, *operators) == []
+
+
+def test_the_daemon_imports_what_the_test_above_looks_for() -> None:
+    found = set(imported_by("serve"))
+    assert {"broker.services", "hypercorn", "quart", "aiocoap", "joserfc", "prometheus_client"} <= found
+
+
+def test_the_help_has_the_first_sentence_of_each_command() -> None:
+    context = click.Context(main)
+    said = {}
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        said[name] = command.get_short_help_str(200)
+    assert said == _FIRST_SENTENCES
+
+
+def test_the_help_is_in_the_order_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"], standalone_mode=False)
+    shown = capsys.readouterr().out.partition("Commands:\n")[2]
+    assert [line.split()[0] for line in shown.splitlines()] == list(_FIRST_SENTENCES)
