@@ -35,6 +35,7 @@ from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
+from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
@@ -106,6 +107,7 @@ class Transaction:
         self.sessions = SessionStore(connection)
         self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
+        self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)

@@ -103,9 +103,9 @@ async def test_without_an_answer_a_handshake_is_tried_again_and_after_a_day_the_
 ) -> None:
     callbacks.handshake_outcome = Outcome(error="ConnectError")
     data = await created(api)
-    await callbacks.wait(lambda: len(callbacks.handshakes) == 1)
-    fake_clock.advance(5_001)
     handshakes = services.subscriptions.deliveries._handshakes
+    await settled(services, lambda: [on > fake_clock.now for on in handshakes._due.values()] == [True])
+    fake_clock.advance(5_001)
 
     def tried_again() -> bool:
         handshakes.look_for_due()
@@ -124,11 +124,12 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_a_handshake(
     fake_clock.now += 365 * 86_400_000
     callbacks.handshake_outcome = Outcome(error="ConnectError")
     await created(api)
-    await callbacks.wait(lambda: len(callbacks.handshakes) == 1)
+    handshakes = services.subscriptions.deliveries._handshakes
+    await settled(services, lambda: [on > fake_clock.now for on in handshakes._due.values()] == [True])
     fake_clock.now -= 365 * 86_400_000
 
     def tried_again() -> bool:
-        services.subscriptions.deliveries._handshakes.look_for_due()
+        handshakes.look_for_due()
         return len(callbacks.handshakes) == 2
 
     await settled(services, tried_again)
