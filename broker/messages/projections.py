@@ -152,7 +152,11 @@ class Projector:
         if self._follows:
             await self._add_held()
         while not self._follows:
-            await self._read_on()
+            try:
+                await self._read_on()
+            except BaseException:  # also a cancellation; raised again
+                self._follows = False  # the rows before those that are held were not all read
+                raise
 
     async def _add_held(self) -> None:
         held, self._held, self._held_rows = self._held, deque(), 0

@@ -241,6 +241,25 @@ async def send_without_commit(services: Services, device: Device, value: int) ->
     services.messages.ingest.submit(device, b'{"intensity":%d}' % value, NOW_MS - HOUR_MS)
 
 
+async def test_a_reading_of_the_log_that_was_cancelled_begins_again(
+    held: Services, runner: HeldRunner, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    kitchen = await kitchen_of(held)
+    await held.messages.projector.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(projections, "_HELD_ROWS", 1)
+        await send(held, kitchen, 1, 2, 3)
+    runner.hold_reads()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held.messages.projector.flush)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    runner.reads.set()
+    await send(held, kitchen, 4)
+    await held.messages.projector.flush()
+    assert await count_and_sum(held, kitchen) == (4, 10)
+
+
 async def test_a_stop_does_not_wait_for_what_can_be_written_later(
     opener: ServicesOpener, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
