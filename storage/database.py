@@ -146,6 +146,8 @@ class Group:
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
+    #: When the writer took it, by time.perf_counter.
+    began: float = 0.0
 
     @property
     def row_count(self) -> int:
@@ -301,7 +303,7 @@ class Database:
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
-        began = time.perf_counter()
+        began = group.began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
                 await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)
