@@ -28,6 +28,7 @@ from broker.models.learner import Learner
 from broker.models.room import ModelsRoom, open_models
 from broker.monetization.port import Processor
 from broker.monetization.room import MonetizationRoom, open_monetization
+from broker.operating.room import OperatingRoom, open_operating
 from broker.provisioning import Provisioning
 from broker.provisioning.room import open_provisioning
 from broker.registration.room import RegistrationRoom, open_registration
@@ -71,6 +72,7 @@ class Services:
     rules: RulesRoom
     subscriptions: SubscriptionsRoom
     provisioning: Provisioning
+    operating: OperatingRoom
 
 
 @asynccontextmanager
@@ -201,4 +203,5 @@ async def _open_rooms(
         rules=rules,
         subscriptions=subscriptions,
         provisioning=provisioning,
+        operating=await open_operating(core),
     )

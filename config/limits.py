@@ -22,6 +22,10 @@ EVENT_PATTERN_MAX_CHARACTERS: Final = 64
 CURSOR_MAX_CHARACTERS: Final = 128  # reference 9.3
 
 NAME_MAX_CHARACTERS: Final = 64
+REDIRECT_URIS_MAX: Final = 10
+ORGANIZATION_APPLICATIONS_MAX: Final = 1_000
+ORGANIZATION_TYPES_MAX: Final = 10_000
+MANIFEST_VERSIONS_MAX: Final = 1_000
 DESCRIPTION_MAX_CHARACTERS: Final = 1_500  # reference 21.3: device types and trials
 FORBIDDEN_IN_NAMES: Final = frozenset("<>&'\"")
 DELETED_DEVICE_DAYS: Final = 30  # reference 6.1: how long a deleted device can be restored

@@ -264,6 +264,14 @@ class Audit(_Table, frozen=True):
     keep_entries: int = AUDIT_ENTRIES
 
 
+class ConsoleSettings(_Table, frozen=True):
+    """Who may use the page of the operator, and where its backups go."""
+
+    operators: tuple[str, ...] = ()  # e-mail addresses
+    backup_dir: Path | None = None  # None: the folder `backups` of `state_dir`
+    keep_backups: int = 3
+
+
 class Settings(_Table, frozen=True):
     state_dir: Path
     public_url: str = ""
@@ -285,6 +293,7 @@ class Settings(_Table, frozen=True):
     log: Log = Log()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()
+    console: ConsoleSettings = ConsoleSettings()
     tracing: Tracing = Tracing()
     grace_seconds: float = 5.0
 
@@ -477,6 +486,7 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("tracing.per_minute", settings.tracing.per_minute, 1),
         ("audit.keep_days", settings.audit.keep_days, 1),
         ("audit.keep_entries", settings.audit.keep_entries, 1_000),
+        ("console.keep_backups", settings.console.keep_backups, 1),
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
@@ -487,6 +497,8 @@ def _checked(settings: Settings, where: str) -> Settings:
         settings.metrics.networks  # noqa: B018 - reading it checks it
     except ValueError as error:
         raise SettingsError(f"{where}: metrics.allow: {error}") from None
+    if (strange := next((one for one in settings.console.operators if "@" not in one), None)) is not None:
+        raise SettingsError(f"{where}: console.operators: {strange!r} is no e-mail address")
     _check_providers(settings.accounts.providers, where)
     _check_rates(settings.limits, where)
     _check_mail(settings, where)

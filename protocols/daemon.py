@@ -46,6 +46,7 @@ from protocols.interpreter import (
 )
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
+from protocols.operating import DaemonMachine
 from protocols.outbound.callbacks import http_callbacks
 from protocols.outbound.connectors import third_party
 from protocols.outbound.identity_providers import identity_providers
@@ -273,6 +274,7 @@ async def _listen(
         counters |= {"lwm2m sessions": lwm2m_dtls.endpoint.statistics, "lwm2m handshakes": lwm2m_dtls.statistics}
     await listeners.start(partial(serve_control, services, settings.state_dir, counters=counters))
     vitals.listens(closed)
+    services.operating.machine = DaemonMachine(settings, vitals, addresses)
     return addresses
 
 

@@ -406,6 +406,11 @@ class MessageStore:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()
         return Position(row["position"]) if row else Position(0)
 
+    def consumers(self) -> list[tuple[str, Position]]:
+        """Name and position of everybody who reads the log, the one who is furthest behind first."""
+        rows = self._db.execute("SELECT name, position FROM consumer ORDER BY position, name")
+        return [(row["name"], Position(row["position"])) for row in rows]
+
     def set_consumer_position(self, name: str, position: Position) -> None:
         self._db.execute(
             "INSERT INTO consumer (name, position) VALUES (:name, :position)"

@@ -93,6 +93,9 @@ _VARIABLES = [
     ("LIMITS_MQTT_DEVICE", "10/20", "limits.mqtt_device", "10/20"),
     ("LIMITS_COAP_DEVICE", "10/20", "limits.coap_device", "10/20"),
     ("HTTP_TRUSTED_PROXIES", '["10.0.0.0/8","::1"]', "http.trusted_proxies", ("10.0.0.0/8", "::1")),
+    ("CONSOLE_OPERATORS", '["ada@example.org"]', "console.operators", ("ada@example.org",)),
+    ("CONSOLE_BACKUP_DIR", "/var/backups", "console.backup_dir", Path("/var/backups")),
+    ("CONSOLE_KEEP_BACKUPS", "2", "console.keep_backups", 2),
     ("METRICS_ALLOW", '["192.0.2.0/24"]', "metrics.allow", ("192.0.2.0/24",)),
     ("HTTP_PROXY_PROTOCOL", "off", "http.proxy_protocol", "off"),
     ("HTTP_HSTS_SECONDS", "3600", "http.hsts_seconds", 3600),
@@ -209,6 +212,8 @@ _TLS_FILE = '[http]\ntls_bind = "h:1"\n[tls]\ncertificate = "c"\nkey = "k"\n'
         ),
         (STATE + "[storage]\nretention_days = -1", "storage.retention_days: must be at least 0"),
         (STATE + "[connectors]\npull_minutes = 0", "connectors.pull_minutes: must be at least 1"),
+        (STATE + '[console]\noperators = ["ada"]', "console.operators: 'ada' is no e-mail address"),
+        (STATE + "[console]\nkeep_backups = 0", "console.keep_backups: must be at least 1"),
         (STATE + "[audit]\nkeep_days = 0", "audit.keep_days: must be at least 1"),
         (STATE + "[audit]\nkeep_entries = 999", "audit.keep_entries: must be at least 1000"),
         (
