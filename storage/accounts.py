@@ -60,6 +60,18 @@ class AccountStore:
         ).one()
         return str(row["role"]) if row else None
 
+    def memberships(self, user: UserKey) -> list[tuple[OrganizationRecord, str]]:
+        """The organizations of a user by name, each with the user's role."""
+        rows = self._db.execute(
+            "SELECT o.*, m.role AS held FROM membership AS m JOIN organization AS o ON o.key = m.organization"
+            " WHERE m.user = :user ORDER BY o.name, o.key",
+            {"user": user},
+        )
+        return [
+            (OrganizationRecord(row["key"], row["id"], row["name"], row["monthly_messages"]), str(row["held"]))
+            for row in rows
+        ]
+
     def has_role(self, user: UserKey, role: str) -> bool:
         """The user has this role in some organization."""
         row = self._db.execute(
@@ -150,6 +162,9 @@ class AccountStore:
         """Set another hash of the same password: for the user nothing has changed."""
         self._db.execute("UPDATE user SET password_hash = :hash WHERE key = :key", {"key": user, "hash": password_hash})
 
+    def set_disabled(self, user: UserKey, disabled_on: int | None) -> None:
+        self._db.execute("UPDATE user SET disabled_on = :on WHERE key = :key", {"key": user, "on": disabled_on})
+
     # Applications
 
     def application(self, key: ApplicationKey) -> ApplicationRecord | None:
@@ -167,6 +182,14 @@ class AccountStore:
     def applications(self, *, limit: int) -> list[ApplicationRecord]:
         """The first applications, by name."""
         rows = self._db.execute("SELECT * FROM application ORDER BY name, key LIMIT :limit", {"limit": limit})
+        return [_application(row) for row in rows]
+
+    def applications_of(self, organization: OrganizationKey) -> list[ApplicationRecord]:
+        """By name."""
+        rows = self._db.execute(
+            "SELECT * FROM application WHERE organization = :organization ORDER BY name, key",
+            {"organization": organization},
+        )
         return [_application(row) for row in rows]
 
     def redirect_uris(self) -> set[str]:
@@ -206,6 +229,11 @@ class AccountStore:
             "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
             {"application": application, "user": user},
         )
+        return [TokenRecord(**dict(row)) for row in rows]
+
+    def tokens_of_user(self, user: UserKey) -> list[TokenRecord]:
+        """The user's tokens for all applications."""
+        rows = self._db.execute("SELECT * FROM token WHERE user = :user", {"user": user})
         return [TokenRecord(**dict(row)) for row in rows]
 
     def put_token(self, token: TokenRecord) -> None:

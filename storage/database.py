@@ -35,6 +35,9 @@ from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
+from storage.mqtt_sessions import MqttSessionStore
+from storage.mqtt_topics import MqttTopicStore
+from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
@@ -45,6 +48,7 @@ from storage.scenes import SceneStore
 from storage.second_factors import SecondFactorStore
 from storage.sessions import SessionStore
 from storage.shares import ShareStore
+from storage.snapshots import SnapshotStore
 from storage.sql import StoreConnection, StoreDamagedError, StoreError, StoreFullError
 from storage.subscriptions import SubscriptionStore
 from storage.tasks import TaskStore
@@ -96,6 +100,7 @@ class Transaction:
         self.limits = LimitStore(connection)
         self.mails = MailStore(connection)
         self.rollups = RollupStore(connection)
+        self.snapshots = SnapshotStore(connection)
         self.exports = ExportStore(connection)
         self.retention = RetentionStore(connection)
         self.removal = RemovalStore(connection)
@@ -104,6 +109,9 @@ class Transaction:
         self.sessions = SessionStore(connection)
         self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
+        self.mqtt_sessions = MqttSessionStore(connection)
+        self.mqtt_topics = MqttTopicStore(connection)
+        self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)
@@ -142,6 +150,8 @@ class Group:
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
+    #: When the writer took it, by time.perf_counter.
+    began: float = 0.0
 
     @property
     def row_count(self) -> int:
@@ -255,12 +265,9 @@ class Database:
         """
         if self._closed:
             raise StoreError("the store is closed")
-        job = _Work(work)
-        group = self.open_group
-        group.works.append(job)
+        job, group = self.write_with_next(work), self.open_group
         if announce is not None:
             group.callbacks.append(partial(_announce, job, announce))
-        self.request_commit()
         await group.ended.wait()
         if group.error is not None:
             raise type(group.error)(str(group.error)) from group.error
@@ -268,6 +275,15 @@ class Database:
             raise job.error
         result: T = job.result
         return result
+
+    def write_with_next(self, work: Callable[[Transaction], Any]) -> _Work:
+        """Run `work` in the next group commit, without waiting: for what belongs to rows of the log that were appended
+        just now. It is durable when they are. An error of `work` is its own, and nobody is told."""
+        job = _Work(work)
+        if not self._closed:  # otherwise nothing of the group is kept
+            self.open_group.works.append(job)
+            self.request_commit()
+        return job
 
     def request_commit(self) -> None:
         """Tell the writer that the open group is not empty."""
@@ -297,7 +313,7 @@ class Database:
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
-        began = time.perf_counter()
+        began = group.began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
                 await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)

@@ -1,7 +1,7 @@
-"""The message log, the positions of its consumers and the snapshots. The caller holds the transaction.
+"""The message log and the positions of its consumers. The caller holds the transaction.
 
 A row is appended without an index entry, because the rows of one commit belong to many devices, and each row would
-change another page of every index. After some two thousand such rows, or when the projections ask for it, all of them
+change another page of every index. After some two thousand such rows, or when the folds ask for it, all of them
 get their entries at once. A search by device reads the index, and then scans the rows that have no entry yet.
 """
 
@@ -185,6 +185,19 @@ class MessageStore:
     def actions_after(self, position: Position, *, limit: int) -> list[ActionRow]:
         """The Actions after `position`, in order, without those that cannot be read."""
         return [ActionRow(*row) for row in islice(self._read_on("action", position, limit), limit)]
+
+    def latest_actions_of(self, device: DeviceKey, position: Position, *, limit: int) -> list[tuple[Position, str]]:
+        """Position and `data` of the device's newest Actions after `position`, in order."""
+        behind = max(position, Position(self.counter("indexed")))
+        found: list[tuple[Position, str]] = []
+        for where, first in (("indexed = 1 AND device = :device", position), ("device = :device", behind)):
+            rows = self._db.execute(
+                f"SELECT position, data FROM action WHERE {where} AND position > :first"  # noqa: S608 - constants
+                " ORDER BY position DESC LIMIT :limit",
+                {"device": device, "first": first, "limit": limit},
+            )
+            found += [(Position(row["position"]), row["data"]) for row in rows]
+        return sorted(set(found))[-limit:]
 
     def _read_on(
         self, table: Table, position: int, limit: int | None = None, more: str = "", parameters: _Parameters = _NONE
@@ -400,11 +413,16 @@ class MessageStore:
         except StoreDamagedError:
             return [(row[1], row[_TS[table]]) for row in self._read_on(table, indexed)]
 
-    # Positions of consumers, and snapshots
+    # Positions of consumers
 
     def consumer_position(self, name: str) -> Position:
         row = self._db.execute("SELECT position FROM consumer WHERE name = :name", {"name": name}).one()
         return Position(row["position"]) if row else Position(0)
+
+    def consumers(self) -> list[tuple[str, Position]]:
+        """Name and position of everybody who reads the log, the one who is furthest behind first."""
+        rows = self._db.execute("SELECT name, position FROM consumer ORDER BY position, name")
+        return [(row["name"], Position(row["position"])) for row in rows]
 
     def set_consumer_position(self, name: str, position: Position) -> None:
         self._db.execute(
@@ -412,14 +430,6 @@ class MessageStore:
             " ON CONFLICT (name) DO UPDATE SET position = excluded.position",
             {"name": name, "position": position},
         )
-
-    def snapshot(self, device: DeviceKey) -> str | None:
-        row = self._db.execute("SELECT fields FROM snapshot WHERE device = :device", {"device": device}).one()
-        return str(row["fields"]) if row else None
-
-    def put_snapshots(self, snapshots: Sequence[tuple[DeviceKey, str]]) -> None:
-        """Fields as JSON, by device."""
-        self._db.put_many("snapshot", ("device", "fields"), ("device",), snapshots)
 
 
 def _message(row: Mapping[str, Any]) -> MessageRow:

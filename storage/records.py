@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,7 @@ class UserRecord:
     created_on: int
     modified_on: int
     email_verified_on: int | None = None  # None: the user has not proved yet to own the address
+    disabled_on: int | None = None  # None: the user may sign in
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +356,18 @@ class FailedMessageRow(msgspec.Struct, array_like=True, gc=False):
     cts: Milliseconds
     reason: str
     payload: str
+
+
+class SnapshotRow(NamedTuple):
+    """What the messages of a device up to `position` came to, both as JSON (broker/messages/folds.py).
+
+    `open` has the newest bucket of each level, which the rollups do not have; None in a store from before.
+    """
+
+    device: DeviceKey
+    position: Position
+    fields: str
+    open: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,10 @@ _KEPT_ONCE: Final = (
     "task_history",
     "scene_device",
     "model_device",
+    "mqtt_delivery",
+    "mqtt_received",
+    "mqtt_subscription",
+    "mqtt_session",
 )
 
 
@@ -54,6 +58,10 @@ class RemovalStore:
         self._db.execute(
             "INSERT INTO counter (name, value) VALUES ('removed device', :device) ON CONFLICT (name)"
             " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
+            {"device": device},
+        )
+        self._db.execute(
+            "DELETE FROM provision_mark WHERE kind = 'device' AND object = (SELECT id FROM device WHERE key = :device)",
             {"device": device},
         )
         self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})

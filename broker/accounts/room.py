@@ -7,6 +7,7 @@ from broker.accounts.authorize import Authorize
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
+from broker.accounts.disabling import Disabling
 from broker.accounts.external import ExternalSignIn
 from broker.accounts.factor_check import FactorCheck
 from broker.accounts.granted import GrantedApplications
@@ -14,6 +15,8 @@ from broker.accounts.hashing import Hashing
 from broker.accounts.invitations import Invitations
 from broker.accounts.issuance import Lifetimes
 from broker.accounts.open_sessions import OpenSessions
+from broker.accounts.operators import Operators
+from broker.accounts.organizations import Organizations
 from broker.accounts.own_account import OwnAccount
 from broker.accounts.permissions import Permissions
 from broker.accounts.properties import ApplicationProperties
@@ -50,8 +53,11 @@ class AccountsRoom:
     sign_up: SignUp
     invitations: Invitations
     resets: PasswordResets
+    disabling: Disabling
     external: ExternalSignIn
     console: Console
+    organizations: Organizations
+    operators: Operators
 
 
 async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -> AccountsRoom:
@@ -84,6 +90,9 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=Invitations(database, clock, hashing),
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
+        disabling=Disabling(tokens),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
+        organizations=Organizations(database, clock, vault),
+        operators=Operators(database, core.settings.console.operators),
     )

@@ -13,7 +13,9 @@ from broker.devices.registry import Device
 from broker.errors import Conflict
 from broker.ids import new_id
 from broker.provisioning.document import SubscriptionEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun, given
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import MASKED, ChangedKey
+from broker.provisioning.run import ProvisioningRun, given
 from broker.subscriptions.addresses import is_allowed_callback
 from broker.subscriptions.creation import Chosen, NewSubscription, combination
 from broker.subscriptions.storing import add, begin, new_record
@@ -27,6 +29,14 @@ from storage.subscriptions import SubscriptionRecord
 _KEYS: Final = {"callbackUrl": "callback_url"}
 #: What tells two subscriptions of an application for a user apart; with an id, none of it changes.
 _COVERS: Final = ("message_type", "device_type", "source", "destination")
+#: The keys of an entry by the attributes that may change.
+_CHANGED: Final = {
+    "include_shared": "include_shared_devices",
+    "stream_key": "cloud_key",
+    "stream_secret": "cloud_secret",
+    "stream_region": "cloud_region",
+    "stream_name": "cloud_stream_name",
+}
 _WHERE: Final = ("callback_url", "stream_region", "stream_name")
 
 
@@ -62,8 +72,8 @@ class SubscriptionTables:
             except Conflict as error:
                 raise at.refusal("owner", str(error)) from error
             run.subscriptions.append(added.key)
-            return run.created(at, added.id)
-        return run.found(at, known.id, changed=self._change(entry, known, record))
+            return run.created(at, added.id, _name(application, record))
+        return run.found(at, known.id, _name(application, known), self._change(entry, known, record))
 
     def _check_address(self, at: EntryLocation, application: ApplicationRecord, entry: SubscriptionEntry) -> None:
         main = application.redirect_uris[0] if application.redirect_uris else None
@@ -125,7 +135,9 @@ class SubscriptionTables:
             raise at.refusal("id", "the subscription with this id covers something else, and cannot be changed so far")
         return known
 
-    def _change(self, entry: SubscriptionEntry, known: SubscriptionRecord, record: SubscriptionRecord) -> bool:
+    def _change(
+        self, entry: SubscriptionEntry, known: SubscriptionRecord, record: SubscriptionRecord
+    ) -> list[ChangedKey]:
         """Change what the entry gives. One that was removed, or waits for its handshake, is active again; one that is
         suspended stays so."""
         run = self._run
@@ -141,13 +153,25 @@ class SubscriptionTables:
             changes |= {"last_error": None, "failing_since": None}
         wanted = replace(known, **changes)
         if wanted == known:
-            return False
+            return []
         run.tx.subscriptions.put(replace(wanted, modified_on=run.now_ms))
         if begins:
             begin(run.tx, wanted)
         note(run.tx, AuditEvent.SUBSCRIPTION_CHANGED, f"subscription {known.id}", now_ms=run.now_ms)
         run.subscriptions.append(known.key)
-        return True
+        return [
+            ChangedKey(_CHANGED.get(name, name), *(_shown(name, getattr(one, name)) for one in (known, wanted)))
+            for name in changes
+            if name not in {"nonce", "handshake_on"} and getattr(known, name) != getattr(wanted, name)
+        ]
+
+
+def _name(application: ApplicationRecord, record: SubscriptionRecord) -> str:
+    return f"{application.name} to {record.callback_url or record.stream_name}"
+
+
+def _shown(name: str, value: object) -> object:
+    return MASKED if name == "stream_secret" else value
 
 
 def _check_stream(at: EntryLocation, entry: SubscriptionEntry, wanted: NewSubscription) -> None:

@@ -21,7 +21,7 @@ from broker.ids import new_id
 from broker.provisioning import ProvisionReport
 from broker.services import Services
 from config.logging import configure_logging
-from config.settings import Address, Coap, Http, Log, Lwm2m, Mqtt, Outbound, Settings
+from config.settings import Address, Coap, ConsoleSettings, Http, Log, Lwm2m, Mqtt, Outbound, Settings
 from protocols.cli.daemon_failures import failures_reported
 from protocols.cli.failures import CommandError
 from protocols.cli.serve import announce
@@ -78,6 +78,7 @@ def demo(ctx: click.Context, state: Path, http_port: int, mqtt_port: int) -> Non
         coap=Coap(bind=Address(_HOST, 0)),
         lwm2m=Lwm2m(dtls_bind=Address(_HOST, 0)),
         outbound=Outbound(allow_private_addresses=True),  # for callbacks on this machine
+        console=ConsoleSettings(operators=(_ADMINISTRATOR,)),
         log=Log(level="warning"),
     )
     configure_logging(settings.log.level, settings.log.format)
@@ -126,7 +127,7 @@ async def _run(settings: Settings) -> None:
 def _document(user_token: str) -> Mapping[str, Any]:
     """The demo data as a provision document. Devices keep their tokens; the user token is new in every run."""
     return {
-        "organizations": [{"name": _ORGANIZATION}],
+        "organizations": [{"name": _ORGANIZATION, "monthly_messages": -1}],
         "users": [
             {
                 "email": _ADMINISTRATOR,
@@ -249,6 +250,7 @@ def _introduction(
     yours = next(device for device in _DEVICES if device.protocol is None)
     api, authorization = f"http://{http}/v1.1", f"Authorization: Bearer {user_token}"
     message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
+    misspelt = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensty": 80}}).decode()
     data = '{"state":true,"intensity":40}'
     action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
     source = {"did": _DEVICES[1].id, "field": "temperature"}
@@ -282,6 +284,9 @@ def _introduction(
         "",
         "Send a message as your light",
         _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", message),
+        "",
+        "The same with a field that the Manifest does not have: the answer warns, and only the other field is stored",
+        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", misspelt),
         "",
         "Read the last messages of all devices",
         _line(

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from broker.devices.registry import Device
 from broker.facts import Router
-from broker.messages.projections import PROJECTION_FLUSH_SECONDS, Projector
-from broker.messages.snapshots import Fields
+from broker.messages.folds import Fields
+from broker.messages.projections import WRITE_SECONDS, Projector
 from broker.services import Services
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
@@ -36,7 +36,9 @@ async def test_a_device_without_messages_has_no_fields(services: Services, kitch
     assert await services.messages.snapshots.of(kitchen.key) == {}
 
 
-async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(services: Services, kitchen: Device) -> None:
+async def test_a_value_is_visible_as_soon_as_it_is_acknowledged(
+    services: Services, kitchen: Device, mock_clock: MockClock
+) -> None:
     position = await send(services, kitchen, {"intensity": 7}, 5)
     assert services.messages.projector.statistics().held_rows == 1
     assert await services.messages.snapshots.of(kitchen.key) == {"intensity": (5, position, 7)}
@@ -83,12 +85,17 @@ async def test_devices_do_not_mix(services: Services, kitchen: Device, hall: Dev
     assert await services.messages.snapshots.of(hall.key) == {}
 
 
-async def test_snapshots_are_projected_every_few_seconds(
+async def test_snapshots_are_written_once_a_minute(
     services: Services, kitchen: Device, autojump_clock: MockClock
 ) -> None:
-    await send(services, kitchen, {"intensity": 1})
-    await trio.sleep(PROJECTION_FLUSH_SECONDS + 1)
-    assert services.messages.projector.statistics().held_rows == 0
+    position = await send(services, kitchen, {"intensity": 1})
+    await trio.sleep(WRITE_SECONDS - 1)
+    statistics = services.messages.projector.statistics()
+    assert (statistics.held_rows, statistics.position) == (0, position)
+    assert (statistics.unwritten_devices, statistics.written_position) == (1, 0)
+    await trio.sleep(3)
+    statistics = services.messages.projector.statistics()
+    assert (statistics.unwritten_devices, statistics.written_position) == (0, position)
 
 
 async def test_rows_that_come_during_a_flush_are_not_lost(opener: ServicesOpener) -> None:
@@ -120,7 +127,7 @@ async def test_rows_not_projected_before_a_crash_are_projected_after_the_next_st
             tx.messages.set_consumer_position("folds", Position(positions[1]))
 
         await services.core.database.write(go_back)
-        behind = Projector(services.core.database, Router(), (services.messages.snapshots,))
+        behind = Projector(services.core.database, Router())
         await behind.resume()
         assert behind.statistics().position == positions[1]
         await behind.flush()

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from config.settings import Address, Http, Settings, Tls
 from protocols.cli import main
-from protocols.cli.doctor import _CHECKS
 from protocols.doctor.certificates import look_at_certificates, mode_allows
+from protocols.doctor.examination import CHECKS
 from protocols.doctor.machine import HARDENING, look_at_clock, look_at_ports, unit_finding
 from protocols.doctor.patient import Finding, Patient
 from protocols.doctor.state import disk_finding, look_at_state, look_at_store
@@ -114,7 +114,7 @@ def test_one_check_that_fails_hides_none_of_the_others(settings: Settings, monke
     def fail(_patient: Patient) -> list[Finding]:
         raise ValueError("bug")
 
-    monkeypatch.setitem(_CHECKS, "disk", fail)
+    monkeypatch.setitem(CHECKS, "disk", fail)
     done = examined(settings)
     assert done.exit_code == 1
     assert "disk          TO DO: could not be checked: ValueError: bug" in done.output
@@ -140,7 +140,7 @@ def test_a_damaged_store_is_found(settings: Settings) -> None:
     store = settings.state_dir / "store.sqlite"
     fill(store, from_ms=0, to_ms=NOW_MS)
     with store.open("r+b") as file:
-        file.seek(store.stat().st_size // 2 // 4096 * 4096)
+        file.seek(store.stat().st_size - 4096)  # the last rows, and nothing of the schema
         file.write(b"\xff" * 4096)
     (finding,) = look_at_store(patient_of(settings))
     assert not finding.ok
@@ -239,6 +239,14 @@ def test_ports_that_are_free_taken_or_missing(tmp_path: Path) -> None:
     assert (silent.ok, "does not answer here" in silent.text) == (False, True)
     (none,) = look_at_ports(patient_of(Settings(state_dir=tmp_path)))
     assert not none.ok
+
+
+def test_a_daemon_with_other_settings_than_this_command_names_its_listeners(tmp_path: Path) -> None:
+    """`trunkline demo` has no configuration file."""
+    with socket.create_server(("127.83.11.8", 0)) as listener:
+        address = Address("127.83.11.8", listener.getsockname()[1])
+        patient = Patient(Settings(state_dir=tmp_path), {}, "", "", {"http": address})
+        assert [(found.ok, found.text) for found in look_at_ports(patient)] == [(True, f"http {address}")]
 
 
 def test_hardening_is_that_of_the_unit_of_this_version() -> None:
