@@ -28,11 +28,13 @@ from broker.messages.rollups import (
     summarised,
     values_in,
 )
+from config.limits import CLOCK_AHEAD_MS
 from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow, SnapshotRow
 
 Fields = dict[str, tuple[Milliseconds, Position, Any]]  # dotted path to (ts, position, value)
+_Newest = tuple[MessageRow, Mapping[str, Any]]
 Open = dict[Interval, tuple[int, Cells]]  # the newest bucket of each level: its start (ms) and what is in it
 
 #: Numbers are summed up by so many rows: one by one takes ten times as long, and all at once more memory.
@@ -88,7 +90,7 @@ class Folds:
         self.position = saved.position if saved is not None else Position(0)
         self._fields: Fields = _decode_fields(saved.fields) if saved is not None else {}
         # The newest message, as long as those before it had the same fields: it is laid over the fields later.
-        self._newest: tuple[Milliseconds, Position, Mapping[str, Any]] | None = None
+        self._newest: _Newest | None = None
         self._minutes: Minutes = {}  # not summed up yet
         self._rows = 0  # of these minutes
         self._open = opened
@@ -119,7 +121,7 @@ class Folds:
             for row, one in zip(rows, data, strict=True):
                 fields = flat(one)
                 add_row(self._minutes, row.ts, fields)
-                self._lay(row.ts, row.position, fields)
+                self._lay(row, fields)
         self._rows += len(rows)
         if self._rows >= _ROWS_AT_ONCE:
             self._sum_up()
@@ -150,17 +152,17 @@ class Folds:
             elif kind & _NUMBERS:
                 of_field.numbers.extend(value for value in column if type(value) in _NUMBERS)
         newest = len(rows) - 1 - stamps[::-1].index(newest_ms)  # of equal ts the last received
-        self._lay(newest_ms, rows[newest].position, data[newest])
+        self._lay(rows[newest], data[newest])
         return True
 
-    def _lay(self, ts: Milliseconds, position: Position, fields: Mapping[str, Any]) -> None:
+    def _lay(self, row: MessageRow, fields: Mapping[str, Any]) -> None:
         newest = self._newest
-        if newest is None or fields.keys() != newest[2].keys():
+        if newest is None or fields.keys() != newest[1].keys():
             if newest is not None:
-                lay_over(self._fields, newest[2], newest[0], newest[1])
-            self._newest = (ts, position, fields)
-        elif (ts, position) > newest[:2]:
-            self._newest = (ts, position, fields)
+                lay_over(self._fields, newest[1], newest[0])
+            self._newest = row, fields
+        elif row.ts >= newest[0].ts or newest[0].ts > row.cts + CLOCK_AHEAD_MS:
+            self._newest = row, fields
 
     # Buckets
 
@@ -193,7 +195,7 @@ class Folds:
 
     def _laid(self) -> Fields:
         if self._newest is not None:
-            lay_over(self._fields, self._newest[2], self._newest[0], self._newest[1])
+            lay_over(self._fields, self._newest[1], self._newest[0])
             self._newest = None
         return self._fields
 
@@ -237,13 +239,17 @@ def write_folds(tx: Transaction, saves: Sequence[tuple[SnapshotRow, Unsaved]], w
     tx.snapshots.put_all([row for row, _ in saves])
 
 
-def lay_over(fields: Fields, data: Mapping[str, Any], ts: Milliseconds, position: Position) -> None:
-    """Update fields with a message. Messages may come in any order and repeatedly.
+def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:
+    """Update fields with a message that came after those before, or again.
 
     The value with the highest ts counts, of equal ts the last received: a late message never replaces a newer value.
+    A value whose ts is far ahead of the time at which a later message came is of a clock that was set back: the later
+    message counts (reference 27.7).
     """
+    ts, position, ahead_ms = row.ts, row.position, row.cts + CLOCK_AHEAD_MS
     for path, value in data.items():
-        if (known := fields.get(path)) is None or (ts, position) > known[:2]:
+        known = fields.get(path)
+        if known is None or (ts, position) > known[:2] or (known[0] > ahead_ms and position > known[1]):
             fields[path] = (ts, position, value)
 
 

@@ -40,5 +40,5 @@ def _current(
     """The snapshots, of which those in `known` have every row up to `position`, and the store has the others."""
     current = {device: known[device] if device in known else saved_fields(tx, device)[0] for device in devices}
     for row, data in decoded(tx.messages.after_of(current, position)):
-        lay_over(current[row.device], data, row.ts, row.position)
+        lay_over(current[row.device], data, row)
     return current

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from storage.database import Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from tests.builders import ServicesOpener, opener_in
 from tests.factories import NOW_MS, build_world
-from tests.fakes import HeldRunner
+from tests.fakes import FakeClock, HeldRunner
 from tests.properties import examples
 
 
@@ -54,6 +55,28 @@ async def test_a_late_message_fills_gaps_and_overwrites_nothing_newer(services: 
     assert await services.messages.snapshots.of(kitchen.key) == {
         "intensity": (100, newer, 7),
         "state": (50, late, True),
+    }
+
+
+@pytest.mark.parametrize("flushed", [(), (0,), (0, 1), (1,)])
+async def test_values_of_a_clock_that_was_ahead_give_way_to_later_messages(
+    services: Services, kitchen: Device, fake_clock: FakeClock, flushed: tuple[int, ...]
+) -> None:
+    """Whatever of it was projected by then (reference 27.7)."""
+    hour_ms = 3_600_000
+    fake_clock.now += hour_ms
+    ahead = await send(services, kitchen, {"intensity": 1, "text": "ahead"})
+    if 0 in flushed:
+        await services.messages.projector.flush()
+    fake_clock.now -= hour_ms
+    position = await send(services, kitchen, {"intensity": 2})
+    late = await send(services, kitchen, {"intensity": 3, "state": True}, NOW_MS - hour_ms)
+    if 1 in flushed:
+        await services.messages.projector.flush()
+    assert await services.messages.snapshots.of(kitchen.key) == {
+        "intensity": (NOW_MS, position, 2),
+        "text": (NOW_MS + hour_ms, ahead, "ahead"),
+        "state": (NOW_MS - hour_ms, late, True),
     }
 
 
