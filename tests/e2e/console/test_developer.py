@@ -132,6 +132,11 @@ def test_an_approved_list_is_uploaded(ada: User, tmp_path: Path) -> None:
     ada.click("Add the certificate")
     ada.eventually(lambda: bool(ada.browser.texts('[name="certificate"] + .finding')))
     ada.was_refused(400)
+    go(ada, f"{TYPE_PAGE}/list")
+    write(ada, "ids", "-typed =typed")
+    ada.click("Upload")
+    ada.sees("1 taken, 1 refused, of 2", "#upload")  # as typed: a spreadsheet's apostrophe would refuse both
+    ada.sees("Row 2: Invalid vdid", "#upload")
 
 
 def test_firmware_is_rolled_out_and_a_device_fails(ada: User, site: Site, tmp_path: Path) -> None:

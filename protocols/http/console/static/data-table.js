@@ -102,7 +102,7 @@ export class DataTable {
 }
 
 // A text that a spreadsheet would take for a formula gets an apostrophe before it.
-export function csvCell(value) {
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
+const csvCell = (value) => quoted(typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value));
+
+// As it stands in a CSV file that no spreadsheet opens.
+export const quoted = (text) => /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;

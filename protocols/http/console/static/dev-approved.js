@@ -2,7 +2,7 @@
 
 import { attempt, call, done, get } from "./api.js";
 import { badge, box, button, everything, field, follow, form, id, page, progress, sameAs, show, upload } from "./dash.js";
-import { DataTable, csvCell } from "./data-table.js";
+import { DataTable, quoted } from "./data-table.js";
 import { typeShown } from "./dev-shared.js";
 import { $, fill, h, sure, time, toast, whole } from "./dom.js";
 import { curlLine, REST } from "./api.js";
@@ -38,7 +38,7 @@ function send(elements) {
     toast("Choose a file, or write ids.", { bad: true });
     return undefined;
   }
-  const body = file ?? new Blob([["vdid", ...typed.map(csvCell)].join("\n")], { type: "text/csv" });
+  const body = file ?? new Blob([["vdid", ...typed.map(quoted)].join("\n")], { type: "text/csv" });
   return (async () => {
     const { data } = await upload(WHITELIST, body, "text/csv", (gone, total) => fill(parts.upload, h("p", {}, "Sending…"), progress("Progress of sending", gone, total)));
     localStorage.setItem(KEPT, data.uploadId);
