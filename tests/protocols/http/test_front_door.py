@@ -286,10 +286,11 @@ async def test_a_later_head_has_the_same_time(
     assert trio.current_time() - started == pytest.approx(HEAD_SECONDS, abs=1.5)
 
 
+@pytest.mark.parametrize("is_sent_ahead", [False, True])
 async def test_a_later_head_that_drips_does_not_get_more_time(
-    stream: trio.SocketStream, autojump_clock: MockClock
+    stream: trio.SocketStream, autojump_clock: MockClock, is_sent_ahead: bool
 ) -> None:
-    await stream.send_all(GET_DEVICE)
+    await stream.send_all(GET_DEVICE + b"G" * is_sent_ahead)
     await receive_answer(stream)
     started = trio.current_time()
     for _ in range(5):
