@@ -245,6 +245,24 @@ class RuleReported(Fact):
     at_ms: Milliseconds
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionReported(Fact):
+    """subscription.suspended and subscription.removed: nothing is delivered any more (reference 11.2).
+
+    `kind` is the last word of the event's name, `backlog` how many notifications and messages waited in vain.
+    """
+
+    kind: str
+    subscription_id: str
+    user: UserKey
+    user_id: str
+    application: ApplicationKey
+    application_id: str
+    text: str
+    backlog: int
+    at_ms: Milliseconds
+
+
 class FactPhase(IntEnum):
     """When a handler is called with a fact. Every handler of one phase is called before any handler of the next."""
 

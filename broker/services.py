@@ -169,7 +169,17 @@ async def _open_rooms(
     rules = await open_rules(core, mail, accounts, device_types, devices, messages, rule_requests, models)
     subscriptions = await open_subscriptions(core, mail, accounts, device_types, devices, messages, callbacks, streams)
     provisioning = await open_provisioning(
-        core, mail, accounts, device_types, devices, registration, limits, connectors, device_management, rules
+        core,
+        mail,
+        accounts,
+        device_types,
+        devices,
+        registration,
+        limits,
+        connectors,
+        device_management,
+        rules,
+        subscriptions,
     )
     return Services(
         core=core,

@@ -239,6 +239,13 @@ class Log(_Table, frozen=True):
     format: Literal["console", "json"] = "console"
 
 
+class Tracing(_Table, frozen=True):
+    """Where traces of messages go; nowhere without an endpoint."""
+
+    endpoint: str = ""
+    per_minute: int = 60
+
+
 class Metrics(_Table, frozen=True):
     """Who may read /metrics besides this machine."""
 
@@ -278,6 +285,7 @@ class Settings(_Table, frozen=True):
     log: Log = Log()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
     grace_seconds: float = 5.0
 
     @property
@@ -466,12 +474,15 @@ def _checked(settings: Settings, where: str) -> Settings:
         ("accounts.device_poll_seconds", settings.accounts.device_poll_seconds, 1),
         ("device_management.image_max_bytes", settings.device_management.image_max_bytes, 1),
         ("secure.pin_seconds", settings.secure.pin_seconds, 1),
+        ("tracing.per_minute", settings.tracing.per_minute, 1),
         ("audit.keep_days", settings.audit.keep_days, 1),
         ("audit.keep_entries", settings.audit.keep_entries, 1_000),
     ):
         if not value >= lowest:  # also refuses NaN
             raise SettingsError(f"{where}: {key}: must be at least {lowest}")
     _check_proxies(settings.http, where)
+    if not re.fullmatch(r"(https?://[^\s@]+)?", settings.tracing.endpoint):
+        raise SettingsError(f"{where}: tracing.endpoint: expected http://… or https://… without a password")
     try:
         settings.metrics.networks  # noqa: B018 - reading it checks it
     except ValueError as error:

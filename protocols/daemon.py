@@ -8,10 +8,12 @@ journal and lets the workers save where they stand.
 import resource
 import signal
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Final
 
 import structlog
 import trio
@@ -35,6 +37,7 @@ from protocols.coap.server import serve_coap
 from protocols.control.server import serve_control
 from protocols.errors import ListenerError
 from protocols.http.front_door import serve_http
+from protocols.inherited import hand_over, inherited_sockets
 from protocols.interpreter import give_back_large_memory, set_aside_what_stays, switch_threads_often
 from protocols.metrics.vitals import Vitals
 from protocols.mqtt.server import serve_mqtt
@@ -45,6 +48,7 @@ from protocols.outbound.mail import mail_transport
 from protocols.outbound.rules import rule_requests
 from protocols.outbound.streams import cloud_streams
 from protocols.outbound.stripe import payment_processor
+from protocols.outbound.tracing import MessageTraces, otlp_provider
 from protocols.reload import Load, Reloading
 from protocols.state import open_state
 from protocols.time_sync import is_clock_synchronized
@@ -53,6 +57,8 @@ from protocols.websocket.server import serve_websocket_connection
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
 from storage.sql import StoreError
+
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +73,8 @@ async def run_daemon(
     Args:
         settings: where and what to serve.
         ready: called once when everything listens, with the bound address of every listener by name.
-        stop: ends the daemon as a signal would. A second signal ends the grace period of connections.
+        stop: ends the daemon as a signal would. A SIGINT after that ends the grace period of connections; a SIGTERM
+            does not, because supervisors repeat theirs.
         load: reads the configuration again at SIGHUP; without it, SIGHUP ends the process, as it does by default.
 
     Raises:
@@ -96,14 +103,20 @@ def _only_leaf(error: BaseException) -> BaseException:
 
 async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None, load: Load | None) -> None:
     async with AsyncExitStack() as stack:
+        stack.enter_context(_handlers_restored())
         state = stack.enter_context(open_state(settings))
         if len(state.keys) > 1:
             _log.warning("key_rotation_interrupted", finish="stop the daemon and run: trunkline key rotate")
         engine = SqliteEngine(state.database, synchronous=settings.storage.synchronous)
+        database, traces = Database(engine), None
+        if settings.tracing.endpoint:
+            traces = MessageTraces(otlp_provider(settings.tracing), settings.tracing.per_minute)
+            stack.push_async_callback(traces.end)
+            traces.before_routing(database)
         services = await stack.enter_async_context(
             open_services(
                 settings,
-                Database(engine),
+                database,
                 state.vault,
                 mail_transport=mail_transport(settings),
                 providers=identity_providers(settings),
@@ -116,8 +129,13 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
             )
         )
         services.core.life.observe("damage", engine.damage.statistics)
-        # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that.
-        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
+        if traces is not None:
+            traces.after_routing(database, services.messages.ingest)
+        # Install signal handlers before READY=1: the supervisor may stop the daemon as soon as it gets that. When the
+        # receiver ends, trio raises again what it has not told, which must not end the process before the store closes.
+        for number in _STOPS:
+            signal.signal(number, _ignore)
+        signals = stack.enter_context(trio.open_signal_receiver(*_STOPS))
         reloading = Reloading(settings, load)
         hang_ups = None if load is None else stack.enter_context(trio.open_signal_receiver(signal.SIGHUP))
         async with trio.open_nursery() as workers:
@@ -135,8 +153,8 @@ async def _run(settings: Settings, ready: Ready | None, stop: trio.Event | None,
                     await _wait_for_stop(signals, stop)
                     systemd.notify("STOPPING=1")
                     _log.info("stopping")
-                    # A second signal ends the grace period. The workers end after it, as always, and save.
-                    workers.start_soon(_cancel_at_signal, signals, connections.cancel_scope)
+                    # A second Ctrl-C ends the grace period. The workers end after it, as always, and save.
+                    workers.start_soon(_cancel_at_interrupt, signals, connections.cancel_scope)
                     listeners.cancel_scope.cancel()
                 services.core.life.stopping.set()
                 services.routing.connections.close_all()
@@ -200,7 +218,7 @@ async def _listen(
         await listeners.start(lwm2m.run)
     addresses: dict[str, Address] = {}
     closed: dict[str, str] = {}
-    for name, bind, serve in (
+    rows: tuple[tuple[str, Address | None, Callable[..., Awaitable[None]]], ...] = (
         ("http", settings.http.bind, http),
         ("https", settings.http.tls_bind, https),
         ("accounts", settings.accounts.tls_bind, own_accounts),
@@ -216,10 +234,16 @@ async def _listen(
         ),
         ("lwm2m_tcp", settings.lwm2m.tcp_bind, lwm2m_tcp),
         ("lwm2m_tls", settings.lwm2m.tls_bind, lwm2m_tls),
-    ):
+    )
+    try:
+        given = inherited_sockets([name for name, bind, _ in rows if bind is not None])
+    except OSError as error:
+        raise ListenerError(error.strerror) from error
+    for name, bind, serve in rows:
         if bind is None:
             continue
         listening_as(name)  # its tasks inherit the name
+        hand_over(given.get(name, ()))
         try:
             addresses[name] = await listeners.start(serve, bind)
         except OSError as error:
@@ -228,6 +252,7 @@ async def _listen(
             closed[name] = str(error)
             _log.error("dtls_disabled", listener=name, reason=str(error))
     listening_as("")
+    hand_over(())
     for name, listener in (("coaps", dtls), ("lwm2m_dtls", lwm2m_dtls)):
         if name in addresses:
             reloading.certificates.append(partial(_prepare_dtls, listener))
@@ -303,10 +328,25 @@ async def _wait_for_stop(signals: AsyncIterator[int], stop: trio.Event | None) -
         nursery.cancel_scope.cancel()
 
 
-async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    await anext(signals)
-    _log.info("stopping_at_once")
-    scope.cancel()
+@contextmanager
+def _handlers_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """The daemon stops already."""
+
+
+async def _cancel_at_interrupt(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for number in signals:
+        if number == signal.SIGINT:
+            _log.info("stopping_at_once")
+            scope.cancel()
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

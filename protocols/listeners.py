@@ -15,6 +15,7 @@ from broker.trace.origin import Origin, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address, Settings
 from protocols.accepting import Episodes, accept_forever, at_once
+from protocols.inherited import open_tcp
 from protocols.peers import Peer, set_peer
 from protocols.proxies import TrustedProxies
 from protocols.proxy_protocol import ProxyHeaderError, receive_source
@@ -125,7 +126,7 @@ async def serve_tcp(
     Raises:
         OSError: the address cannot be bound.
     """
-    listeners = await trio.open_tcp_listeners(bind.port, host=bind.host, backlog=BACKLOG)
+    listeners = await open_tcp(bind, backlog=BACKLOG)
     host, port = listeners[0].socket.getsockname()[:2]
     task_status.started(Address(host, port))
     await accept_forever(

@@ -6,8 +6,9 @@ from typing import Final
 
 from broker.secrets import Vault
 from broker.store_key import opens_secrets
-from config.settings import Settings
+from config.settings import Settings, SettingsError
 from protocols.key_file import KeyFileError
+from protocols.outbound.tracing import check_tracing
 from protocols.state import STORE, StateError, key_file_of
 from protocols.tls import PeerContext
 from storage.engines.sqlite import SqliteEngine
@@ -21,11 +22,11 @@ _ENGINE: Final = "sqlite"
 def problems(settings: Settings) -> list[str]:
     """One sentence for each problem. A daemon may run meanwhile; nothing is changed."""
     found: list[str] = []
-    checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_state)
+    checks: tuple[Callable[[Settings], None], ...] = (_check_engine, _check_certificates, _check_tracing, _check_state)
     for check in checks:
         try:
             check(settings)
-        except (StateError, StoreError, KeyFileError, OSError, ValueError) as error:
+        except (SettingsError, StateError, StoreError, KeyFileError, OSError, ValueError) as error:
             found.append(" ".join(str(error).split()))
     return found
 
@@ -33,6 +34,10 @@ def problems(settings: Settings) -> list[str]:
 def _check_engine(settings: Settings) -> None:
     if settings.storage.url != _ENGINE:
         raise ValueError(f"storage.url: {settings.storage.url!r} is not an engine of this version (allowed: {_ENGINE})")
+
+
+def _check_tracing(settings: Settings) -> None:
+    check_tracing(settings.tracing)
 
 
 def _check_certificates(settings: Settings) -> None:

@@ -150,6 +150,9 @@ class AccountStore:
         """Set another hash of the same password: for the user nothing has changed."""
         self._db.execute("UPDATE user SET password_hash = :hash WHERE key = :key", {"key": user, "hash": password_hash})
 
+    def set_disabled(self, user: UserKey, disabled_on: int | None) -> None:
+        self._db.execute("UPDATE user SET disabled_on = :on WHERE key = :key", {"key": user, "on": disabled_on})
+
     # Applications
 
     def application(self, key: ApplicationKey) -> ApplicationRecord | None:
@@ -206,6 +209,11 @@ class AccountStore:
             "SELECT * FROM token WHERE application = :application AND coalesce(user, 0) = coalesce(:user, 0)",
             {"application": application, "user": user},
         )
+        return [TokenRecord(**dict(row)) for row in rows]
+
+    def tokens_of_user(self, user: UserKey) -> list[TokenRecord]:
+        """The user's tokens for all applications."""
+        rows = self._db.execute("SELECT * FROM token WHERE user = :user", {"user": user})
         return [TokenRecord(**dict(row)) for row in rows]
 
     def put_token(self, token: TokenRecord) -> None:

@@ -35,6 +35,7 @@ from storage.mail import MailStore
 from storage.messages import MessageStore
 from storage.models import ModelStore
 from storage.monetization import MonetizationStore
+from storage.provision_marks import ProvisionMarkStore
 from storage.records import ActionRow, FailedMessageRow, MessageRow
 from storage.registrations import RegistrationStore
 from storage.removal import RemovalStore
@@ -104,6 +105,7 @@ class Transaction:
         self.sessions = SessionStore(connection)
         self.models = ModelStore(connection)
         self.monetization = MonetizationStore(connection)
+        self.provision_marks = ProvisionMarkStore(connection)
         self.registrations = RegistrationStore(connection)
         self.approved_lists = ApprovedListStore(connection)
         self.shares = ShareStore(connection)
@@ -142,6 +144,8 @@ class Group:
     callbacks: list[Callable[[StoreError | None], None]] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     error: StoreError | None = None
+    #: When the writer took it, by time.perf_counter.
+    began: float = 0.0
 
     @property
     def row_count(self) -> int:
@@ -297,7 +301,7 @@ class Database:
     async def _commit_open_group(self) -> None:
         group, self.open_group = self.open_group, Group()
         self._wanted = trio.Event()
-        began = time.perf_counter()
+        began = group.began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
                 await self._run_sync(lambda: self._commit(group), limiter=self._write_limiter)

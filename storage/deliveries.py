@@ -52,6 +52,7 @@ class NotificationRecord:
 
 
 _COLUMNS = tuple(field.name for field in fields(NotificationRecord))
+_DUE = "next_on IS NOT NULL AND (next_on <= :now OR (next_on > :too_far AND next_on < :under_way))"
 
 
 class DeliveryStore:
@@ -100,15 +101,33 @@ class DeliveryStore:
             {"now": now_ms, "under_way": UNDER_WAY},
         )
 
-    def due(self, now_ms: int, *, too_far_ms: int, after: int, limit: int) -> list[NotificationRecord]:
-        """Pending notifications whose time has come and whose key is higher than `after`, oldest first.
+    def due(
+        self, now_ms: int, *, too_far_ms: int, after: int, limit: int, without: Collection[int] = ()
+    ) -> list[NotificationRecord]:
+        """Pending notifications whose time has come and whose key is higher than `after`, oldest first; `without` those
+        of some subscriptions.
 
         No attempt is planned later than `too_far_ms`, unless the clock was ahead when it was planned: it is due, too.
         """
+        names = {f"without_{index}": key for index, key in enumerate(without)}
+        others = f" AND subscription NOT IN ({', '.join(f':{name}' for name in names)})" if names else ""
         rows = self._db.execute(
-            "SELECT * FROM notification WHERE next_on IS NOT NULL AND key > :after"
-            " AND (next_on <= :now OR (next_on > :too_far AND next_on < :under_way)) ORDER BY key LIMIT :limit",
-            {"now": now_ms, "too_far": too_far_ms, "under_way": UNDER_WAY, "after": after, "limit": limit},
+            f"SELECT * FROM notification WHERE key > :after AND {_DUE}{others} ORDER BY key LIMIT :limit",  # noqa: S608 - names
+            {"now": now_ms, "too_far": too_far_ms, "under_way": UNDER_WAY, "after": after, "limit": limit} | names,
+        )
+        return [_record(row) for row in rows]
+
+    def due_of(self, subscription: int, now_ms: int, *, too_far_ms: int, limit: int) -> list[NotificationRecord]:
+        """The same of one subscription."""
+        rows = self._db.execute(
+            f"SELECT * FROM notification WHERE subscription = :subscription AND {_DUE} ORDER BY key LIMIT :limit",  # noqa: S608 - a constant
+            {
+                "subscription": subscription,
+                "now": now_ms,
+                "too_far": too_far_ms,
+                "under_way": UNDER_WAY,
+                "limit": limit,
+            },
         )
         return [_record(row) for row in rows]
 

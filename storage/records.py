@@ -36,6 +36,7 @@ class UserRecord:
     created_on: int
     modified_on: int
     email_verified_on: int | None = None  # None: the user has not proved yet to own the address
+    disabled_on: int | None = None  # None: the user may sign in
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,10 @@ class RemovalStore:
             " DO UPDATE SET value = excluded.value WHERE excluded.value > counter.value",
             {"device": device},
         )
+        self._db.execute(
+            "DELETE FROM provision_mark WHERE kind = 'device' AND object = (SELECT id FROM device WHERE key = :device)",
+            {"device": device},
+        )
         self._db.execute("DELETE FROM device WHERE key = :device", {"device": device})
         return True
 

@@ -169,8 +169,10 @@ class RuleStore:
         )
 
     def remove(self, rule: RuleKey) -> None:
-        for table in ("rule_state", "rule_use", "rule_problem", "rule_request"):
+        for table in ("rule_state", "rule_use", "rule_problem"):
             self._db.execute(f"DELETE FROM {table} WHERE rule = :rule", {"rule": rule})  # noqa: S608 - constants
+        # The rows stay: the rates of the owner are counted from them.
+        self._db.execute("UPDATE rule_request SET content = NULL WHERE rule = :rule", {"rule": rule})
         self._db.execute("DELETE FROM rule WHERE key = :rule", {"rule": rule})
 
     def stop(self, rule: RuleKey, on_ms: Milliseconds, reason: str) -> None:

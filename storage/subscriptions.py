@@ -100,6 +100,28 @@ class SubscriptionStore:
         row = self._db.execute("SELECT * FROM subscription WHERE key = :key", {"key": key}).one()
         return _record(row) if row else None
 
+    def by_id(self, id_: str) -> SubscriptionRecord | None:
+        """A subscription, also a removed one."""
+        row = self._db.execute("SELECT * FROM subscription WHERE id = :id", {"id": id_}).one()
+        return _record(row) if row else None
+
+    def of_user(self, application: ApplicationKey, user: UserKey) -> list[SubscriptionRecord]:
+        """An application's subscriptions for a user that are not removed, in the order of their creation."""
+        rows = self._db.execute(
+            "SELECT * FROM subscription WHERE removed_on IS NULL AND application = :application AND user = :user"
+            " ORDER BY key",
+            {"application": application, "user": user},
+        )
+        return [_record(row) for row in rows]
+
+    def count_of(self, application: ApplicationKey, user: UserKey) -> int:
+        row = self._db.execute(
+            "SELECT count(*) AS n FROM subscription WHERE removed_on IS NULL AND application = :application"
+            " AND user = :user",
+            {"application": application, "user": user},
+        ).one()
+        return int(sure(row)["n"])
+
     def in_use(self) -> list[tuple[SubscriptionRecord, SubscriptionNames]]:
         """All subscriptions that are not removed, in the order of their creation."""
         rows = self._db.execute("SELECT * FROM subscription WHERE removed_on IS NULL ORDER BY key")

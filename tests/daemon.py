@@ -91,6 +91,10 @@ class Daemon:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
 
+    def interrupt(self) -> int:
+        """End the process with SIGINT, as Ctrl-C does; return the exit status."""
+        return self._end(signal.SIGINT)
+
     def _end(self, how: signal.Signals) -> int:
         process = self.process
         if process is None:

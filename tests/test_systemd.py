@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.build_deb import unit_of_package
 from tests.programs import require_program
 
 FOLDER = Path(__file__).parent.parent / "systemd"
@@ -23,14 +24,19 @@ def test_units_are_valid(tmp_path: Path) -> None:
         text = unit.read_text(encoding="utf-8").replace("/opt/trunkline/bin/trunkline", str(installed))
         (tmp_path / unit.name).write_text(text)
     units = sorted(tmp_path.iterdir())
-    assert [unit.suffix for unit in units] == [".service", ".timer", ".service"]
+    assert [unit.suffix for unit in units] == [".service", ".timer", ".socket", ".service"]
     run = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.name)
-def test_services_are_hardened(service: Path) -> None:
+@pytest.mark.parametrize("is_packaged", [False, True])
+def test_services_are_hardened(service: Path, is_packaged: bool, tmp_path: Path) -> None:
     analyze = require_program("systemd-analyze")
+    if is_packaged:
+        text = unit_of_package(service.read_text(encoding="utf-8"))
+        service = tmp_path / service.name
+        service.write_text(text, encoding="utf-8")
     run = subprocess.run(
         [analyze, "security", "--offline=true", "--no-pager", service],
         capture_output=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.accounts.applications import Method
+from broker.errors import PermissionDenied
 from broker.facts import Fact, GrantsChanged, SessionsEnded
 from broker.ids import new_id
 from broker.secrets import token_hash
@@ -147,11 +148,13 @@ class Issuance:
         self, tokens: NewTokens, application: ApplicationKey, *, user: UserKey | None, family: int | None, by: str
     ) -> None:
         expires_on = self.now_ms + tokens.expires_in * 1000
+        record = self.tx.accounts.application(application)
+        holder = None if user is None else self.tx.accounts.user(user)
+        if holder is not None and holder.disabled_on is not None:  # it was disabled while the person signed in
+            raise PermissionDenied("an account that is not disabled")
         self.tx.accounts.put_token(
             TokenRecord(token_hash(tokens.access_token), application, user, self.now_ms, expires_on, family)
         )
-        record = self.tx.accounts.application(application)
-        holder = None if user is None else self.tx.accounts.user(user)
         self._note(AuditEvent.TOKEN_ISSUED, record.id if record else "", holder.id if holder else None, by=by)
 
     def _note(self, event: AuditEvent, application: str, user: str | None, **details: str) -> None:

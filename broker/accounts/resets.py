@@ -15,9 +15,9 @@ from broker.accounts.sessions import password_mark, user_called
 from broker.accounts.sign_up import WRONG_LENGTH, is_password
 from broker.accounts.throttle import Throttle
 from broker.accounts.tokens import Tokens
-from broker.accounts.users import LOCAL
+from broker.accounts.users import LOCAL, user_named
 from broker.clock import Clock
-from broker.errors import ValidationFailed
+from broker.errors import Conflict, UserNotFound, ValidationFailed
 from broker.ids import is_id, new_id
 from broker.mail import Letter, Mail, Mails, NoPasswordHere, PasswordReset
 from broker.secrets import token_hash
@@ -76,6 +76,31 @@ class PasswordResets:
         except ValidationFailed:
             _log.warning("reset_mail_has_no_address", user=user.id if user is not None else None)
             return None
+
+    async def open_for(self, name: str) -> PasswordReset:
+        """A code with which the user may set a new password, for the operator to hand over; no mail is sent.
+
+        Args:
+            name: e-mail address, id or user name.
+
+        Raises:
+            UserNotFound
+            Conflict: the user signs in with an identity provider.
+        """
+        code, now_ms = new_id(), self._clock.now_ms()
+        expires_on = now_ms + PASSWORD_RESET_SECONDS * 1000
+
+        def work(tx: Transaction) -> None:
+            user = user_named(tx, name)
+            if user is None:
+                raise UserNotFound
+            if self._uses_provider(user):
+                raise Conflict(f"{user.email} signs in with {user.account_type}, and has no password here")
+            tx.codes.purge_resets(now_ms=now_ms)
+            tx.codes.add_reset(PasswordResetRecord(token_hash(code), user.key, password_mark(user), expires_on))
+
+        await self._database.write(work)
+        return PasswordReset(code=code, expires_on=expires_on)
 
     async def find(self, code: str) -> UserRecord:
         """The user whose password a code may set. Raises LinkOver."""

@@ -7,6 +7,7 @@ from broker.accounts.authorize import Authorize
 from broker.accounts.console import Console
 from broker.accounts.device_codes import DeviceCodes
 from broker.accounts.device_grant import DeviceCodeTerms
+from broker.accounts.disabling import Disabling
 from broker.accounts.external import ExternalSignIn
 from broker.accounts.factor_check import FactorCheck
 from broker.accounts.granted import GrantedApplications
@@ -50,6 +51,7 @@ class AccountsRoom:
     sign_up: SignUp
     invitations: Invitations
     resets: PasswordResets
+    disabling: Disabling
     external: ExternalSignIn
     console: Console
 
@@ -84,6 +86,7 @@ async def open_accounts(core: Core, mails: Mails, providers: Providers | None) -
         sign_up=SignUp(database, clock, hashing, settings),
         invitations=Invitations(database, clock, hashing),
         resets=PasswordResets(database, clock, tokens, hashing, mails, settings),
+        disabling=Disabling(tokens),
         external=ExternalSignIn(database, vault, clock, tokens, settings, providers),
         console=Console(database, clock, core.router, vault, tokens, sessions),
     )

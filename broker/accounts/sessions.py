@@ -65,6 +65,13 @@ class WrongPassword(DomainError):
 
 
 @dataclass(eq=False)
+class AccountDisabled(WrongPassword):
+    """The operator has disabled the account. Only who has proved to own it gets this answer."""
+
+    template = "This account is disabled. The operator of this gateway can enable it."
+
+
+@dataclass(eq=False)
 class CodeWanted(DomainError):
     """The password is right, and the person has a second factor. There is no session yet."""
 
@@ -317,12 +324,19 @@ class Sessions:
         instead_of: str | None = None,
         visitor: Visitor = Visitor(),
     ) -> Session:
-        """A new session for a person who has given this proof. Raises CodeWanted: the second factor is missing."""
+        """A new session for a person who has given this proof.
+
+        Raises:
+            CodeWanted: the second factor is missing.
+            AccountDisabled
+        """
         id_, now_ms = new_id(), self._clock.now_ms()
         mark = password_mark(user)
 
         def work(tx: Transaction) -> tuple[Session | None, set[UserKey]]:
             ended: set[UserKey] = set()
+            if _is_disabled(tx, user.key):
+                raise AccountDisabled
             if proof is not Proof.CODE and tx.second_factors.of(user.key) is not None:
                 return None, ended
             tx.sessions.purge(now_ms=now_ms)
@@ -358,6 +372,11 @@ class Sessions:
 def user_called(tx: Transaction, name: str) -> UserRecord | None:
     """The user with this e-mail address or user name."""
     return tx.accounts.user_by_email(name) or tx.accounts.user_named(name)
+
+
+def _is_disabled(tx: Transaction, key: UserKey) -> bool:
+    user = tx.accounts.user(key)
+    return user is not None and user.disabled_on is not None
 
 
 def password_mark(user: UserRecord | None) -> bytes:

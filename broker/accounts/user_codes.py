@@ -5,7 +5,7 @@ import secrets
 from typing import Final
 
 ALPHABET: Final = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
-_TYPED: Final = re.compile(r"([^-]{4})-?([^-]{4})", re.DOTALL)
+_TYPED: Final = re.compile(rf"([{ALPHABET}]{{4}})-?([{ALPHABET}]{{4}})")
 
 
 def new_user_code() -> str:
@@ -13,8 +13,10 @@ def new_user_code() -> str:
 
 
 def typed_user_code(text: str) -> str | None:
-    """The code that a person typed, in the form that devices show; None for other texts. Only the dash is optional."""
-    match = _TYPED.fullmatch(text)
-    if match is None or not set(match[1] + match[2]) <= set(ALPHABET):
-        return None
-    return f"{match[1]}-{match[2]}"
+    """The code that a person typed, in the form that devices show; None for other texts.
+
+    Case, blanks and the dash do not matter.
+    """
+    typed = "".join(text.split())
+    match = _TYPED.fullmatch(typed.upper()) if typed.isascii() else None  # other letters may become these
+    return None if match is None else f"{match[1]}-{match[2]}"

@@ -36,11 +36,7 @@ class Users:
     async def named(self, name: str) -> UserRecord:
         """A user by e-mail address, id or user name, for the operator. Raises UserNotFound."""
 
-        def work(tx: Transaction) -> UserRecord | None:
-            accounts = tx.accounts
-            return accounts.user_by_email(name) or accounts.user_by_id(name) or accounts.user_named(name)
-
-        user = await self._database.read(work)
+        user = await self._database.read(lambda tx: user_named(tx, name))
         if user is None:
             raise UserNotFound
         return user
@@ -48,3 +44,8 @@ class Users:
     async def listed(self, *, limit: int) -> list[UserRecord]:
         """The first users by e-mail address, for the operator."""
         return await self._database.read(lambda tx: tx.accounts.users(limit=limit))
+
+
+def user_named(tx: Transaction, name: str) -> UserRecord | None:
+    """The user with this e-mail address, id or user name."""
+    return tx.accounts.user_by_email(name) or tx.accounts.user_by_id(name) or tx.accounts.user_named(name)

@@ -6,6 +6,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from broker.changes import Changes
+from broker.device_types.dropped import DroppedField
 from broker.device_types.manifest import NO_MANIFEST, Manifest
 from broker.device_types.manifest_parser import parse_manifest
 from broker.device_types.normalize import Normalizer
@@ -21,17 +22,22 @@ _Choice = Callable[[Transaction], DeviceTypeRecord | None]
 class ManifestVersion:
     """One immutable version of a Manifest, with its normaliser.
 
-    `normalize` is that of `Normalizer`. With a `transform`, it takes any bytes and may raise TransformFailedError.
+    `normalize` and `normalize_noting` are those of `Normalizer`. With a `transform`, they take any bytes and may raise
+    TransformFailedError.
     """
 
-    __slots__ = ("manifest", "normalize", "version")
+    __slots__ = ("manifest", "normalize", "normalize_noting", "version")
 
     def __init__(self, version: int, manifest: Manifest) -> None:
         self.version = version
         self.manifest = manifest
-        normalize: Callable[[bytes], bytes | None] = Normalizer(manifest).normalize
+        normalizer = Normalizer(manifest)
+        normalize: Callable[[bytes], bytes | None] = normalizer.normalize
+        noting: Callable[[bytes, list[DroppedField]], bytes | None] = normalizer.normalize_noting
         # Decided here and not for each message, so that devices without a transform have no cost.
-        self.normalize = normalize if manifest.transform is None else partial(_transform, manifest.transform, normalize)
+        transform = manifest.transform
+        self.normalize = normalize if transform is None else partial(_transform, transform, normalize)
+        self.normalize_noting = noting if transform is None else partial(_transform_noting, transform, noting)
 
     @property
     def takes_any_payload(self) -> bool:
@@ -41,6 +47,15 @@ class ManifestVersion:
 
 def _transform(transform: Transform, normalize: Callable[[bytes], bytes | None], payload: bytes) -> bytes | None:
     return normalize(transform.apply(payload))
+
+
+def _transform_noting(
+    transform: Transform,
+    noting: Callable[[bytes, list[DroppedField]], bytes | None],
+    payload: bytes,
+    dropped: list[DroppedField],
+) -> bytes | None:
+    return noting(transform.apply(payload), dropped)
 
 
 _NO_MANIFEST = ManifestVersion(0, NO_MANIFEST)

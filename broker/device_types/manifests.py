@@ -148,6 +148,11 @@ def put_manifest(
     return record, True
 
 
+def is_same_document(known: str, document: Mapping[str, Any]) -> bool:
+    """Whether a stored document says the same, in whatever order."""
+    return _canonical(known) == _canonical(msgspec.json.encode(document))
+
+
 def _canonical(document: str | bytes) -> bytes:
     return msgspec.json.encode(msgspec.json.decode(document), order="sorted")
 

@@ -78,6 +78,11 @@ class Ledger:
     def kept(self, name: str) -> TallyRecord | None:
         return self._kept.get(name)
 
+    def all_kept(self) -> list[TallyRecord]:
+        """The counters of the current periods, as they were last written."""
+        now_ms = self._clock.now_ms()
+        return [record for record in self._kept.values() if record.since_ms <= now_ms < record.until_ms]
+
     def remember(self, record: TallyRecord) -> None:
         """Replace the counter by a newer one that is not written yet."""
         self._kept[record.name] = record

@@ -220,6 +220,11 @@ class Meters:
                 self._busy[name] = meter
         return meter
 
+    def rate_named(self, name: str, channel: Channel, kind: TokenKind) -> Rate | None:
+        """What the caller of this name may do; None when rate limits are off."""
+        live = self._live.get(name)
+        return live.rate if live is not None else None if self._rates is None else self._rates.get((channel, kind))
+
     def note(self, meter: Meter) -> None:
         """The meter has changed: write it, and drop idle meters."""
         self._ledger.note(meter)

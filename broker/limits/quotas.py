@@ -9,9 +9,9 @@ Monetization puts devices on plans: `set_device_limit`. For devices of cloud con
 count instead of messages and deliveries: `charge_connector_request`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -210,6 +210,12 @@ class Quotas:
             self._organization(device.type_organization, now_ms).usage(now_ms),
             None if daily is None else daily.usage(now_ms),
         )
+
+    def limit_of(self, kind: str, key: int) -> int | None:
+        """Of an organization in the month, or of a device on a plan on the day; None when nothing is charged to it."""
+        held: Mapping[Any, Allowance] = self._organizations if kind == "organization" else self._devices
+        found = held.get(key)
+        return None if found is None else found.limit
 
     # --- Mails to owners ---
 

@@ -10,6 +10,7 @@ from broker.limits.bodies import BodyBudget
 from broker.limits.ledger import Ledger
 from broker.limits.meters import Meters, rates_of
 from broker.limits.overhead import Overhead
+from broker.limits.overview import LimitsOverview
 from broker.limits.quotas import Quotas
 from broker.limits.strangers import Strangers
 from broker.mail import Mails
@@ -28,6 +29,7 @@ class LimitsRoom:
     quotas: Quotas
     #: The quotas that messages and deliveries are charged to; None when the operator has switched quotas off.
     charged: Quotas | None
+    overview: LimitsOverview
 
     def renew(self, limits: Limits) -> None:
         """From now on these rates and numbers count; switching rate limits or quotas on or off needs a restart."""
@@ -62,6 +64,7 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
     quotas = Quotas(core.database, core.clock, ledger, mails, devices.presence.is_connected)
     await quotas.reload()
     life.worker("quotas", quotas.attend_forever, statistics=quotas.statistics)
+    charged = quotas if settings.quotas == "on" else None
     return LimitsRoom(
         ledger=ledger,
         meters=meters,
@@ -70,7 +73,8 @@ async def open_limits(core: Core, mails: Mails, devices: DevicesRoom) -> LimitsR
         strangers=strangers,
         bodies=bodies,
         quotas=quotas,
-        charged=quotas if settings.quotas == "on" else None,
+        charged=charged,
+        overview=LimitsOverview(core.database, ledger, meters, charged),
     )
 
 

@@ -117,9 +117,12 @@ class MonetizationPlanDecided(Mail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSuspended(Mail):
+    """`backlog`: notifications and messages that waited and are given up."""
+
     kind = "subscription_suspended"
     subscription_id: str
     last_error: str
+    backlog: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

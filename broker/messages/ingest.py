@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from broker.clock import Clock
+from broker.device_types.dropped import DroppedField
 from broker.device_types.transform import TransformFailedError
 from broker.devices.registry import Device
 from broker.envelope import Action
@@ -33,6 +34,7 @@ from broker.errors import (
 )
 from broker.facts import ActionStored, MessagesStored, Router
 from broker.limits.quotas import Quotas
+from broker.messages.losses import Losses, NothingRemained
 from broker.messages.mids import Mids
 from broker.messages.refused import RefusedMessages
 from broker.nesting import check_nesting
@@ -83,6 +85,10 @@ class Ingest:
         self._last_cts = last_cts
         self.refused = RefusedMessages(clock)
         self._messages = self._failed = self._actions = 0
+        self._losses = Losses(clock)
+        #: Of the latest failed message; its reason is `_failure`.
+        self.failed_position: Position | None = None
+        self._failure = ""
         # Senders of rows in the open or the committing group: their devices are needed when the rows are durable. Rows
         # appended before one commit are durable with the next one at the latest.
         self._senders: dict[DeviceKey, Device] = {}
@@ -93,13 +99,16 @@ class Ingest:
         """The device of a row that was just stored."""
         return self._senders.get(device) or self._earlier_senders.get(device)
 
-    def submit(self, device: Device, payload: bytes, ts: object = None) -> Position:
-        """Accept one data message; return its log position.
+    def submit(
+        self, device: Device, payload: bytes, ts: object = None, dropped: list[DroppedField] | None = None
+    ) -> Position:
+        """Accept one data message; return its log position, which is `failed_position` for a failed message.
 
         Args:
             device: the authenticated source; the caller has checked the permission to write.
             payload: the JSON text of `data`; any bytes if the Manifest `takes_any_payload`.
             ts: the sender's time in ms, not checked yet; None is now.
+            dropped: gets the fields that the Manifest does not keep; None for who does not want to know.
 
         Raises:
             SourceDeviceDisabled, PayloadTooLarge, InvalidTimestamp, TimestampInFuture, BadRequest,
@@ -119,13 +128,15 @@ class Ingest:
             key = device.record.key
             failure = ""
             try:
-                data = version.normalize(payload)
+                data = version.normalize(payload) if dropped is None else version.normalize_noting(payload, dropped)
             except TransformFailedError as error:
                 data, failure = None, str(error)
             if self._quotas is not None:
                 self._quotas.charge_message(device, size, now_ms)
             if data is None:
                 reason = "no Manifest" if version.version == 0 else "nothing remained after normalization"
+                if dropped is not None:
+                    dropped.insert(0, DroppedField("data", failure or reason))
                 return self._append_failed(key, cts, failure or reason, payload)
             self._messages += 1
             self._senders[key] = device
@@ -140,7 +151,13 @@ class Ingest:
             text = payload.decode()
         except UnicodeDecodeError:  # only a Manifest with a transform takes bytes that are not text
             text = f"hex:{payload.hex()}"
-        return self._journal.append_failed(device, cts, reason, text)
+        self.failed_position = position = self._journal.append_failed(device, cts, reason, text)
+        self._failure = reason
+        return position
+
+    def nothing_remained(self, device: Device) -> NothingRemained | None:
+        """What to tell the device about its failed message at `failed_position`; None when it was told lately."""
+        return self._losses.notice(device, self._failure)
 
     def keep_failed(self, device: Device, payload: bytes, reason: str) -> None:
         """Keep what came for a device and is no message among its failed messages; it is not charged."""

@@ -200,12 +200,19 @@ class Models:
     def create_for_rule(
         self, tx: Transaction, rule: int, user: UserKey, application: ApplicationKey, wanted: Sequence[RuleModel]
     ) -> None:
-        """Make the models of a rule that it does not have yet, in the transaction that makes or changes the rule. Call
-        `rules_changed` after the commit.
+        """Make the models of a rule that it does not have yet, and remove those that it does not want any more, in a
+        transaction. Call `rules_changed` after the commit.
 
         Raises LearningNotInstalled; Conflict when the user's rules have too many models.
         """
-        known = {(one.condition, one.rule_device) for one in tx.models.of_rule(rule)}
+        wanted_places = {(one.condition, one.device.key) for one in wanted}
+        known = set()
+        for model in tx.models.of_rule(rule):
+            place = (model.condition, model.rule_device)
+            if place in wanted_places:
+                known.add(place)
+            else:
+                tx.models.remove(model.key)
         missing = [one for one in wanted if (one.condition, one.device.key) not in known]
         if missing and not self._learner.is_installed:
             raise LearningNotInstalled
@@ -229,20 +236,25 @@ class Models:
         """A transaction with `create_for_rule` or `delete_for_rule` is durable."""
         self._training.wake(reload=True)
 
-    def output(self, model_id: str, values: Mapping[str, Value]) -> Value | None:
-        """What a model says to these values, by the names of its inputs, without waiting; None: it is not ready."""
+    def output(self, model_id: str, values: Mapping[str, Value], at_ms: Milliseconds | None = None) -> Value | None:
+        """What a model, as it is now, says to the values of a time, by the names of its inputs, without waiting.
+
+        None: it is not ready. Without a time, the values are of now.
+        """
         ready = self._shelf.get(model_id)
         if ready is None:
             return None
         numbers = {name: number for name, value in values.items() if (number := as_number(value)) is not None}
-        answer = ready.answer(numbers, self._clock.now_ms())
+        answer = ready.answer(numbers, self._clock.now_ms() if at_ms is None else at_ms)
         return None if answer is None else answer.value
 
-    def output_for_rule(self, rule: int, condition: int, device: DeviceKey, value: Value) -> Value | None:
-        """What the model of a rule's condition says to a value of the device's field, without waiting; None: there is
-        no model, or it is not ready."""
+    def output_for_rule(
+        self, rule: int, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds | None = None
+    ) -> Value | None:
+        """What the model of a rule's condition says to a value of the device's field at a time, without waiting; None:
+        there is no model, or it is not ready."""
         found = self._shelf.of_rule((rule, condition, device))
-        return None if found is None else self.output(found.id, {found.input: value})
+        return None if found is None else self.output(found.id, {found.input: value}, at_ms)
 
     def waiting(self, rule: int, condition: int, device: DeviceKey) -> tuple[str, str] | None:
         """The id of the model of a condition that is not ready, and why (warning 6316); None when it is."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
 
 from cryptography.fernet import InvalidToken
 
@@ -18,20 +20,27 @@ from broker.provisioning.document import (
     TokenEntry,
     UserEntry,
 )
-from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import ChangedKey, compared, masked
+from broker.provisioning.run import ProvisioningRun, find_existing, given
 from broker.secrets import token_hash
 from broker.site import Site
 from broker.trace.audit import AuditEvent, note
 from config.limits import APPLICATION_TOKEN_SECONDS, FREE_MONTHLY_MESSAGES, INVITATION_SECONDS, USER_TOKEN_SECONDS
-from storage.keys import ApplicationKey, UserKey
+from storage.keys import ApplicationKey, OrganizationKey, UserKey
 from storage.records import NEW_KEY, ApplicationRecord, InvitationRecord, TokenRecord
+
+_MARK: Final = "token"  # the kind of the marks of generated tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPassword:
-    """A password, hashed before the transaction because hashing takes long. `generated`: in the clear, if not given."""
+    """A password, hashed before the transaction because hashing takes long. `generated`: in the clear, if not given.
 
-    hashed: str
+    `hashed` None: an existing user has another password than the file, and keeps it.
+    """
+
+    hashed: str | None
     generated: str | None = None
 
 
@@ -55,16 +64,18 @@ class AccountTables:
             id_ = entry.id or self._run.generate(at, entry.name, "id", new_id())
             monthly = FREE_MONTHLY_MESSAGES if entry.monthly_messages is None else entry.monthly_messages
             key = accounts.add_organization(id_, entry.name, monthly).key
-            return self._run.created(at, key)
+            return self._run.created(at, key, entry.name)
         wanted = replace(known, **given(entry, "name", "monthly_messages"))
         if wanted != known:
             accounts.change_organization(known.key, name=wanted.name, monthly_messages=wanted.monthly_messages)
-        return self._run.found(at, known.key, changed=wanted != known)
+        return self._run.found(at, known.key, known.name, compared(known, wanted, ("name", "monthly_messages")))
 
     def put_user(self, at: EntryLocation, entry: UserEntry) -> None:
         accounts = self._run.tx.accounts
         if entry.role is not None and entry.organization is None:
             raise at.refusal("organization", "required with a role")
+        if entry.reset_password and entry.password is None:
+            raise at.refusal("password", "required with reset_password = true")
         known = find_existing(
             at, entry.id, accounts.user_by_id, "email", entry.email, accounts.user_by_email(entry.email)
         )
@@ -72,12 +83,22 @@ class AccountTables:
         if known is None:
             key = self._new_user(at, entry, password)
             self._join(at, entry, key)
-            return self._run.created(at, key)
+            return self._run.created(at, key, entry.email)
         wanted = replace(known, **given(entry, "full_name"))
         if entry.email.lower() != known.email.lower():  # addresses that differ in case only are the same
             wanted = replace(wanted, email=entry.email)
-        if password is not None and password.generated is None:
+        keys = compared(known, wanted, ("email", "full_name"))
+        if keys:
+            self._run.facts.append(UserProfileUpdated(known.key, known.id, self._run.now_ms))
+        if password is not None and password.hashed is not None:
             wanted = replace(wanted, password_hash=password.hashed)
+            keys.append(masked("password"))
+        elif password is not None:
+            self._run.notice(
+                at,
+                known.email,
+                "has another password than the file, and keeps it: take `password` out, or add reset_password = true",
+            )
         if wanted != known:
             accounts.change_user(
                 known.key,
@@ -86,10 +107,7 @@ class AccountTables:
                 password_hash=wanted.password_hash,
                 now_ms=self._run.now_ms,
             )
-        if (wanted.email, wanted.full_name) != (known.email, known.full_name):
-            self._run.facts.append(UserProfileUpdated(known.key, known.id, self._run.now_ms))
-        joined = self._join(at, entry, known.key)
-        return self._run.found(at, known.key, changed=joined or wanted != known)
+        return self._run.found(at, known.key, known.email, [*keys, *self._join(at, entry, known.key)])
 
     def _new_user(self, at: EntryLocation, entry: UserEntry, password: PreparedPassword | None) -> UserKey:
         id_ = entry.id or self._run.generate(at, entry.email, "id", new_id())
@@ -104,15 +122,16 @@ class AccountTables:
             now_ms=self._run.now_ms,
         ).key
 
-    def _join(self, at: EntryLocation, entry: UserEntry, user: UserKey) -> bool:
+    def _join(self, at: EntryLocation, entry: UserEntry, user: UserKey) -> list[ChangedKey]:
         if entry.organization is None:
-            return False
-        organization = self._run.organization_named(at, entry.organization).key
-        known = self._run.tx.accounts.role_of(organization, user)
+            return []
+        organization = self._run.organization_named(at, entry.organization)
+        known = self._run.tx.accounts.role_of(organization.key, user)
         wanted = entry.role or known or "developer"
-        if wanted != known:
-            self._run.tx.accounts.set_role(organization, user, wanted)
-        return wanted != known
+        if wanted == known:
+            return []
+        self._run.tx.accounts.set_role(organization.key, user, wanted)
+        return [ChangedKey(f"role in {organization.name}", known, str(wanted))]
 
     def put_invitation(self, at: EntryLocation, entry: InvitationEntry) -> None:
         """Invite an address by mail, unless it has an account or an unexpired invitation."""
@@ -122,7 +141,7 @@ class AccountTables:
         place = None if entry.organization is None else self._run.organization_named(at, entry.organization).key
         identity = entry.email.lower()
         if self._run.tx.accounts.user_by_email(entry.email) is not None:
-            return self._run.found(at, identity, changed=False)
+            return self._run.found(at, identity, entry.email)
         known = codes.invitation_of(entry.email)
         base = known or InvitationRecord(entry.email, b"", None, None, 0)
         wanted = replace(base, **given(entry, "role"))
@@ -133,8 +152,17 @@ class AccountTables:
         if wanted != known:
             codes.put_invitation(wanted)
         if known is None:
-            return self._run.created(at, identity)
-        return self._run.found(at, identity, changed=wanted != known)
+            return self._run.created(at, identity, entry.email)
+        keys = compared(known, wanted, ("role",))
+        if wanted.organization != known.organization:
+            keys.append(ChangedKey("organization", self._name_of(known.organization), entry.organization))
+        if wanted.hash != known.hash:
+            keys.append(masked("link"))
+        return self._run.found(at, identity, entry.email, keys)
+
+    def _name_of(self, organization: OrganizationKey | None) -> str | None:
+        found = None if organization is None else self._run.tx.accounts.organization(organization)
+        return None if found is None else found.name
 
     def _invite(self, at: EntryLocation, wanted: InvitationRecord) -> InvitationRecord:
         """Set a new code, queue its mail, and report the link, because a mail may not arrive."""
@@ -172,15 +200,20 @@ class AccountTables:
             wanted = replace(wanted, redirect_uris=(entry.redirect_uri,))
         if entry.permissions is not None:
             wanted = replace(wanted, permissions=self._requests(at, entry))
+        names = {"name": "name", "methods": "methods", "redirect_uris": "redirect_uri", "permissions": "permissions"}
+        keys = compared(base, wanted, names)
+        if wanted.organization != base.organization:
+            keys.append(ChangedKey("organization", self._name_of(base.organization), organization.name))
         if entry.secret is not None and self._opened(at, base.secret) != entry.secret:
             wanted = replace(wanted, secret=self._run.vault.seal(entry.secret))
             note(self._run.tx, AuditEvent.SECRET_RENEWED, f"application {base.id}", now_ms=self._run.now_ms)
+            keys.append(masked("secret"))
         key = base.key
         if wanted != known:
             key = accounts.put_application(wanted).key
         if known is None:
-            return self._run.created(at, key)
-        return self._run.found(at, key, changed=wanted != known)
+            return self._run.created(at, key, entry.name)
+        return self._run.found(at, key, known.name, keys)
 
     def _requests(self, at: EntryLocation, entry: ApplicationEntry) -> tuple[Mapping[str, object], ...]:
         """What the application asks for, with the ids of the device types, because unique names may change."""
@@ -206,54 +239,83 @@ class AccountTables:
         application = self._run.application_of(at, entry.application)
         user = None if entry.user is None else self._run.user_of(at, "user", entry.user)
         user_key = None if user is None else user.key
+        if user is not None and user.disabled_on is not None:
+            raise at.refusal("user", f"{user.email} is disabled")
         if user is not None and not accounts.grants(application.key, user.key):
             accounts.put_grant(sign_in_grant(application.key, user.key))
             self._granted(user.key, application.key)
-        if entry.value is not None:
-            known = accounts.token(token_hash(entry.value))
-        else:
-            valid = [one for one in accounts.tokens_of(application.key, user_key) if one.expires_on > self._run.now_ms]
-            known = max(valid, key=lambda one: one.expires_on, default=None)
+        holder = f"{application.name} for {'itself' if user is None else user.email}"
+        mark = f"{application.id} {'' if user is None else user.id}"
+        known = self._token(entry, mark)
         if known is not None and entry.value is None:
-            return self._run.found(at, known.hash, changed=False)
+            return self._run.found(at, known.hash, holder)
         seconds = entry.expires_in or (APPLICATION_TOKEN_SECONDS if user is None else USER_TOKEN_SECONDS)
         fresh = known is None or known.expires_on <= self._run.now_ms
         created_on = self._run.now_ms if known is None or fresh else known.created_on
-        holder = f"{application.name} for {'itself' if user is None else user.email}"
         hashed = token_hash(entry.value or self._run.generate(at, holder, "value", new_id()))
         if self._run.tx.devices.token_by_hash(hashed) is not None:
             raise at.refusal("value", "a device has this token")
         wanted = TokenRecord(hashed, application.key, user_key, created_on, created_on + seconds * 1000)
         if wanted != known:
             accounts.put_token(wanted)
+        if entry.value is None:
+            self._run.tx.provision_marks.put(_MARK, mark, hashed.hex())
         if known is None:
-            return self._run.created(at, hashed)
+            return self._run.created(at, hashed, holder)
+        keys = [] if known.expires_on == wanted.expires_on else [_expiry(known, wanted)]
         if (known.application, known.user) != (wanted.application, wanted.user):
             self._run.revoked.append(hashed)
-        return self._run.found(at, hashed, changed=wanted != known)
+            keys.append(ChangedKey("application and user", self._holder(known), holder))
+        return self._run.found(at, hashed, holder, keys)
+
+    def _token(self, entry: TokenEntry, mark: str) -> TokenRecord | None:
+        """The token with the entry's value; without a value the one that an earlier run generated, while it is valid.
+
+        Tokens of sign-ins do not count: nobody but their application knows them.
+        """
+        accounts = self._run.tx.accounts
+        if entry.value is not None:
+            return accounts.token(token_hash(entry.value))
+        marked = self._run.tx.provision_marks.object_of(_MARK, mark)
+        known = None if marked is None else accounts.token(bytes.fromhex(marked))
+        return known if known is not None and known.expires_on > self._run.now_ms else None
+
+    def _holder(self, token: TokenRecord) -> str:
+        application = self._run.tx.accounts.application(token.application)
+        user = None if token.user is None else self._run.tx.accounts.user(token.user)
+        return f"{application.name if application else '?'} for {'itself' if user is None else user.email}"
 
     def put_grant(self, at: EntryLocation, entry: GrantEntry) -> None:
         accounts = self._run.tx.accounts
-        user = self._run.user_of(at, "user", entry.user).key
-        application = self._run.application_of(at, entry.application).key
+        user = self._run.user_of(at, "user", entry.user)
+        application = self._run.application_of(at, entry.application)
         type_ = None
         if entry.device_type not in {EVERY_TYPE, PROFILE}:
             type_ = self._run.type_of(at, "device_type", entry.device_type).key
-        known = next((one for one in accounts.grants(application, user) if one.device_type == type_), None)
-        base = known or replace(sign_in_grant(application, user), device_type=type_)
+        known = next((one for one in accounts.grants(application.key, user.key) if one.device_type == type_), None)
+        base = known or replace(sign_in_grant(application.key, user.key), device_type=type_)
         read, write = "READ" in entry.permissions, "WRITE" in entry.permissions
         if entry.device_type == PROFILE:  # every application may read it
             wanted, is_new = replace(base, profile=write), not base.profile
         else:
             wanted, is_new = replace(base, read=read, write=write), not (base.read or base.write)
-        identity = (user, application, entry.device_type if type_ is None else type_)
+        name = f"{user.email} for {application.name} on {entry.device_type}"
+        identity = (user.key, application.key, entry.device_type if type_ is None else type_)
         if wanted != known:
             accounts.put_grant(wanted)
-            self._granted(user, application)
+            self._granted(user.key, application.key)
         if is_new and wanted != known:
-            return self._run.created(at, identity)
-        return self._run.found(at, identity, changed=wanted != known)
+            return self._run.created(at, identity, name)
+        return self._run.found(at, identity, name, compared(base, wanted, ("read", "write", "profile")))
 
     def _granted(self, user: UserKey, application: ApplicationKey) -> None:
         grants = tuple(self._run.tx.accounts.grants(application, user))
         self._run.facts.append(GrantsChanged(user, application, grants))
+
+
+def _expiry(before: TokenRecord, after: TokenRecord) -> ChangedKey:
+    return ChangedKey("expires", *(_time(one.expires_on) for one in (before, after)))
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

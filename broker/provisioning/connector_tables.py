@@ -1,6 +1,5 @@
 """The table `connectors` of the provision file, which binds cloud connectors to device types."""
 
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,7 +10,10 @@ from broker.connectors.hooks import PluginFailedError
 from broker.connectors.oauth import oauth_client
 from broker.connectors.plugin import Setting
 from broker.connectors.terms import ConnectorEntry, ConnectorTerms, OAuth1Terms, OAuth2Terms
-from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.errors import ValidationFailed
+from broker.provisioning.reading import EntryLocation, Reading
+from broker.provisioning.report import MASKED, ChangedKey
+from broker.provisioning.run import ProvisioningRun
 from config.limits import CONNECTOR_HOOK_SECONDS
 from config.rates import MOST_PER_MINUTE
 from storage.records import ConnectorRecord
@@ -25,22 +27,27 @@ _NUMBERS: dict[str, int] = {
 }
 
 
-async def check_connectors(entries: Sequence[ConnectorEntry]) -> None:
+async def check_connectors(reading: Reading) -> None:
     """Check each entry by itself, and make its plug-in once with these parameters. Before the transaction.
 
-    Raises:
-        ValidationFailed: an entry is wrong, or its plug-in refuses the parameters.
+    An entry that is wrong, or whose plug-in refuses the parameters, is refused.
     """
-    for index, entry in enumerate(entries):
-        at = EntryLocation("connectors", index)
-        _check_numbers(at, entry)
+    for at, entry in reading.of("connectors"):
         try:
-            oauth_client(entry)
-        except ValueError as error:
-            raise at.refusal("oauth2", str(error)) from error
-        for name, terms in (("oauth2", entry.oauth2), ("oauth1", entry.oauth1)):
-            _check_addresses(at, name, terms)
-        await _check_plugin(at, entry)
+            await _check(at, entry)
+        except ValidationFailed as error:
+            reading.refuse(at, entry, error)
+
+
+async def _check(at: EntryLocation, entry: ConnectorEntry) -> None:
+    _check_numbers(at, entry)
+    try:
+        oauth_client(entry)
+    except ValueError as error:
+        raise at.refusal("oauth2", str(error)) from error
+    for name, terms in (("oauth2", entry.oauth2), ("oauth1", entry.oauth1)):
+        _check_addresses(at, name, terms)
+    await _check_plugin(at, entry)
 
 
 def _check_numbers(at: EntryLocation, entry: ConnectorEntry) -> None:
@@ -87,11 +94,22 @@ class ConnectorTables:
         connectors, terms = self._run.tx.connectors, entry.terms
         known = connectors.connector(type_.key)
         if known is not None and self._run.vault.open(known.terms) == _text(terms):
-            return self._run.found(at, type_.key, changed=False)
+            return self._run.found(at, type_.key, type_.unique_name)
         connectors.put_connector(ConnectorRecord(type_.key, terms.plugin, self._run.vault.seal(_text(terms))))
         if known is None:
-            return self._run.created(at, type_.key)
-        return self._run.found(at, type_.key, changed=True)
+            return self._run.created(at, type_.key, type_.unique_name)
+        former = msgspec.json.decode(self._run.vault.open(known.terms), type=ConnectorTerms)
+        return self._run.found(at, type_.key, type_.unique_name, _changed(former, terms))
+
+
+def _changed(former: ConnectorTerms, terms: ConnectorTerms) -> list[ChangedKey]:
+    """The keys that differ. Registrations and parameters may have secrets anywhere, so they are masked."""
+    plain = {*_NUMBERS, "plugin"}
+    return [
+        ChangedKey(key, old if key in plain else MASKED, new if key in plain else MASKED)
+        for key in terms.__struct_fields__
+        if (old := getattr(former, key)) != (new := getattr(terms, key))
+    ]
 
 
 def _text(terms: ConnectorTerms) -> str:

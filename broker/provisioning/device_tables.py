@@ -1,12 +1,10 @@
 """The tables `device_types`, `devices` and `shares` of the provision file."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Final
 
-from broker.device_types.manifests import put_manifest
 from broker.devices.inventory import device_fact, put_origin
-from broker.errors import Conflict, Finding, ValidationFailed
+from broker.errors import Conflict
 from broker.facts import (
     DeviceCreated,
     DeviceDisabled,
@@ -17,18 +15,28 @@ from broker.facts import (
     SharesChanged,
 )
 from broker.ids import new_device_type_id, new_id
-from broker.messages.retention import LONGEST_DAYS
 from broker.provisioning.document import DeviceEntry, DeviceTypeEntry, ShareEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun, find_existing, given
+from broker.provisioning.manifest_versions import put_file_manifest
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import ChangedKey, compared, masked
+from broker.provisioning.run import DEVICE_KEY, ProvisioningRun, find_existing, given
 from broker.registration.certificates import BadCertificate, issuer_dn, read_authorities
 from broker.secrets import token_hash
-from storage.keys import DeviceKey, DeviceTypeKey
+from storage.keys import DeviceKey, DeviceTypeKey, UserKey
 from storage.records import NEW_KEY, DeviceRecord, DeviceTokenRecord, DeviceTypeRecord, ShareRecord
+
+_RENAMES_SHOWN: Final = 3
+#: Attributes of a device type that are keys of the file.
+_TYPE_KEYS: Final = (
+    *("unique_name", "name", "published", "protected", "rsp", "description", "tags"),
+    *("vid", "in_store"),
+)
 
 
 class DeviceTables:
     def __init__(self, run: ProvisioningRun) -> None:
         self._run = run
+        self._made: list[tuple[EntryLocation, DeviceRecord]] = []
 
     def put_device_type(self, at: EntryLocation, entry: DeviceTypeEntry) -> None:
         types = self._run.tx.device_types
@@ -60,19 +68,34 @@ class DeviceTables:
         if entry.owner is not None:
             owner = self._run.user_of(at, "owner", entry.owner)
             wanted = replace(wanted, owner=owner.key, owner_id=owner.id)
+        keys = compared(base, wanted, _TYPE_KEYS)
+        if wanted.owner != base.owner:
+            keys.append(ChangedKey("owner", self._email_of(base.owner), self._email_of(wanted.owner)))
+        if wanted.organization != base.organization:
+            former = self._run.tx.accounts.organization(base.organization)
+            keys.append(ChangedKey("organization", former.name if former else None, entry.organization))
         key = base.key
         if wanted != known:
             key = types.put_device_type(wanted)
-        versioned = entry.manifest is not None and self._manifest(at, key, entry.manifest)
-        if versioned:
-            self._run.facts.append(DeviceTypeChanged(key))
-        retained = entry.retention_days is not None and self._retention(at, key, entry.retention_days)
-        secured = self._authorities(at, key, entry.ca, rsp=wanted.rsp)
+        if entry.manifest is not None:
+            versions = put_file_manifest(self._run, at, wanted, key, entry.manifest)
+            if versions:
+                self._run.facts.append(DeviceTypeChanged(key))
+                keys += versions
+        if entry.retention_days is not None:
+            keys += self._retention(key, entry.retention_days)
+        keys += self._authorities(at, key, entry.ca, rsp=wanted.rsp)
         if known is None:
-            return self._run.created(at, key)
-        return self._run.found(at, key, changed=versioned or retained or secured or wanted != known)
+            return self._run.created(at, key, entry.unique_name)
+        return self._run.found(at, key, known.unique_name, keys)
 
-    def _authorities(self, at: EntryLocation, device_type: DeviceTypeKey, pem: str | None, *, rsp: bool) -> bool:
+    def _email_of(self, user: UserKey | None) -> str | None:
+        found = None if user is None else self._run.tx.accounts.user(user)
+        return None if found is None else found.email
+
+    def _authorities(
+        self, at: EntryLocation, device_type: DeviceTypeKey, pem: str | None, *, rsp: bool
+    ) -> list[ChangedKey]:
         """Store the certificate authorities of a type, which only types with secure registration have."""
         store = self._run.tx.registrations
         known = store.authorities(device_type)
@@ -85,34 +108,23 @@ class DeviceTables:
         except BadCertificate as error:
             raise at.refusal("ca", str(error)) from error
         if wanted == known:
-            return False
+            return []
         store.put_authorities(device_type, wanted, issuer_dn=issuer_dn(wanted[0]) if wanted else None)
-        return True
+        return [ChangedKey("ca", *(f"{len(certificates)} certificates" for certificates in (known, wanted)))]
 
-    def _retention(self, at: EntryLocation, device_type: DeviceTypeKey, days: int) -> bool:
-        if not 0 <= days <= LONGEST_DAYS:
-            raise at.refusal("retention_days", f"0 (for ever) to {LONGEST_DAYS}")
+    def _retention(self, device_type: DeviceTypeKey, days: int) -> list[ChangedKey]:
         retention = self._run.tx.retention
-        if retention.days_of_types().get(device_type) == days:
-            return False
+        known = retention.days_of_types().get(device_type)
+        if known == days:
+            return []
         retention.set_days(device_type, days)
-        return True
-
-    def _manifest(self, at: EntryLocation, device_type: DeviceTypeKey, document: Mapping[str, Any]) -> bool:
-        try:
-            # Provisioning is done by the operator, so the Manifest is approved.
-            _, is_new = put_manifest(self._run.tx, device_type, document, approve=True, now_ms=self._run.now_ms)
-        except ValidationFailed as error:
-            raise ValidationFailed(
-                tuple(Finding(f"{at}.manifest: {finding.field}", finding.messages) for finding in error.findings)
-            ) from error
-        return is_new
+        return [ChangedKey("retention_days", known, days)]
 
     def put_device(self, at: EntryLocation, entry: DeviceEntry) -> None:
         devices = self._run.tx.devices
         owner, type_ = self._run.user_of(at, "owner", entry.owner), self._run.type_of(at, "type", entry.type)
         name = entry.name or type_.id  # reference 6.1
-        known = self._device(entry.id) if entry.id else self._run.only(at, devices.named(owner.key, name))
+        known = self._known(at, entry, owner.key, name)
         if known is not None and known.owner != owner.key:
             raise at.refusal("owner", f"the device {known.id} belongs to somebody else")
         if known is not None and known.device_type != type_.key:
@@ -133,22 +145,64 @@ class DeviceTables:
             )
             key = devices.put_device(added)
             self._device_token(at, key, entry.token or self._run.generate(at, name, "token", new_id()))
+            self._mark(entry, added.id)
             self._tell(key, DeviceCreated, DeviceEnabled)
-            return self._run.created(at, key)
-        restored = self._restore(at, entry, known)
+            if entry.id is None:
+                self._made.append((at, added))
+            return self._run.created(at, key, name)
+        keys = [ChangedKey("restored", False, True)] if self._restore(at, entry, known) else []
+        restored = bool(keys)
         renamed = entry.name is not None and entry.name != known.name
         if renamed:
             devices.put_device(replace(known, name=name))
-        exchanged = entry.token is not None and self._device_token(at, known.key, entry.token)
+            keys.append(ChangedKey("name", known.name, name))
+        if entry.token is not None and self._device_token(at, known.key, entry.token):
+            keys.append(masked("token"))
+        keys += self._mark(entry, known.id)
         if restored:
             self._tell(known.key, DeviceCreated, DeviceEnabled if known.enabled else DeviceDisabled)
         elif renamed:
             self._tell(known.key, DeviceUpdated)
-        return self._run.found(at, known.key, changed=restored or renamed or exchanged)
+        return self._run.found(at, known.key, known.name, keys)
 
-    def _device(self, id_: str) -> DeviceRecord | None:
-        """The device with this id, also a deleted one: an entry with its id restores it (reference 6.1)."""
-        return self._run.tx.devices.by_id(id_) or self._run.tx.devices.deleted(id_)
+    def _known(self, at: EntryLocation, entry: DeviceEntry, owner: UserKey, name: str) -> DeviceRecord | None:
+        """The device with the entry's id, also a deleted one: its entry restores it (reference 6.1). Else the one that
+        has its key in the file, else the one with its name."""
+        devices = self._run.tx.devices
+        if entry.id is not None:
+            return devices.by_id(entry.id) or devices.deleted(entry.id)
+        marked = None if entry.key is None else self._run.tx.provision_marks.object_of(DEVICE_KEY, entry.key)
+        known = None if marked is None else devices.by_id(marked) or devices.deleted(marked)
+        return known or self._run.only(at, devices.named(owner, name))
+
+    def _mark(self, entry: DeviceEntry, id_: str) -> list[ChangedKey]:
+        """Let the device keep its identity in the file when its name changes."""
+        marks = self._run.tx.provision_marks
+        if entry.key is None or marks.object_of(DEVICE_KEY, entry.key) == id_:
+            return []
+        former = marks.name_of(DEVICE_KEY, id_)
+        if former is not None:
+            marks.remove(DEVICE_KEY, former)
+        marks.put(DEVICE_KEY, entry.key, id_)
+        return [ChangedKey("key", former, entry.key)]
+
+    def point_out_renames(self) -> None:
+        """Of each new device without an id: which other one may have had its entry before. After the last entry."""
+        devices = self._run.tx.devices
+        left: dict[tuple[UserKey, DeviceTypeKey], list[DeviceRecord]] = {}
+        for owner in {device.owner for _, device in self._made}:
+            for key in devices.keys_of_owner(owner):
+                other = None if self._run.has_seen("devices", key) else devices.device(key)
+                if other is not None:
+                    left.setdefault((owner, other.device_type), []).append(other)
+        for at, device in self._made:
+            if others := left.get((device.owner, device.device_type)):
+                named = " or ".join(f"{other.name} (id {other.id})" for other in others[:_RENAMES_SHOWN])
+                self._run.notice(
+                    at,
+                    device.name,
+                    f"is a new device. If it is {named} with another name, give its entry that id before you apply it",
+                )
 
     def _restore(self, at: EntryLocation, entry: DeviceEntry, known: DeviceRecord) -> bool:
         """Restore a device if it was deleted: its messages are there again, its former token is not."""
@@ -172,9 +226,7 @@ class DeviceTables:
 
     def put_share(self, at: EntryLocation, entry: ShareEntry) -> None:
         shares = self._run.tx.shares
-        device = self._run.tx.devices.by_id(entry.device)
-        if device is None:
-            raise at.refusal("device", f"there is no device {entry.device!r}")
+        device = self._run.device_of(at, "device", entry.device)
         user = self._run.user_of(at, "with", entry.with_)
         if user.key == device.owner:
             raise at.refusal("with", f"the device {device.id} belongs to {user.email}")
@@ -189,9 +241,10 @@ class DeviceTables:
             shares.put(wanted)
             self._run.facts.append(SharesChanged(device.key))
         identity = (device.key, user.key)
+        name = f"{device.name} with {user.email}"
         if known is None:
-            return self._run.created(at, identity)
-        return self._run.found(at, identity, changed=wanted != known)
+            return self._run.created(at, identity, name)
+        return self._run.found(at, identity, name, compared(known, wanted, ("status",)))
 
     def _device_token(self, at: EntryLocation, device: DeviceKey, token: str) -> bool:
         devices, hashed = self._run.tx.devices, token_hash(token)

@@ -1,36 +1,29 @@
-"""Decoding the provision file (reference 26): one class for the entries of each table, and the rules for their keys.
+"""The tables and keys of the provision file (reference 26): one class for the entries of each table.
 
 A key that an entry leaves out is `None`: a new object gets the default or a generated value, an existing object keeps
-its value.
+its value. Beside the type, a key has the form of its values (broker/provisioning/forms.py) and what it is: reading,
+its errors and the schema of the file come from these declarations.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from broker.accounts.applications import Method
 from broker.accounts.permissions import Role
-from broker.accounts.sign_up import has_email_form, is_password
 from broker.connectors.terms import ConnectorEntry
-from broker.errors import ValidationFailed
-from broker.ids import is_device_type_id, is_id, is_unique_name
-from broker.monetization.plans import is_price
-from config.limits import (
-    DESCRIPTION_MAX_CHARACTERS,
-    FORBIDDEN_IN_NAMES,
-    NAME_MAX_CHARACTERS,
-    PASSWORD_MAX_CHARACTERS,
-    PASSWORD_MIN_CHARACTERS,
-    RULE_DESCRIPTION_MAX_CHARACTERS,
-)
-from config.mail import mail_address
+from broker.provisioning import forms
+from broker.provisioning.forms import about
 
 _Access = Literal["READ", "WRITE"]
-
-_MAX_MONTHLY = 10**15  # a JSON number holds it exactly
-_MAX_SECONDS = 10**10
+_Id = Annotated[str, forms.ID, about("32 lower-case hexadecimal characters; generated, and printed once, if absent")]
+_Owner = Annotated[str, about("E-mail address or id of the user to whom it belongs")]
+_Application = Annotated[str, about("Id of an application, or a name that only one application has")]
+_Type = Annotated[str, about("Id or unique name of a device type")]
+_Organization = Annotated[str, about("Name of the organization")]
+_Permissions = Annotated[tuple[_Access, ...], forms.SOME, about("READ, WRITE or both")]
+_TypeOrAll = Annotated[str, about('Id or unique name of a device type, "*" for every type, "profile" for the profile')]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,298 +31,234 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OrganizationEntry(_Entry, frozen=True, kw_only=True):
-    id: str | None = None
-    name: str
-    monthly_messages: int | None = None
+    """Whose device types and applications these are, and how many messages its devices may send in a month."""
+
+    id: _Id | None = None
+    name: Annotated[str, forms.NAME, about("Identifies the organization if there is no id")]
+    monthly_messages: (
+        Annotated[int, forms.MONTHLY, about("Messages of a month; -1 is unlimited. Default: 100000")] | None
+    ) = None
 
 
 class UserEntry(_Entry, frozen=True, kw_only=True):
-    id: str | None = None
-    email: str
-    full_name: str | None = None
-    password: str | None = None
-    organization: str | None = None
-    role: Role | None = None
+    """A person with an account."""
+
+    id: _Id | None = None
+    email: Annotated[str, forms.EMAIL, about("Identifies the user if there is no id")]
+    full_name: Annotated[str, forms.FULL_NAME, about("As pages and answers show it")] | None = None
+    password: (
+        Annotated[str, forms.PASSWORD, about("For a new user only; generated, and printed once, if absent")] | None
+    ) = None
+    reset_password: Annotated[bool, about("Whether an existing user gets `password`, too. Default: false")] | None = (
+        None
+    )
+    organization: _Organization | None = None
+    role: Annotated[Role, about("In the organization. Default: developer")] | None = None
 
 
 class InvitationEntry(_Entry, frozen=True, kw_only=True):
-    """`again`: send a new code, also when the address has an unexpired invitation."""
+    """A mail with a link to open an account; nothing happens if the address has one, or an unexpired invitation."""
 
-    email: str
-    organization: str | None = None
-    role: Role | None = None
-    again: bool = False
+    email: Annotated[str, forms.MAIL_ADDRESS, about("Who is invited")]
+    organization: _Organization | None = None
+    role: Annotated[Role, about("In the organization. Default: developer")] | None = None
+    again: Annotated[bool, about("A new code and mail although an invitation waits")] = False
 
 
 class PermissionRequest(_Entry, frozen=True, kw_only=True):
-    """What an application asks for on one device type, or on all (`EVERY_TYPE`)."""
+    """What an application asks for on one device type, or on all."""
 
-    device_type: str
-    permissions: tuple[_Access, ...]
+    device_type: _TypeOrAll
+    permissions: _Permissions
 
 
 class ApplicationEntry(_Entry, frozen=True, kw_only=True):
-    id: str | None = None
-    name: str
-    organization: str
-    secret: str | None = None
-    redirect_uri: str | None = None
-    methods: tuple[Method, ...] | None = None
-    permissions: tuple[PermissionRequest, ...] | None = None
+    """A program that acts for itself or for users, with tokens of OAuth2."""
+
+    id: _Id | None = None
+    name: Annotated[str, forms.NAME, about("Identifies the application in its organization if there is no id")]
+    organization: _Organization
+    secret: Annotated[str, forms.SECRET, about("The client secret; generated, and printed once, if absent")] | None = (
+        None
+    )
+    redirect_uri: Annotated[str, forms.URI, about("Where a sign-in leads back to")] | None = None
+    methods: Annotated[tuple[Method, ...], about("How it may get tokens")] | None = None
+    permissions: Annotated[tuple[PermissionRequest, ...], about("What it asks users for")] | None = None
 
 
 class DeviceTypeEntry(_Entry, frozen=True, kw_only=True):
-    id: str | None = None
-    unique_name: str
-    name: str | None = None
-    organization: str
-    description: str | None = None
-    published: bool | None = None
-    protected: bool | None = None
-    tags: tuple[str, ...] | None = None
-    retention_days: int | None = None
-    owner: str | None = None
-    vid: str | None = None
-    in_store: bool | None = None
-    rsp: bool | None = None
-    ca: str | None = None  # the PEM text itself
-    manifest: dict[str, Any] | None = None
+    """What devices of one kind send and take: their Manifest."""
+
+    id: Annotated[str, forms.TYPE_ID, about("1 to 64 characters of A-Z a-z 0-9 _ . -; generated if absent")] | None = (
+        None
+    )
+    unique_name: Annotated[str, forms.UNIQUE_NAME, about("Identifies the device type if there is no id")]
+    name: Annotated[str, forms.NAME, about("As people read it. Default: the unique name")] | None = None
+    organization: _Organization
+    description: Annotated[str, forms.DESCRIPTION, about("For people")] | None = None
+    published: Annotated[bool, about("Whether other organizations see it. Default: false")] | None = None
+    protected: Annotated[bool, about("Whether others may not see its Manifest. Default: false")] | None = None
+    tags: Annotated[tuple[str, ...], forms.TAGS, about("Words to find it by, without commas")] | None = None
+    retention_days: (
+        Annotated[int, forms.DAYS, about("How long messages are kept; 0: for ever. Default: storage.retention_days")]
+        | None
+    ) = None
+    owner: Annotated[str, about("E-mail address or id of the user who maintains the type")] | None = None
+    vid: Annotated[str, forms.PLAIN_NAME, about("The vendor's id")] | None = None
+    in_store: Annotated[bool, about("Whether it is offered to users. Default: as published")] | None = None
+    rsp: (
+        Annotated[bool, about("Whether its devices register with a client certificate; needs ca. Default: false")]
+        | None
+    ) = None
+    # In the file a name, on the wire the PEM text itself.
+    ca: Annotated[str, about("File with certificate authorities in PEM, beside this file; only with rsp")] | None = None
+    # In the file a name or a table, on the wire the document itself.
+    manifest: (
+        Annotated[
+            dict[str, Any], about("The Manifest: a JSON file beside this file, or a table", type=["object", "string"])
+        ]
+        | None
+    ) = None
 
 
 class DeviceEntry(_Entry, frozen=True, kw_only=True):
-    id: str | None = None
-    owner: str
-    type: str
-    name: str | None = None
-    token: str | None = None
+    """A device. It stands for the one with its id, else with its key, else with its owner and name."""
+
+    id: _Id | None = None
+    key: (
+        Annotated[str, forms.KEY, about("A name for this file only: with it, the device keeps its identity if renamed")]
+        | None
+    ) = None
+    owner: _Owner
+    type: _Type
+    name: Annotated[str, forms.NAME, about("As people read it. Default: the id of the type")] | None = None
+    token: Annotated[str, forms.ID, about("The device token; generated, and printed once, if absent")] | None = None
 
 
 class TokenEntry(_Entry, frozen=True, kw_only=True):
-    value: str | None = None
-    application: str
-    user: str | None = None
-    expires_in: int | None = None
+    """An access token: of a user in an application, or of the application itself."""
+
+    value: Annotated[str, forms.ID, about("The token; generated, and printed once, if absent")] | None = None
+    application: _Application
+    user: (
+        Annotated[str, about("E-mail address or id; without it the token is the application's own. A sign-in, too")]
+        | None
+    ) = None
+    expires_in: (
+        Annotated[int, forms.SECONDS, about("Seconds that a new token lives. Default: that of the service")] | None
+    ) = None
 
 
 class GrantEntry(_Entry, frozen=True, kw_only=True):
-    user: str
-    application: str
-    device_type: str
-    permissions: tuple[_Access, ...]
+    """What a user lets an application do with the user's devices of a type."""
+
+    user: Annotated[str, about("E-mail address or id of the user")]
+    application: _Application
+    device_type: _TypeOrAll
+    permissions: _Permissions
 
 
 class ShareEntry(_Entry, frozen=True, kw_only=True):
     """A device, and a user with whom it is shared, without an invitation."""
 
-    device: str
-    with_: str = msgspec.field(name="with")
+    device: Annotated[str, about("Id of the device, or the key of a device in this file")]
+    with_: Annotated[str, about("E-mail address or id of the user")] = msgspec.field(name="with")
 
 
 class PlanEntry(_Entry, frozen=True, kw_only=True):
     """How many messages the devices of a type may send for free, and what unlimited messages cost."""
 
-    device_type: str
-    free_messages_per_day: int
-    paid_cost: str | None = None
+    device_type: _Type
+    free_messages_per_day: Annotated[int, forms.PER_DAY, about("For each device; -1 is unlimited")]
+    paid_cost: Annotated[str, forms.COST, about('A price such as "2.99"; without it there is no paid tier')] | None = (
+        None
+    )
 
 
 class FirmwareEntry(_Entry, frozen=True, kw_only=True):
-    """A firmware image. `file` is a path on the machine of the daemon."""
+    """A firmware image. Its bytes never change: another image needs another version, type or id."""
 
-    id: str | None = None
-    device_type: str
-    version: str
-    type: str | None = None
-    file: str
+    id: Annotated[str, forms.ID, about("The updateId; generated if absent")] | None = None
+    device_type: _Type
+    version: Annotated[str, forms.NAME, about("What a device reports that runs the image")]
+    type: Annotated[str, forms.NAME, about("Default: Application")] | None = None
+    # On the wire an absolute path on the machine of the daemon.
+    file: Annotated[str, about("The image: a file beside this file, which the daemon's user can read")]
 
 
 class RuleEntry(_Entry, frozen=True, kw_only=True):
-    """A rule, with its body as on the wire."""
+    """A rule. It stands for the one with its id, else with its owner, application and name."""
 
-    id: str | None = None
-    owner: str
-    application: str
-    name: str
-    description: str | None = None
-    scope: Literal["allApplications", "thisApplication"] | None = None
-    enabled: bool | None = None
-    rule: dict[str, Any]
+    id: _Id | None = None
+    owner: _Owner
+    application: _Application
+    name: Annotated[str, forms.PLAIN_NAME, about("As people read it")]
+    description: Annotated[str, forms.RULE_DESCRIPTION, about("For people")] | None = None
+    scope: (
+        Annotated[
+            Literal["allApplications", "thisApplication"],
+            about("Which applications may see and change it. Default: thisApplication"),
+        ]
+        | None
+    ) = None
+    enabled: Annotated[bool, about("Whether it runs. Default: true")] | None = None
+    rule: Annotated[dict[str, Any], about("Conditions and Actions, as in a call (reference 12.2)")]
 
 
 class SceneEntry(_Entry, frozen=True, kw_only=True):
-    """A scene, with its Actions as in a call."""
+    """A scene. It stands for the one with its id, else with its owner, application and name."""
 
-    id: str | None = None
-    owner: str
-    application: str
-    name: str
-    description: str | None = None
-    actions: tuple[dict[str, Any], ...]
-
-
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    organizations: tuple[OrganizationEntry, ...] = ()
-    users: tuple[UserEntry, ...] = ()
-    invitations: tuple[InvitationEntry, ...] = ()
-    applications: tuple[ApplicationEntry, ...] = ()
-    device_types: tuple[DeviceTypeEntry, ...] = ()
-    devices: tuple[DeviceEntry, ...] = ()
-    tokens: tuple[TokenEntry, ...] = ()
-    connectors: tuple[ConnectorEntry, ...] = ()
-    grants: tuple[GrantEntry, ...] = ()
-    shares: tuple[ShareEntry, ...] = ()
-    plans: tuple[PlanEntry, ...] = ()
-    firmware: tuple[FirmwareEntry, ...] = ()
-    rules: tuple[RuleEntry, ...] = ()
-    scenes: tuple[SceneEntry, ...] = ()
+    id: _Id | None = None
+    owner: _Owner
+    application: _Application
+    name: Annotated[str, about("As people read it")]
+    description: Annotated[str, about("For people")] | None = None
+    actions: Annotated[tuple[dict[str, Any], ...], about("As in a call (reference 12.5)")]
 
 
-#: What may stand at keys with few values; the error about another value names them.
-_CHOICES: Mapping[str, Sequence[str]] = {
-    "role": tuple(Role),
-    "methods": tuple(Method),
-    "permissions": get_args(_Access),
-}
+class SubscriptionEntry(_Entry, frozen=True, kw_only=True):
+    """Messages or Actions that go to a callback or a cloud stream, with the members of a call in snake case."""
+
+    id: _Id | None = None
+    owner: _Owner
+    application: _Application
+    subscription_type: Annotated[Literal["httpCallback", "cloudStream"], about("Default: httpCallback")] | None = None
+    message_type: Annotated[Literal["message", "action"], about("What is sent. Default: message")] = "message"
+    sdtid: Annotated[str, about("Only from devices of this type: id or unique name")] | None = None
+    sdid: Annotated[str, about("Only from this device: its id")] | None = None
+    ddid: Annotated[str, about("Only Actions to this device: its id")] | None = None
+    include_shared_devices: (
+        Annotated[bool, about("Also devices that others share with the owner. Default: false")] | None
+    ) = None
+    description: Annotated[str, forms.SUBSCRIPTION_DESCRIPTION, about("For people")] | None = None
+    payload: (
+        Annotated[
+            Literal["messages", "notification"], about("What a notification carries. Default: subscriptions.payload")
+        ]
+        | None
+    ) = None
+    callback_url: Annotated[str, about("Of a callback: where notifications go")] | None = None
+    cloud_key: Annotated[str, forms.STREAM_KEY, about("Of a stream: the key at its provider")] | None = None
+    cloud_secret: Annotated[str, forms.STREAM_SECRET, about("Of a stream: the secret of the key")] | None = None
+    cloud_region: Annotated[str, forms.STREAM_REGION, about("Of a stream: its region")] | None = None
+    cloud_stream_name: Annotated[str, forms.STREAM_NAME, about("Of a stream: its name")] | None = None
 
 
-def read_document(document: Mapping[str, Any]) -> Document:
-    """Decode a parsed provision file and check each entry by itself.
-
-    Raises:
-        ValidationFailed: the field of its finding is table, index and key: `users[0].password`.
-    """
-    try:
-        decoded = msgspec.convert(document, Document)
-    except msgspec.ValidationError as error:
-        raise _located(str(error)) from error
-    for table, rules in _RULES.items():
-        for index, entry in enumerate(getattr(decoded, table)):
-            for key, check in rules.items():
-                value = getattr(entry, key)
-                if value is not None and (problem := check(value)):
-                    raise ValidationFailed.of(f"{table}[{index}].{key}", problem)
-    return decoded
-
-
-def _located(text: str) -> ValidationFailed:
-    """Split msgspec's ``Expected `str`, got `int` - at `$.users[0].email` `` into field and problem."""
-    problem, _, place = text.partition(" - at `$")
-    field = place.rstrip("`").lstrip(".")
-    if (missing := re.match(r"Object (contains unknown|missing required) field `(.*)`", problem)) is not None:
-        problem = "unknown key" if missing[1] == "contains unknown" else "required"
-        field = f"{field}.{missing[2]}".lstrip(".")
-    elif problem.startswith("Invalid enum value") and (choices := _CHOICES.get(re.findall(r"[a-z_]+", field)[-1])):
-        problem += f" (allowed: {', '.join(choices)})"
-    return ValidationFailed.of(field or "file", problem[:1].lower() + problem[1:].replace("`", ""))
-
-
-def _name(text: str) -> str | None:
-    if not FORBIDDEN_IN_NAMES.isdisjoint(text):
-        return f"must not contain any of {' '.join(sorted(FORBIDDEN_IN_NAMES))}"
-    return _full_name(text)
-
-
-def _full_name(text: str) -> str | None:
-    """Unlike `_name`, with apostrophes, which names of people have."""
-    if not 1 <= len(text) <= NAME_MAX_CHARACTERS:
-        return f"must have 1 to {NAME_MAX_CHARACTERS} characters"
-    return None if text.isprintable() else "must not contain control characters"
-
-
-def _must(fits: Callable[[str], bool], form: str) -> Callable[[str], str | None]:
-    return lambda text: None if fits(text) else f"must be {form}"
-
-
-def _password(text: str) -> str | None:
-    return None if is_password(text) else f"must have {PASSWORD_MIN_CHARACTERS} to {PASSWORD_MAX_CHARACTERS} characters"
-
-
-def _email(text: str) -> str | None:
-    return None if has_email_form(text) else "must be an e-mail address"
-
-
-def _mail_address(text: str) -> str | None:
-    """Stricter than `_email`: the address must be one that a mail can be sent to."""
-    try:
-        mail_address(text)
-    except ValueError as error:
-        return f"is {error}"
-    return _email(text)
-
-
-def _monthly(count: int) -> str | None:
-    return None if -1 <= count <= _MAX_MONTHLY else f"must be -1 (unlimited) to {_MAX_MONTHLY}"
-
-
-def _per_day(count: int) -> str | None:
-    return None if count == -1 or 1 <= count <= _MAX_MONTHLY else f"must be -1 (unlimited) or 1 to {_MAX_MONTHLY}"
-
-
-def _cost(text: str) -> str | None:
-    return None if is_price(text) and float(text) > 0 else 'must be a price with at most two decimals, such as "2.99"'
-
-
-def _seconds(count: int) -> str | None:
-    return None if 1 <= count <= _MAX_SECONDS else f"must be 1 to {_MAX_SECONDS} seconds"
-
-
-def _tags(entries: tuple[str, ...]) -> str | None:
-    """Tags without commas, because commas separate tags in queries."""
-    return next((problem for tag in entries if (problem := _tag(tag)) is not None), None)
-
-
-def _tag(text: str) -> str | None:
-    return "must not contain commas" if "," in text else _name(text)
-
-
-def _some(entries: tuple[str, ...]) -> str | None:
-    return None if entries else "must have READ, WRITE or both"
-
-
-def _requests(entries: tuple[PermissionRequest, ...]) -> str | None:
-    return next((_some(entry.permissions) for entry in entries if not entry.permissions), None)
-
-
-def _uri(text: str) -> str | None:
-    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", text) else "must be an absolute URI"
-
-
-_ID = _must(is_id, "32 lower-case hexadecimal characters")
-_SECRET = _must(lambda text: 1 <= len(text) <= 128, "1 to 128 characters")
-
-_RULES: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
-    "organizations": {"id": _ID, "name": _name, "monthly_messages": _monthly},
-    "users": {"id": _ID, "email": _email, "full_name": _full_name, "password": _password},
-    "invitations": {"email": _mail_address},
-    "applications": {
-        "id": _ID,
-        "name": _name,
-        "secret": _SECRET,
-        "redirect_uri": _uri,
-        "permissions": _requests,
-    },
-    "device_types": {
-        "id": _must(is_device_type_id, "1 to 64 characters of A-Z a-z 0-9 _ . -"),
-        "unique_name": _must(is_unique_name, "a lower-case dotted name such as example.smart_light"),
-        "name": _name,
-        "description": _must(
-            lambda text: len(text) <= DESCRIPTION_MAX_CHARACTERS, f"at most {DESCRIPTION_MAX_CHARACTERS} characters"
-        ),
-        "tags": _tags,
-        "vid": _must(lambda text: 1 <= len(text) <= NAME_MAX_CHARACTERS, f"1 to {NAME_MAX_CHARACTERS} characters"),
-    },
-    "devices": {"id": _ID, "name": _name, "token": _ID},
-    "tokens": {"value": _ID, "expires_in": _seconds},
-    "grants": {"permissions": _some},
-    "plans": {"free_messages_per_day": _per_day, "paid_cost": _cost},
-    "firmware": {"id": _ID, "version": _name, "type": _name},
-    "rules": {
-        "id": _ID,
-        "name": _must(lambda text: 1 <= len(text) <= NAME_MAX_CHARACTERS, f"1 to {NAME_MAX_CHARACTERS} characters"),
-        "description": _must(
-            lambda text: len(text) <= RULE_DESCRIPTION_MAX_CHARACTERS,
-            f"at most {RULE_DESCRIPTION_MAX_CHARACTERS} characters",
-        ),
-    },
-    "scenes": {"id": _ID},
+#: The tables, in the order in which they are applied: entries refer only to entries of earlier tables.
+TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "organizations": OrganizationEntry,
+    "users": UserEntry,
+    "invitations": InvitationEntry,
+    "device_types": DeviceTypeEntry,
+    "connectors": ConnectorEntry,
+    "applications": ApplicationEntry,
+    "devices": DeviceEntry,
+    "tokens": TokenEntry,
+    "grants": GrantEntry,
+    "shares": ShareEntry,
+    "plans": PlanEntry,
+    "firmware": FirmwareEntry,
+    "rules": RuleEntry,
+    "scenes": SceneEntry,
+    "subscriptions": SubscriptionEntry,
 }

@@ -1,6 +1,6 @@
 """The table `firmware` of the provision file: firmware images of device types, from files of this machine."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,9 @@ from broker.device_management.images import Images, Staged
 from broker.errors import BodyTooLarge
 from broker.ids import new_id
 from broker.provisioning.document import FirmwareEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.reading import EntryLocation, Reading
+from broker.provisioning.report import compared
+from broker.provisioning.run import ProvisioningRun
 from storage.firmware import FirmwareImageRecord
 from storage.keys import Milliseconds
 from storage.records import DeviceTypeRecord
@@ -18,24 +20,24 @@ _KIND = "Application"
 
 
 @asynccontextmanager
-async def staged_images(entries: Sequence[FirmwareEntry], images: Images) -> AsyncIterator[Mapping[int, Staged]]:
+async def staged_images(reading: Reading, images: Images) -> AsyncIterator[Mapping[int, Staged]]:
     """Copies of the files, by the index of the entry; those that were not kept are gone when the block ends.
 
-    Raises:
-        ValidationFailed: a file cannot be read, is empty or too large.
+    An entry whose file cannot be read, is empty or too large is refused.
     """
     staged: dict[int, Staged] = {}
     try:
-        for index, entry in enumerate(entries):
-            at = EntryLocation("firmware", index)
+        for at, entry in reading.of("firmware"):
             try:
-                staged[index] = await images.stage(Path(entry.file))
+                staged[at.index] = await images.stage(Path(entry.file))
             except OSError as error:
-                raise at.refusal("file", f"{entry.file}: {error.strerror}") from error
-            except BodyTooLarge as error:
-                raise at.refusal("file", "is larger than device_management.image_max_bytes") from error
-            if not staged[index].size:
-                raise at.refusal("file", "is empty")
+                reading.refuse(at, entry, at.refusal("file", f"{entry.file}: {error.strerror}"))
+                continue
+            except BodyTooLarge:
+                reading.refuse(at, entry, at.refusal("file", "is larger than device_management.image_max_bytes"))
+                continue
+            if not staged[at.index].size:
+                reading.refuse(at, entry, at.refusal("file", "is empty"))
         yield staged
     finally:
         for one in staged.values():
@@ -53,6 +55,7 @@ class FirmwareTables:
         run = self.run
         type_ = run.type_of(at, "device_type", entry.device_type)
         new, kind = self.staged[at.index], entry.type or _KIND
+        name = f"{type_.unique_name} {kind} {entry.version}"
         known = self._known(entry, type_, kind)
         if known is None:
             id_ = entry.id or run.generate(at, entry.version, "id", new_id())
@@ -62,14 +65,14 @@ class FirmwareTables:
             run.tx.firmware.put(record)
             if not run.report.dry_run:
                 self.images.keep(new, record)
-            return run.created(at, id_)
+            return run.created(at, id_, name)
         if known.device_type != type_.key:
             raise at.refusal("id", "an image of another device type has this id")
         if known.sha256 != new.sha256:
             raise at.refusal("file", "differs from the image with this id; another image needs another id")
         changed = replace(known, version=entry.version, type=kind)
         run.tx.firmware.put(changed)
-        return run.found(at, known.id, changed=changed != known)
+        return run.found(at, known.id, name, compared(known, changed, ("version", "type")))
 
     def _known(self, entry: FirmwareEntry, type_: DeviceTypeRecord, kind: str) -> FirmwareImageRecord | None:
         """The image with the entry's id; without an id, the one with its device type, version and type."""

@@ -7,7 +7,9 @@ from broker.ids import new_id
 from broker.limits.allowance import UNLIMITED
 from broker.monetization.plans import REVENUE_SHARE_PERCENT
 from broker.provisioning.document import PlanEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import ChangedKey
+from broker.provisioning.run import ProvisioningRun
 from storage.database import Transaction
 from storage.keys import DeviceTypeKey
 from storage.records import PlanRecord, TierRecord
@@ -26,13 +28,13 @@ class PlanTables:
             wanted.append(_tier("Paid", "paid", entry.paid_cost, UNLIMITED, run.now_ms))
         current = _approved(run.tx, type_.key)
         if [_terms(tier) for tier in current] == [_terms(tier) for tier in wanted]:
-            return run.found(at, type_.key, changed=False)
+            return run.found(at, type_.key, type_.unique_name)
         run.tx.monetization.keep_tiers(type_.key, now_ms=run.now_ms)
         run.tx.monetization.add_plan(_plan(type_.key, run.now_ms), wanted)
         run.facts.append(PlanApproved(type_.key))
         if not current:
-            return run.created(at, type_.key)
-        return run.found(at, type_.key, changed=True)
+            return run.created(at, type_.key, type_.unique_name)
+        return run.found(at, type_.key, type_.unique_name, [ChangedKey("tiers", _shown(current), _shown(wanted))])
 
 
 def _approved(tx: Transaction, device_type: DeviceTypeKey) -> list[TierRecord]:
@@ -43,6 +45,10 @@ def _approved(tx: Transaction, device_type: DeviceTypeKey) -> list[TierRecord]:
 
 def _terms(tier: TierRecord) -> tuple[str, Decimal, int]:
     return tier.type, Decimal(tier.cost), tier.message_limit
+
+
+def _shown(tiers: list[TierRecord]) -> str:
+    return ", ".join(f"{one.type}: {one.message_limit} messages a day for {one.cost}" for one in tiers)
 
 
 def _plan(device_type: DeviceTypeKey, now_ms: int) -> PlanRecord:

@@ -11,6 +11,7 @@ from broker.mail import Mails
 from broker.provisioning.service import Provisioning
 from broker.registration.room import RegistrationRoom
 from broker.rules.room import RulesRoom
+from broker.subscriptions.room import SubscriptionsRoom
 
 
 async def open_provisioning(
@@ -24,6 +25,7 @@ async def open_provisioning(
     connectors: Connectors,
     device_management: DeviceManagementRoom,
     rules: RulesRoom,
+    subscriptions: SubscriptionsRoom,
 ) -> Provisioning:
     return Provisioning(
         core.database,
@@ -39,6 +41,7 @@ async def open_provisioning(
         connectors.catalog,
         device_management.images,
         rules.rulebook,
+        subscriptions.subscriptions,
         mails,
         core.site,
     )

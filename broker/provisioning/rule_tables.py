@@ -7,11 +7,14 @@ import msgspec
 from broker.errors import Conflict, Finding, ValidationFailed
 from broker.ids import new_id
 from broker.provisioning.document import RuleEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun, given
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import ChangedKey, compared
+from broker.provisioning.run import ProvisioningRun, given
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import world_in
 from broker.rules.rule import Rule
-from broker.rules.rulebook import THIS_APPLICATION, add_rule, put_rule, rule_text
+from broker.rules.rulebook import THIS_APPLICATION
+from broker.rules.storing import add_rule, put_rule, rule_text
 from broker.rules.text import without_nulls
 from broker.rules.transformers import Transformers
 from storage.keys import Position, RuleKey, UserKey
@@ -37,15 +40,18 @@ class RuleTables:
             except Conflict as error:
                 raise at.refusal("owner", str(error)) from error
             run.rules.append(added.key)
-            return run.created(at, added.id)
+            return run.created(at, added.id, entry.name)
         wanted = replace(known, **given(entry, "name", "description", "enabled", "scope"))
-        if without_nulls(msgspec.json.decode(known.body)) != without_nulls(entry.rule):
+        keys = compared(known, wanted, ("name", "description", "enabled", "scope"))
+        if (former := without_nulls(msgspec.json.decode(known.body))) != (rewritten := without_nulls(entry.rule)):
             wanted = replace(wanted, body=body)
-        changed = wanted != known or known.invalidated_on is not None or known.stopped_on is not None
-        if changed:
+            keys.append(ChangedKey("rule", former, rewritten))
+        if known.invalidated_on is not None or known.stopped_on is not None:
+            keys.append(ChangedKey("running", False, True))
+        if keys:
             put_rule(run.tx, known, wanted, rule, self._models, run.now_ms)
             run.rules.append(known.key)
-        return run.found(at, known.id, changed=changed)
+        return run.found(at, known.id, known.name, keys)
 
     def _checked(self, at: EntryLocation, entry: RuleEntry, owner: UserKey) -> tuple[str, Rule]:
         """The text of the body, and the rule. Raises ValidationFailed with all findings."""

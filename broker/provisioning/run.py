@@ -2,22 +2,27 @@
 
 An entry stands for the existing object with its id; without an id, for the object with its natural key (an
 organization's name, a user's e-mail address, an application's name within its organization, a device type's unique
-name, a device's name and owner, a token's application and user). Otherwise it is a new object.
+name, a device's key in the file, else its name and owner, a token's application and user). Otherwise it is
+a new object.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from broker.errors import ValidationFailed
+from broker.accounts.consent import EVERY_TYPE, PROFILE
+from broker.errors import Finding, ValidationFailed
 from broker.facts import Fact
-from broker.provisioning.report import Generated, ProvisionReport
+from broker.provisioning.reading import EntryLocation, Findings, names_of
+from broker.provisioning.report import ChangedKey, ChangedObject, Generated, Notice, ProvisionReport
 from broker.secrets import Vault
 from storage.database import Transaction
 from storage.keys import Milliseconds, RuleKey
-from storage.records import ApplicationRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
+from storage.records import ApplicationRecord, DeviceRecord, DeviceTypeRecord, OrganizationRecord, UserRecord
+
+#: The kind of the marks by which devices keep their identity in the file.
+DEVICE_KEY: Final = "device"
 
 
 class _Stored(Protocol):
@@ -32,62 +37,125 @@ class _Stored(Protocol):
 R = TypeVar("R", bound=_Stored)
 
 
-@dataclass(frozen=True, slots=True)
-class EntryLocation:
-    """Table and index of an entry in the file."""
+class MissingObject(ValidationFailed):
+    """An entry refers to an object that is not there. Its table and the name by which the entry refers to it."""
 
-    table: str
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.table}[{self.index}]"
-
-    def refusal(self, key: str, problem: str) -> ValidationFailed:
-        return ValidationFailed.of(f"{self}.{key}", problem)
+    def __init__(self, at: EntryLocation, key: str, table: str, name: str, what: str) -> None:
+        super().__init__((Finding(f"{at}.{key}", (f"there is no {what} {name!r}",)),))
+        self.table = table
+        self.name = name
 
 
 class ProvisioningRun:
-    """Collects the `report`, the hashes of `revoked` tokens, the `rules` to run, and the `facts` to publish after the
-    commit."""
+    """Collects the `report`, the `findings`, the hashes of `revoked` tokens, the `rules` to run, the
+    `subscriptions` to take, and the `facts` to publish after the commit.
 
-    def __init__(self, tx: Transaction, vault: Vault, now_ms: Milliseconds, *, dry_run: bool) -> None:
+    `force` replaces what others changed since the last run, where it would stay otherwise.
+    """
+
+    def __init__(
+        self,
+        tx: Transaction,
+        vault: Vault,
+        now_ms: Milliseconds,
+        findings: Findings,
+        *,
+        dry_run: bool,
+        force: bool = False,
+    ) -> None:
         self.tx = tx
         self.vault = vault
         self.now_ms = now_ms
+        self.force = force
+        self.findings = findings
         self.report = ProvisionReport(dry_run=dry_run)
         self.revoked: list[bytes] = []
         self.facts: list[Fact] = []
         self.rules: list[RuleKey] = []
+        self.subscriptions: list[int] = []
         self._seen: dict[object, EntryLocation] = {}
+
+    # Entries
+
+    def put(self, at: EntryLocation, entry: msgspec.Struct, put: Callable[[EntryLocation, Any], None]) -> None:
+        """Put one entry. A refusal is among the findings, unless it comes of an earlier one."""
+
+        def work() -> None:
+            self._check_references(at, {key: getattr(entry, key) for key in _REFERENCES.get(at.table, ())})
+            put(at, entry)
+
+        self._collect(at, names_of(entry), work)
+
+    def look_up(self, at: EntryLocation, texts: Mapping[str, str]) -> None:
+        """Look up the objects that an entry names that cannot be used."""
+        named = {key: texts.get(key.rstrip("_")) for key in _REFERENCES.get(at.table, ())}
+        self._collect(at, set(), lambda: self._check_references(at, named))
+
+    def _collect(self, at: EntryLocation, names: set[str], work: Callable[[], None]) -> None:
+        try:
+            work()
+        except MissingObject as error:
+            if not self.findings.explains(error.table, error.name):
+                self.findings.add(*error.findings)
+            self.findings.refuse(at.table, names)
+        except ValidationFailed as error:
+            self.findings.add(*error.findings)
+            self.findings.refuse(at.table, names)
+
+    def _check_references(self, at: EntryLocation, named: Mapping[str, str | None]) -> None:
+        """Look up everything that an entry refers to, so that all that is missing is named at once."""
+        missing: list[ValidationFailed] = []
+        for key, find in _REFERENCES.get(at.table, {}).items():
+            text = named[key]
+            try:
+                if text is not None:
+                    find(self, at, key.rstrip("_"), text)
+            except ValidationFailed as error:
+                missing.append(error)
+        if not missing:
+            return
+        for one in missing[:-1]:
+            if not (isinstance(one, MissingObject) and self.findings.explains(one.table, one.name)):
+                self.findings.add(*one.findings)
+        raise missing[-1]
 
     # Objects that entries refer to
 
     def organization_named(self, at: EntryLocation, name: str) -> OrganizationRecord:
         found = self.tx.accounts.organization_named(name)
         if found is None:
-            raise at.refusal("organization", f"there is no organization {name!r}")
+            raise MissingObject(at, "organization", "organizations", name, "organization")
         return found
 
     def user_of(self, at: EntryLocation, key: str, text: str) -> UserRecord:
         found = self.tx.accounts.user_by_email(text) or self.tx.accounts.user_by_id(text)
         if found is None:
-            raise at.refusal(key, f"there is no user {text!r}")
+            raise MissingObject(at, key, "users", text, "user")
         return found
 
     def type_of(self, at: EntryLocation, key: str, text: str) -> DeviceTypeRecord:
         found = self.tx.device_types.by_id_or_name(text)
         if found is None:
-            raise at.refusal(key, f"there is no device type {text!r}")
+            raise MissingObject(at, key, "device_types", text, "device type")
         return found
 
     def application_of(self, at: EntryLocation, text: str) -> ApplicationRecord:
         if (found := self.tx.accounts.application_by_id(text)) is not None:
             return found
         homonyms = self.tx.accounts.applications_named(text)
-        if len(homonyms) != 1:
-            many = "several applications have the name" if homonyms else "there is no application"
-            raise at.refusal("application", f"{many} {text!r}")
+        if not homonyms:
+            raise MissingObject(at, "application", "applications", text, "application")
+        if len(homonyms) > 1:
+            raise at.refusal("application", f"several applications have the name {text!r}")
         return homonyms[0]
+
+    def device_of(self, at: EntryLocation, key: str, text: str) -> DeviceRecord:
+        """By its id or its key in the file."""
+        id_ = self.tx.provision_marks.object_of(DEVICE_KEY, text) or text
+        found = self.tx.devices.by_id(id_)
+        if found is None:
+            raise MissingObject(at, key, "devices", text, "device")
+        return found
 
     # The report
 
@@ -101,23 +169,67 @@ class ProvisioningRun:
         self.report.generated.append(Generated(at.table, name, key, shown))
         return value
 
-    def created(self, at: EntryLocation, identity: object) -> None:
+    def created(self, at: EntryLocation, identity: object, name: str) -> None:
         self._see(at, identity)
         self.report.tables[at.table].created += 1
+        self.report.changes.append(ChangedObject(at.table, name, created=True))
 
-    def found(self, at: EntryLocation, identity: object, *, changed: bool) -> None:
+    def found(self, at: EntryLocation, identity: object, name: str, keys: Sequence[ChangedKey] = ()) -> None:
+        """The object is there; `keys` have changed."""
         self._see(at, identity)
         counts = self.report.tables[at.table]
-        if changed:
+        if keys:
             counts.changed += 1
+            self.report.changes.append(ChangedObject(at.table, name, created=False, keys=tuple(keys)))
         else:
             counts.unchanged += 1
+
+    def notice(self, at: EntryLocation, name: str, text: str) -> None:
+        self.report.notices.append(Notice(at.table, name, text))
+
+    def has_seen(self, table: str, identity: object) -> bool:
+        """Whether an entry stands for this object."""
+        return (table, identity) in self._seen
 
     def _see(self, at: EntryLocation, identity: object) -> None:
         """Refuse a second entry for one object: each of the two would change it on every run."""
         first = self._seen.setdefault((at.table, identity), at)
         if first is not at:
             raise ValidationFailed.of(str(at), f"the same as {first}")
+
+
+_Find = Callable[[ProvisioningRun, EntryLocation, str, str], object]
+
+
+def _organization(run: ProvisioningRun, at: EntryLocation, _key: str, text: str) -> object:
+    return run.organization_named(at, text)
+
+
+def _application(run: ProvisioningRun, at: EntryLocation, _key: str, text: str) -> object:
+    return run.application_of(at, text)
+
+
+def _granted(run: ProvisioningRun, at: EntryLocation, key: str, text: str) -> object:
+    return None if text in {EVERY_TYPE, PROFILE} else run.type_of(at, key, text)
+
+
+#: By table: the keys that name other objects.
+_REFERENCES: Final[Mapping[str, Mapping[str, _Find]]] = {
+    "users": {"organization": _organization},
+    "invitations": {"organization": _organization},
+    "applications": {"organization": _organization},
+    "connectors": {"device_type": ProvisioningRun.type_of},
+    "plans": {"device_type": ProvisioningRun.type_of},
+    "firmware": {"device_type": ProvisioningRun.type_of},
+    "device_types": {"organization": _organization, "owner": ProvisioningRun.user_of},
+    "devices": {"owner": ProvisioningRun.user_of, "type": ProvisioningRun.type_of},
+    "tokens": {"application": _application, "user": ProvisioningRun.user_of},
+    "grants": {"user": ProvisioningRun.user_of, "application": _application, "device_type": _granted},
+    "shares": {"device": ProvisioningRun.device_of, "with_": ProvisioningRun.user_of},
+    "rules": {"owner": ProvisioningRun.user_of, "application": _application},
+    "scenes": {"owner": ProvisioningRun.user_of, "application": _application},
+    "subscriptions": {"owner": ProvisioningRun.user_of, "application": _application},
+}
 
 
 def find_existing(

@@ -9,7 +9,9 @@ import msgspec
 from broker.errors import Finding, ValidationFailed
 from broker.ids import new_id
 from broker.provisioning.document import SceneEntry
-from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.reading import EntryLocation
+from broker.provisioning.report import ChangedKey, compared
+from broker.provisioning.run import ProvisioningRun
 from broker.scenes.actions import judge
 from broker.scenes.reading import SceneForm, read_scene
 from broker.scenes.resolving import named_in
@@ -47,14 +49,18 @@ class SceneTables:
                 modified_on=now_ms,
             )
             run.tx.scenes.add(new, devices)
-            return run.created(at, id_)
+            return run.created(at, id_, entry.name)
         wanted = replace(known, name=entry.name, description=entry.description or known.description)
-        if known.findings is not None or _plain(known.actions) != _plain(form.text or ""):
+        keys = compared(known, wanted, ("name", "description"))
+        if (former := _plain(known.actions)) != (rewritten := _plain(form.text or "")):
+            keys.append(ChangedKey("actions", former, rewritten))
+        if known.findings is not None:
+            keys.append(ChangedKey("valid", False, True))
+        if former != rewritten or known.findings is not None:
             wanted = replace(wanted, actions=form.text or "", invalidated_on=None, findings=None)
-        changed = wanted != known
-        if changed:
+        if wanted != known:
             run.tx.scenes.change(replace(wanted, modified_on=run.now_ms), devices)
-        return run.found(at, known.id, changed=changed)
+        return run.found(at, known.id, known.name, keys)
 
     def _checked(self, at: EntryLocation, entry: SceneEntry, owner: UserKey) -> tuple[SceneForm, list[Any]]:
         """The members of the entry, and the keys of the devices that it names. Raises ValidationFailed with all

@@ -1,7 +1,7 @@
 """Applies a provision file to the store in one transaction, and publishes what changed (reference 26)."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import trio
@@ -18,17 +18,22 @@ from broker.mail import Mails
 from broker.provisioning.account_tables import AccountTables, PreparedPassword
 from broker.provisioning.connector_tables import ConnectorTables, check_connectors
 from broker.provisioning.device_tables import DeviceTables
-from broker.provisioning.document import Document, UserEntry, read_document
+from broker.provisioning.document import TABLES, UserEntry
 from broker.provisioning.firmware_tables import FirmwareTables, staged_images
+from broker.provisioning.manifest_versions import check_manifests
 from broker.provisioning.plan_tables import PlanTables
+from broker.provisioning.reading import EntryLocation, Reading, read_document
 from broker.provisioning.report import Counts, ProvisionReport
 from broker.provisioning.rule_tables import RuleTables
-from broker.provisioning.run import EntryLocation, ProvisioningRun
+from broker.provisioning.run import ProvisioningRun
 from broker.provisioning.scene_tables import SceneTables
+from broker.provisioning.subscription_tables import SubscriptionTables
+from broker.provisioning.survey import not_in_file
 from broker.registration.trust import Trust
 from broker.rules.rulebook import Rulebook
 from broker.secrets import Passwords, Vault
 from broker.site import Site
+from broker.subscriptions.subscriptions import Subscriptions
 from broker.trace.audit import AuditEvent, note
 from storage.database import Database, Transaction
 from storage.records import UserRecord
@@ -57,6 +62,7 @@ class Provisioning:
         connectors: Catalog,
         images: Images,
         rulebook: Rulebook,
+        subscriptions: Subscriptions,
         mails: Mails,
         site: Site,
     ) -> None:
@@ -73,25 +79,42 @@ class Provisioning:
         self._connectors = connectors
         self._images = images
         self._rulebook = rulebook
+        self._subscriptions = subscriptions
         self._mails = mails
         self._site = site
 
-    async def apply(self, document: Mapping[str, Any], *, dry_run: bool = False) -> ProvisionReport:
+    async def apply(
+        self, document: Mapping[str, Any], *, dry_run: bool = False, force: bool = False, survey: bool = False
+    ) -> ProvisionReport:
         """Create or update what a parsed provision file describes. Manifests and certificates are inline.
 
+        Args:
+            document: the tables.
+            dry_run: report what would change, and change nothing.
+            force: also replace Manifests that others approved since the last run.
+            survey: the report names what the store has and the file does not.
+
         Raises:
-            ValidationFailed: the field of its finding is table, index and key; nothing was changed.
+            ValidationFailed: with all findings, whose fields are table, index and key; nothing was changed.
         """
-        wanted = read_document(document)
-        passwords = await self._prepare_passwords(wanted)
-        await check_connectors(wanted.connectors)
+        reading = read_document(document)
+        passwords = await self._prepare_passwords(reading)
+        check_manifests(reading)
+        await check_connectors(reading)
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> ProvisioningRun:
-            run = ProvisioningRun(tx, self._vault, now_ms, dry_run=dry_run)
+            run = ProvisioningRun(tx, self._vault, now_ms, reading.findings.copy(), dry_run=dry_run, force=force)
             accounts = AccountTables(run, passwords, self._mails, self._site)
             rules = RuleTables(run, self._rulebook.models)
-            _put_all(run, wanted, accounts, FirmwareTables(run, self._images, staged), rules)
+            subscriptions = SubscriptionTables(
+                run, payload=self._subscriptions.payload, allow_private=self._subscriptions.allow_private
+            )
+            _put_all(run, reading, accounts, FirmwareTables(run, self._images, staged), rules, subscriptions)
+            if (failure := run.findings.failure()) is not None:
+                raise failure
+            if survey:
+                run.report.not_in_file.update(not_in_file(run))
             if tables := _changes(run.report):
                 note(tx, AuditEvent.PROVISIONED, now_ms=now_ms, tables=tables)
             if dry_run:
@@ -102,7 +125,7 @@ class Provisioning:
         # otherwise a revoked token would stay valid in the cache.
         with trio.CancelScope(shield=True):
             try:
-                async with staged_images(wanted.firmware, self._images) as staged:
+                async with staged_images(reading, self._images) as staged:
                     run = await self._database.write(work)
             except _DryRunDoneError as done:
                 return done.report
@@ -114,18 +137,20 @@ class Provisioning:
             await self._connectors.reload()
             await self._devices.reload()
             await self._quotas.reload()
-            await self._rulebook.judge(run.rules)
+            await self._rulebook.judging.judge(run.rules)
+            await self._subscriptions.take(run.subscriptions)
         self._router.publish_all(run.facts)
         return run.report
 
-    async def _prepare_passwords(self, document: Document) -> dict[int, PreparedPassword]:
+    async def _prepare_passwords(self, reading: Reading) -> dict[int, PreparedPassword]:
         """The new passwords, hashed, by the index of the user. A password that the user has already is left out."""
-        known = await self._database.read(lambda tx: [_known(tx, entry) for entry in document.users])
+        users = reading.of("users")
+        known = await self._database.read(lambda tx: [_known(tx, entry) for _, entry in users])
         prepared = {}
-        for index, (entry, user) in enumerate(zip(document.users, known, strict=True)):
+        for (at, entry), user in zip(users, known, strict=True):
             password = await trio.to_thread.run_sync(self._prepare, entry, user)
             if password is not None:
-                prepared[index] = password
+                prepared[at.index] = password
         return prepared
 
     def _prepare(self, entry: UserEntry, known: UserRecord | None) -> PreparedPassword | None:
@@ -137,7 +162,8 @@ class Provisioning:
         stored = known.password_hash if known is not None else None
         if stored is not None and self._passwords.matches(stored, entry.password):
             return None
-        return PreparedPassword(self._passwords.hash(entry.password))
+        keeps_own = known is not None and not entry.reset_password
+        return PreparedPassword(None if keeps_own else self._passwords.hash(entry.password))
 
 
 def _changes(report: ProvisionReport) -> dict[str, str]:
@@ -154,29 +180,39 @@ def _known(tx: Transaction, entry: UserEntry) -> UserRecord | None:
 
 
 def _put_all(
-    run: ProvisioningRun, document: Document, accounts: AccountTables, firmware: FirmwareTables, rules: RuleTables
+    run: ProvisioningRun,
+    reading: Reading,
+    accounts: AccountTables,
+    firmware: FirmwareTables,
+    rules: RuleTables,
+    subscriptions: SubscriptionTables,
 ) -> None:
     devices = DeviceTables(run)
-    # Entries refer only to entries of earlier tables.
-    tables: Sequence[tuple[str, Sequence[Any], Callable[[EntryLocation, Any], None]]] = (
-        ("organizations", document.organizations, accounts.put_organization),
-        ("users", document.users, accounts.put_user),
-        ("invitations", document.invitations, accounts.put_invitation),
-        ("device_types", document.device_types, devices.put_device_type),
-        ("connectors", document.connectors, ConnectorTables(run).put_connector),
-        ("applications", document.applications, accounts.put_application),
-        ("devices", document.devices, devices.put_device),
-        ("tokens", document.tokens, accounts.put_token),
-        ("grants", document.grants, accounts.put_grant),
-        ("shares", document.shares, devices.put_share),
-        ("plans", document.plans, PlanTables(run).put_plan),
-        ("firmware", document.firmware, firmware.put_image),
-        ("rules", document.rules, rules.put_rule),
-        ("scenes", document.scenes, SceneTables(run).put_scene),
-    )
-    for table, entries, put in tables:
+    puts: Mapping[str, Callable[[EntryLocation, Any], None]] = {
+        "organizations": accounts.put_organization,
+        "users": accounts.put_user,
+        "invitations": accounts.put_invitation,
+        "device_types": devices.put_device_type,
+        "connectors": ConnectorTables(run).put_connector,
+        "applications": accounts.put_application,
+        "devices": devices.put_device,
+        "tokens": accounts.put_token,
+        "grants": accounts.put_grant,
+        "shares": devices.put_share,
+        "plans": PlanTables(run).put_plan,
+        "firmware": firmware.put_image,
+        "rules": rules.put_rule,
+        "scenes": SceneTables(run).put_scene,
+        "subscriptions": subscriptions.put_subscription,
+    }
+    for table in TABLES:  # entries refer only to entries of earlier tables
+        entries = reading.of(table)
         if entries:
             run.report.tables[table] = Counts()
-        for index, entry in enumerate(entries):
-            put(EntryLocation(table, index), entry)
+        for at, entry in entries:
+            run.put(at, entry, puts[table])
+        for at, texts in reading.unusable:
+            if at.table == table:
+                run.look_up(at, texts)
+    devices.point_out_renames()
     run.tx.connectors.demand_authorization()

@@ -29,6 +29,7 @@ from broker.facts import (
     FactPhase,
     Router,
     RuleReported,
+    SubscriptionReported,
     TokenRevoked,
     UserProfileUpdated,
 )
@@ -67,10 +68,10 @@ class FeedEvent:
 
     name: str
     ts: Milliseconds
-    data: Mapping[str, str]
+    data: Mapping[str, str | int]
     user: UserKey
     device: Guarded | None
-    application: ApplicationKey | None = None  # of a rule: the only application that is told
+    application: ApplicationKey | None = None  # of a rule or subscription: the only application that is told
 
     @property
     def is_status(self) -> bool:
@@ -122,6 +123,7 @@ class Events:
         router.subscribe(AvailabilityChanged, self._availability_changed, FactPhase.EFFECT)
         router.subscribe(UserProfileUpdated, self._profile_updated, FactPhase.EFFECT)
         router.subscribe(RuleReported, self._rule_reported, FactPhase.EFFECT)
+        router.subscribe(SubscriptionReported, self._subscription_reported, FactPhase.EFFECT)
         router.subscribe(TokenRevoked, self._token_revoked, FactPhase.EFFECT)
 
     @contextmanager
@@ -158,6 +160,11 @@ class Events:
         data |= {"field": fact.field, "message": fact.text}
         event = FeedEvent(f"rule.{fact.kind}", fact.at_ms, data, fact.owner, None, fact.application)
         self._tell(event)
+
+    def _subscription_reported(self, fact: SubscriptionReported) -> None:
+        data: dict[str, str | int] = {"uid": fact.user_id, "aid": fact.application_id}
+        data |= {"subscriptionId": fact.subscription_id, "message": fact.text, "backlog": fact.backlog}
+        self._tell(FeedEvent(f"subscription.{fact.kind}", fact.at_ms, data, fact.user, None, fact.application))
 
     def _tell(self, event: FeedEvent) -> None:
         self._events += 1

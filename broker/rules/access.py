@@ -1,6 +1,6 @@
 """What a caller sees of a rule, and may do with it (reference 12.1)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from broker.accounts.permissions import Permission, Permissions
@@ -8,8 +8,8 @@ from broker.accounts.tokens import Caller
 from broker.errors import PermissionDenied, ValidationFailed
 from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
-from broker.rules.rulebook import THIS_APPLICATION, Rulebook
-from broker.rules.running import acting
+from broker.rules.rulebook import THIS_APPLICATION
+from broker.rules.running import through
 from storage.rules import RuleRecord
 
 _OF_ANOTHER: Final = "a rule of another application"
@@ -19,7 +19,6 @@ _OF_ANOTHER: Final = "a rule of another application"
 class Access:
     permissions: Permissions
     looking_up: LookingUp
-    rulebook: Rulebook
 
     async def require_user(self, caller: Caller, record: RuleRecord) -> None:
         """Raises PermissionDenied unless the caller acts for the user whose rule it is."""
@@ -46,9 +45,23 @@ class Access:
 
     async def require_write(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
         """Raises PermissionDenied unless the caller may send to every destination of the rule."""
-        missing = await self.looking_up.missing(rule, _through(caller, record), (Permission.WRITE,))
+        missing = await self.looking_up.missing(rule, through(caller, record), (Permission.WRITE,))
         if missing is not None:
             raise PermissionDenied(missing)
+
+    async def require_read(self, caller: Caller, record: RuleRecord, rule: Rule) -> None:
+        """Raises PermissionDenied unless the caller may read every source of the rule: its values are told."""
+        missing = await self.looking_up.missing(rule, through(caller, record), (Permission.READ,))
+        if missing is not None:
+            raise PermissionDenied(missing)
+
+    async def may_read(self, caller: Caller, record: RuleRecord) -> bool:
+        """Whether the caller may be told values of the rule's sources."""
+        try:
+            await self.require_read(caller, record, await self.looking_up.compiled(record))
+        except (PermissionDenied, ValidationFailed):
+            return False
+        return True
 
     async def is_hidden(self, caller: Caller, record: RuleRecord) -> bool:
         """Whether the caller sees only that the rule exists: it lacks permissions on the devices of the rule.
@@ -59,17 +72,7 @@ class Access:
         if caller.application == record.application and record.scope == THIS_APPLICATION:
             return False
         try:
-            rule = await self.rulebook.compiled(record)
+            rule = await self.looking_up.compiled(record)
         except ValidationFailed:
             return caller.application != record.application
-        return await self.looking_up.missing(rule, _through(caller, record)) is not None
-
-
-def _through(caller: Caller, record: RuleRecord) -> Caller:
-    """The rule's owner through the application of the caller."""
-    return replace(
-        acting(record),
-        application=caller.application,
-        application_id=caller.application_id,
-        application_organization=caller.application_organization,
-    )
+        return await self.looking_up.missing(rule, through(caller, record)) is not None

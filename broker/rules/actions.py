@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from broker.rules.conditions import Choice
 from broker.rules.values import Bound, LastValue, Operand, UnknownValueError
 from broker.rules.view import NestedValue, View
+from config.limits import RULE_ACTION_MESSAGES
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+
+TOO_MANY_MESSAGES: Final = f"Not sent: more than {RULE_ACTION_MESSAGES} messages at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,17 @@ class ActionList:
     actions: tuple[ThenAction, ...]
 
     def outgoing(self, view: View, bound: Bound) -> list[Outgoing]:
-        """What is to be sent now, in order. An Action that cannot be made does not stop the others."""
-        return [one for action in self.actions for one in action.outgoing(view, bound, self.owner)]
+        """What is to be sent now, in order, at most `RULE_ACTION_MESSAGES`.
+
+        An Action that cannot be made does not stop the others.
+        """
+        found: list[Outgoing] = []
+        for action in self.actions:
+            for one in action.outgoing(view, bound, self.owner):
+                if len(found) == RULE_ACTION_MESSAGES:
+                    return [*found, NotSent(one.index, TOO_MANY_MESSAGES)]
+                found.append(one)
+        return found
 
     @property
     def is_static(self) -> bool:

@@ -143,7 +143,7 @@ class ModelCondition(Condition):
         return None if output is None or operand is None else self.test(output, operand)
 
     def output(self, view: View, device: DeviceKey) -> Value | None:
-        return view.model_output(self.rule, self.index, device)
+        return view.model_output(self.rule, self.index, device, self.field)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +164,18 @@ class TimeCondition(Condition):
 
     schedule: Schedule
     operator: str
+    #: The last answer of `next_after`, and since when it is the answer.
+    known: tuple[Milliseconds, Milliseconds | None] | None = attribute(default=None, init=False)
+
+    def next_after(self, after_ms: Milliseconds) -> Milliseconds | None:
+        """As of the schedule. It may take a millisecond, so the answer is kept for as long as it stays the same."""
+        if self.known is not None:
+            since_ms, found_ms = self.known
+            if since_ms <= after_ms and (found_ms is None or after_ms < found_ms):
+                return found_ms
+        found_ms = self.schedule.next_after(after_ms)
+        self.known = (after_ms, found_ms)
+        return found_ms
 
     def holds(self, view: View, device: DeviceKey, bound: Bound) -> bool | None:  # noqa: ARG002
         return self.schedule.holds(self.operator, view.now_ms)

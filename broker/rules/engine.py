@@ -199,6 +199,7 @@ class Engine:
     async def _evaluate(self, rows: Sequence[MessageRow]) -> bool:
         """Evaluate rows until all are done or much is triggered. True: there are more rows."""
         evaluator = self._evaluator
+        await evaluator.load_ahead(rows)
         turn_ends = trio.current_time() + _TURN_SECONDS
         for done, row in enumerate(rows):
             if row.position > evaluator.position:

@@ -4,6 +4,7 @@ What happens is a function of the log alone: a message counts at its `cts`, and 
 first. So after a crash the rows behind the saved position are evaluated again and lead to the same.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,22 +12,31 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+import trio
 
 from broker.devices.registry import Devices
 from broker.messages.projections import flat
-from broker.rules.budgets import NO_CAUSES, Causes, LoopGuard
+from broker.rules.budgets import NO_CAUSES, ActionBudget, Causes, CostGuard, LoopGuard
 from broker.rules.index import Interest, RuleIndex
-from broker.rules.rule import NOTHING, Match, Outcome, Outgoing, TimerKey
+from broker.rules.rule import NOTHING, Match, NotSent, Outcome, Outgoing, SendAction, TimerKey
 from broker.rules.running import RunningRule
 from broker.rules.sending import Firing, Problem, Stop
 from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
 from broker.rules.timers import Timers
 from broker.rules.transformers import Transformers
 from broker.rules.view import CurrentMessage
-from config.limits import CLOCK_AHEAD_MS, RULE_LOOP_SECONDS, RULE_LOOP_TRIGGERS
+from config.limits import (
+    CLOCK_AHEAD_MS,
+    RULE_ACTIONS_A_MINUTE,
+    RULE_COST_SECONDS,
+    RULE_LOOP_SECONDS,
+    RULE_LOOP_TRIGGERS,
+    RULE_SELECTED_DEVICES,
+)
 from storage.database import Database
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.records import MessageRow
+from storage.sql import StoreError
 
 #: The slot of a rule's next minute; those of its durations have the index of the condition.
 MINUTE: Final[TimerKey] = (-1, DeviceKey(0))
@@ -37,8 +47,22 @@ _LOOP: Final = (
     f"The rule triggers itself: more than {RULE_LOOP_TRIGGERS} times within {RULE_LOOP_SECONDS} seconds it was"
     " triggered by a message of a device to which the rule itself, or a rule that it triggered, had just sent an Action"
 )
+_TOO_COSTLY: Final = (
+    f"Rules of the user that look at all devices of a type took more than {RULE_COST_SECONDS:g} seconds of processor"
+    " time in a minute, and this one took most of it"
+)
+_TOO_MANY_DEVICES: Final = f"The rule must look at more than {RULE_SELECTED_DEVICES} devices of a type"
+_TOO_MANY_ACTIONS: Final = f"Not sent: more than {RULE_ACTIONS_A_MINUTE} Actions in a minute"
+_TURN_SECONDS: Final = 0.001  # within one message; then the other tasks have their turn
+_TURN_RULES: Final = 32  # after so many rules the time is looked at
 
 T = TypeVar("T")
+
+
+class _TooManyDevicesError(Exception):
+    """A selector means more devices than a rule may look at."""
+
+
 _log = structlog.get_logger(__name__)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -65,6 +89,8 @@ class Evaluator:
         self._index = index
         self._models = models
         self._loops = loops
+        self._costs = CostGuard()
+        self._budget = ActionBudget()
         self._values: dict[DeviceKey, Fields] = {}
         self._members: dict[tuple[UserKey, DeviceTypeKey], tuple[DeviceKey, ...]] = {}
         self.timers = Timers()
@@ -152,6 +178,18 @@ class Evaluator:
         self.position = row.position
         return True
 
+    async def load_ahead(self, rows: Sequence[MessageRow]) -> None:
+        """Load the values of all devices that rows concern in one read, before the first of the rows is evaluated."""
+        values = self._values
+        missing = {row.device for row in rows if row.device not in values}
+        wanted = []
+        for device in missing:
+            interest = self._index.interest(device) or await self._index.find(device)
+            if interest.rules:
+                wanted.append(device)
+        if len(wanted) > 1:
+            await self._load(NotLoadedError(wanted))
+
     async def row(self, row: MessageRow) -> None:
         """Evaluate a message, and before it what is due by its time."""
         self.keep_up(row.cts)
@@ -171,18 +209,26 @@ class Evaluator:
         view = StateView(row.cts, message, self._values, self._members, self._models.output)
         causes = self._loops.causes_of(row.device, row.cts)
         self.evaluated += len(interest.rules)
-        for running in (*_through_guards(interest, fields), *interest.unguarded):
+        began = time.perf_counter()
+        concerned = (*_through_guards(interest, fields), *interest.unguarded)
+        for number, running in enumerate(concerned, 1):
             if row.position > running.since and self._index.has(running):
                 try:
-                    outcome = running.rule.on_message(view, running.timers)
+                    if running.is_costly:
+                        outcome = self._measured(running, view)
+                    else:
+                        outcome = running.rule.on_message(view, running.timers)
                 except Exception as error:  # noqa: BLE001 - judged in `_again`
-                    evaluate = partial(running.rule.on_message, view, running.timers)
-                    outcome = await self._again(error, running, view, evaluate, NOTHING)
-                if outcome is not NOTHING:
+                    outcome = await self._again(error, running, view, partial(self._measured, running, view), NOTHING)
+                if outcome is not NOTHING and self._index.has(running):
                     await self._apply(running, outcome, view, causes)
+            if (running.is_costly or number % _TURN_RULES == 0) and time.perf_counter() - began > _TURN_SECONDS:
+                await trio.lowlevel.checkpoint()
+                began = time.perf_counter()
 
     async def due_until(self, until_ms: Milliseconds, *, not_before_ms: Milliseconds = Milliseconds(0)) -> None:
         """Evaluate what is due. Minutes that began before `not_before_ms` are left out."""
+        began = time.perf_counter()
         while (due := self.timers.pop_due(until_ms)) is not None:
             due_ms, (key, slot) = due
             running = self._index.get(key)
@@ -201,14 +247,14 @@ class Evaluator:
             else:
                 self._set_minute(running, Milliseconds(not_before_ms - _MINUTE_MS))
                 continue
-            if outcome is not NOTHING:
+            if outcome is not NOTHING and self._index.has(running):
                 await self._apply(running, outcome, view, NO_CAUSES)
+            if time.perf_counter() - began > _TURN_SECONDS:
+                await trio.lowlevel.checkpoint()
+                began = time.perf_counter()
 
     async def _judged(self, running: RunningRule, view: StateView, slot: TimerKey | None) -> Outcome:
-        def evaluate() -> Outcome:
-            rule, timers = running.rule, running.timers
-            return rule.on_minute(view, timers) if slot is None else rule.on_elapsed(view, timers, slot)
-
+        evaluate = partial(self._measured, running, view, slot)
         try:
             return evaluate()
         except Exception as error:  # noqa: BLE001 - judged in `_again`
@@ -219,11 +265,16 @@ class Evaluator:
     ) -> T:
         """Load what an evaluation missed and evaluate again. Any other error is a problem of the rule."""
         while isinstance(error, NotLoadedError):
-            await self._load(error)
             try:
+                await self._load(error)
                 return evaluate()
+            except (StoreError, trio.Cancelled):
+                raise
             except Exception as next_error:  # noqa: BLE001 - it is judged by the loop
                 error = next_error
+        if isinstance(error, _TooManyDevicesError):
+            self._stop(running, view.now_ms, _TOO_MANY_DEVICES)
+            return nothing
         _log.error("rule_evaluation_failed", rule=running.id, exc_info=error)
         self.found.problems.append(Problem(running, "rule.if", f"{type(error).__name__} in the service", view.now_ms))
         return nothing
@@ -233,12 +284,37 @@ class Evaluator:
             owner, device_type = missing.members
             found = await self._database.read(lambda tx: tx.devices.keys_of_owner(owner))
             devices = await self._devices.get_all(found)
-            self._members[owner, device_type] = tuple(one.key for one in devices if one.type_key == device_type)
+            members = tuple(one.key for one in devices if one.type_key == device_type)
+            if len(members) > RULE_SELECTED_DEVICES:
+                raise _TooManyDevicesError
+            self._members[owner, device_type] = members
         if missing.devices:
             position = self.position
             self._values.update(
                 await self._database.read(lambda tx: {one: values_at(tx, one, position) for one in missing.devices})
             )
+
+    def _measured(self, running: RunningRule, view: StateView, slot: TimerKey | None = None) -> Outcome:
+        """Evaluate a message, a minute or a duration, and count the processor time of rules with selectors."""
+        before = time.thread_time() if running.is_costly else 0.0
+        rule, timers = running.rule, running.timers
+        try:
+            if view.message is not None:
+                return rule.on_message(view, timers)
+            return rule.on_minute(view, timers) if slot is None else rule.on_elapsed(view, timers, slot)
+        finally:
+            if running.is_costly:
+                self._charge(running, time.thread_time() - before, view)
+
+    def _charge(self, running: RunningRule, seconds: float, view: StateView) -> None:
+        costliest = self._costs.charge(running.owner, running.key, seconds, trio.current_time())
+        if costliest is not None and (found := self._index.get(costliest)) is not None:
+            self._stop(found, view.now_ms, _TOO_COSTLY)
+
+    def _stop(self, running: RunningRule, at_ms: Milliseconds, reason: str) -> None:
+        self._index.remove(running.key)
+        self.forget_rule(running.key)
+        self.found.stops.append(Stop(running, at_ms, reason))
 
     async def _apply(self, running: RunningRule, outcome: Outcome, view: StateView, causes: Causes) -> None:
         for key, timer in outcome.timers.items():
@@ -256,18 +332,19 @@ class Evaluator:
 
     async def _trigger(self, running: RunningRule, match: Match, view: StateView, causes: Causes) -> None:
         if self._loops.is_loop(running.key, causes, view.now_ms):
-            self._index.remove(running.key)
-            self.forget_rule(running.key)
-            self.found.stops.append(Stop(running, view.now_ms, _LOOP))
+            self._stop(running, view.now_ms, _LOOP)
             return
 
         def outgoing() -> Sequence[Outgoing]:
             return running.rule.outgoing(view, match)
 
-        try:
-            found = outgoing()
-        except Exception as error:  # noqa: BLE001 - judged in `_again`
-            found = await self._again(error, running, view, outgoing, ())
+        found: Sequence[Outgoing] = [NotSent(0, _TOO_MANY_ACTIONS)]
+        if not self._budget.is_spent(running.owner, view.now_ms):
+            try:
+                found = outgoing()
+            except Exception as error:  # noqa: BLE001 - judged in `_again`
+                found = await self._again(error, running, view, outgoing, ())
+            self._budget.spend(running.owner, sum(isinstance(one, SendAction) for one in found))
         running.triggered += 1
         running.last_on = view.now_ms
         self.found.changed.add(running.key)

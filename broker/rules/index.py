@@ -91,6 +91,10 @@ class RuleIndex:
                     _put_or_drop(self._of_type, place, tuple(one for one in known if one is not running))
                     self._interests.clear()
 
+    def of_type(self, owner: UserKey, device_type: DeviceTypeKey) -> tuple[RunningRule, ...]:
+        """The rules of a user whose conditions have a selector of this type."""
+        return self._of_type.get((owner, device_type), ())
+
     def interest(self, device: DeviceKey) -> Interest | None:
         """Whom a message of this device concerns; None: `find` must look the device up."""
         return self._interests.get(device)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import trio
 
@@ -18,11 +18,13 @@ from broker.facts import (
 )
 from broker.loops import Wakeup, repeat
 from broker.rules.evaluator import Evaluator
-from broker.rules.rulebook import Rulebook
+from broker.rules.index import RuleIndex
+from broker.rules.judging import Judging
 from storage.database import Database, Transaction
 from storage.keys import RuleKey
 from storage.rules import UseKind
 
+_Kind = UseKind | Literal["rule"]
 _WAITING_MAX: Final = 10_000
 _RETRY_SECONDS: Final = 5.0
 
@@ -36,11 +38,14 @@ class InvalidationStatistics:
 
 
 class Invalidation:
-    def __init__(self, database: Database, router: Router, rulebook: Rulebook, evaluator: Evaluator) -> None:
+    def __init__(
+        self, database: Database, router: Router, judging: Judging, index: RuleIndex, evaluator: Evaluator
+    ) -> None:
         self._database = database
-        self._rulebook = rulebook
+        self._judging = judging
+        self._index = index
         self._evaluator = evaluator
-        self._waiting: dict[tuple[UseKind, int], None] = {}
+        self._waiting: dict[tuple[_Kind, int], None] = {}
         self._all_wait = False
         self._wakeup = Wakeup()
         self._invalidated = 0
@@ -53,6 +58,9 @@ class Invalidation:
 
     def _members_changed(self, fact: DeviceFact) -> None:
         self._evaluator.forget_members(fact.owner, fact.device_type)
+        for running in self._index.of_type(fact.owner, fact.device_type):
+            if any(one.device_type == fact.device_type for one in running.rule.transformers):
+                self._put("rule", running.key)  # each device of the type has a model of its own
 
     def _device_changed(self, fact: DeviceDeleted | DeviceUpdated | SharesChanged) -> None:
         self._put("device", fact.device)
@@ -60,7 +68,7 @@ class Invalidation:
     def _type_changed(self, fact: DeviceTypeChanged) -> None:
         self._put("type", fact.device_type)
 
-    def _put(self, kind: UseKind, key: int) -> None:
+    def _put(self, kind: _Kind, key: int) -> None:
         if len(self._waiting) < _WAITING_MAX:
             self._waiting[kind, key] = None
         else:
@@ -78,18 +86,18 @@ class Invalidation:
         """Judge what waits; return whether more waits."""
         if self._all_wait:
             self._waiting.clear()
-            await self._rulebook.begin_all()
+            await self._judging.begin_all()
             self._all_wait = False
         keys = set(await self._database.read(lambda tx: tx.rules.with_deleted_devices()))
         for waiting in list(self._waiting):
             keys |= set(await self._database.read(partial(_users_of, *waiting)))
             self._waiting.pop(waiting, None)
-        self._invalidated += await self._rulebook.judge(sorted(keys))
+        self._invalidated += await self._judging.judge(sorted(keys))
         return bool(self._waiting)
 
     def statistics(self) -> InvalidationStatistics:
         return InvalidationStatistics(self._invalidated, len(self._waiting))
 
 
-def _users_of(kind: UseKind, key: int, tx: Transaction) -> list[RuleKey]:
-    return tx.rules.users_of(kind, key)
+def _users_of(kind: _Kind, key: int, tx: Transaction) -> list[RuleKey]:
+    return [RuleKey(key)] if kind == "rule" else tx.rules.users_of(kind, key)

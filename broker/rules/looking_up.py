@@ -3,15 +3,20 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import msgspec
+
 from broker.accounts.permissions import Permission, Permissions, Reach
 from broker.accounts.tokens import Caller
 from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
-from broker.errors import DeviceNotFound, DeviceTypeNotFound, PermissionDenied
+from broker.errors import DeviceTypeNotFound, PermissionDenied
+from broker.ids import is_id
+from broker.rules.language import compile_rule
 from broker.rules.rule import Rule
 from broker.rules.world import KnownDevice, KnownType, World, names_in
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, UserKey
+from storage.rules import RuleRecord
 
 
 class LookingUp:
@@ -30,6 +35,11 @@ class LookingUp:
             {id_: _device(one) for id_, one in devices.items() if owner == one.owner or owner in one.shared_with},
             {name: KnownType(one.key, one.id, one.latest.manifest) for name, one in types.items()},
         )
+
+    async def compiled(self, record: RuleRecord) -> Rule:
+        """The rule as it is now. Raises ValidationFailed when it is not valid any more."""
+        body = msgspec.json.decode(record.body)
+        return compile_rule(body, await self.world(record.owner, body), key=record.key)
 
     async def require_names(self, acting: Caller, body: Any) -> None:
         """Check that the rule may name what it names, before an answer tells anything about it.
@@ -81,13 +91,8 @@ class LookingUp:
         return None
 
     async def _named_devices(self, ids: Iterable[str]) -> dict[str, Device]:
-        found = {}
-        for id_ in ids:
-            try:
-                found[id_] = await self._devices.find(id_)
-            except DeviceNotFound:
-                continue
-        return found
+        found = await self._devices.find_all(id_ for id_ in ids if is_id(id_))
+        return {id_: device for id_, device in found.items() if device is not None}
 
     async def _named_types(self, names: Iterable[str]) -> dict[str, DeviceType]:
         found = {}

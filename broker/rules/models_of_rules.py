@@ -9,10 +9,10 @@ from broker.models.definition import ModelType
 from broker.models.models import Models, RuleModel
 from broker.rules.rule import Transformer
 from broker.rules.simulation import members_of
-from broker.rules.transformers import ModelWarning, ValueOf
+from broker.rules.transformers import ModelWarning
 from broker.rules.view import Value
 from storage.database import Transaction
-from storage.keys import DeviceKey, RuleKey, UserKey
+from storage.keys import DeviceKey, Milliseconds, RuleKey, UserKey
 from storage.rules import RuleRecord
 
 _KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOMALY}
@@ -21,18 +21,14 @@ _KINDS = {"prediction": ModelType.PREDICTION, "anomalyDetection": ModelType.ANOM
 class ModelsOfRules:
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._fields: dict[tuple[RuleKey, int], str] = {}
-        self._conditions: dict[RuleKey, tuple[Transformer, ...]] = {}
+        self._rules: set[RuleKey] = set()  # those with models
 
-    def output(self, rule: RuleKey, condition: int, device: DeviceKey, value_of: ValueOf) -> Value | None:
-        field = self._fields.get((rule, condition))
-        value = None if field is None else value_of(device, field)
-        return None if value is None else self._asked(rule, condition, device, value)
-
-    def _asked(self, rule: RuleKey, condition: int, device: DeviceKey, value: Value) -> Value | None:
+    def output(
+        self, rule: RuleKey, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds
+    ) -> Value | None:
         if not isinstance(value, bool | int | float):
             return None
-        return self._models.output_for_rule(rule, condition, device, value)
+        return self._models.output_for_rule(rule, condition, device, value, at_ms)
 
     def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
         found = {}
@@ -52,16 +48,13 @@ class ModelsOfRules:
     def remove(self, tx: Transaction, rule: RuleKey) -> None:
         self._models.delete_for_rule(tx, rule)
 
-    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        for one in self._conditions.pop(rule, ()):
-            del self._fields[rule, one.condition]
-        if transformers:
-            self._conditions[rule] = tuple(transformers)
-            self._fields |= {(rule, one.condition): one.field for one in transformers}
-
     def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        if transformers or rule in self._conditions:
+        if transformers or rule in self._rules:
             self._models.rules_changed()
+        if transformers:
+            self._rules.add(rule)
+        else:
+            self._rules.discard(rule)
 
 
 def _wanted(tx: Transaction, owner: UserKey, transformer: Transformer) -> Iterator[RuleModel]:

@@ -1,19 +1,22 @@
 """Runs a rule over history, dry: what it would have sent (reference 12.9)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
-from broker.errors import INVALID, Conflict, ValidationFailed
+from broker.errors import INVALID, ValidationFailed
 from broker.rules.rule import Outgoing, Rule
-from broker.rules.simulation import Happened, Simulation, TooManyDevicesError, rows_of, watched_devices
+from broker.rules.simulation import Happened, Simulation, TookTooLongError, rows_of, watched_devices
+from broker.rules.transformers import Output
+from broker.rules.turns import Turns
 from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
-from storage.database import Database, Transaction
+from storage.database import Transaction
 from storage.keys import Milliseconds, Position
 from storage.records import MessageRow
 
 SHOWN_MAX: Final = 100
-TOO_MANY_DEVICES: Final = "The rule watches more than 1000 devices"
+SENT_MAX: Final = 100  # that are shown of one trigger
 _EVALUATIONS_MAX: Final = 2 * RULE_HISTORY_ROWS
 _DAY_MS: Final = 86_400_000
 
@@ -27,31 +30,33 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`triggered` counts all; `shown` has the first 100. `until_ms`: where the replay ended before its time did."""
+    """`triggered` counts all; `shown` has the first 100. `until_ms`: where the replay ended before its time did.
+
+    `asks_models`: conditions asked models, as they are now.
+    """
 
     messages: int
     evaluations: int
     triggered: int
     shown: Sequence[Triggered]
     until_ms: Milliseconds | None
+    asks_models: bool
 
 
 class Replays:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, turns: Turns, output: Output) -> None:
+        self._turns = turns
+        self._output = output
 
     async def run(self, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds) -> Replayed:
         """Run a rule over the messages from `start_ms` to `end_ms`, without durations that ran before.
 
         Raises:
             ValidationFailed: the times are in the wrong order, or more than 31 days apart.
-            Conflict: the rule watches too many devices.
+            Conflict: the rule watches too many devices, or others of the user's rules are simulated.
         """
         check_times(start_ms, end_ms)
-        try:
-            return await self._database.read(lambda tx: _replayed(tx, rule, start_ms, end_ms))
-        except TooManyDevicesError:
-            raise Conflict(TOO_MANY_DEVICES) from None
+        return await self._turns.read(rule.owner, lambda tx: _replayed(tx, rule, start_ms, end_ms, self._output))
 
 
 def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
@@ -60,31 +65,47 @@ def check_times(start_ms: Milliseconds, end_ms: Milliseconds) -> None:
         raise ValidationFailed.of("endDate", INVALID)
 
 
-def _replayed(tx: Transaction, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds) -> Replayed:
+def _replayed(tx: Transaction, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output) -> Replayed:
     rows = rows_of(tx, watched_devices(tx, rule), start_ms, end_ms)
     first = rows[0].position if rows else tx.messages.head() + 1
-    simulation = Simulation(tx, rule, Position(first - 1))
+    simulation = Simulation(tx, rule, Position(first - 1), output)
+    simulation.sends = True
     simulation.begin_minutes(Milliseconds(start_ms - 1))
-    evaluations = triggered = 0
-    shown: list[Triggered] = []
+    counts = _Counts(start_ms)
+    is_whole = False
+    with suppress(TookTooLongError):
+        is_whole = all(counts.takes(happened, simulation) for happened in _happenings(simulation, rows, end_ms, counts))
+    until_ms = None if is_whole and len(rows) < RULE_HISTORY_ROWS else counts.at_ms
+    return Replayed(
+        counts.messages, counts.evaluations, counts.triggered, counts.shown, until_ms, bool(rule.transformers)
+    )
 
-    def count(happened: Happened) -> None:
-        nonlocal evaluations, triggered
-        evaluations += 1
+
+@dataclass(slots=True)
+class _Counts:
+    at_ms: Milliseconds
+    messages: int = 0
+    evaluations: int = 0
+    triggered: int = 0
+    shown: list[Triggered] = field(default_factory=list)
+
+    def takes(self, happened: Happened, simulation: Simulation) -> bool:
+        """Count an evaluation. False: there may be no more of them."""
+        self.evaluations += 1
+        self.at_ms = happened.at_ms
         if happened.outcome.match is not None:
-            triggered += 1
-            if len(shown) < SHOWN_MAX:
-                shown.append(Triggered(happened.at_ms, happened.row, happened.outgoing))
+            self.triggered += 1
+            if len(self.shown) < SHOWN_MAX:
+                self.shown.append(Triggered(happened.at_ms, happened.row, happened.outgoing[:SENT_MAX]))
+            simulation.sends = len(self.shown) < SHOWN_MAX
+        return self.evaluations < _EVALUATIONS_MAX
 
-    for done, row in enumerate(rows):
-        for happened in simulation.message(row):
-            count(happened)
-            if evaluations >= _EVALUATIONS_MAX:
-                return Replayed(done, evaluations, triggered, shown, happened.at_ms)
-    if len(rows) == RULE_HISTORY_ROWS:
-        return Replayed(len(rows), evaluations, triggered, shown, rows[-1].cts)
-    for happened in simulation.until(end_ms):
-        count(happened)
-        if evaluations >= _EVALUATIONS_MAX:
-            return Replayed(len(rows), evaluations, triggered, shown, happened.at_ms)
-    return Replayed(len(rows), evaluations, triggered, shown, None)
+
+def _happenings(
+    simulation: Simulation, rows: Sequence[MessageRow], end_ms: Milliseconds, counts: _Counts
+) -> Iterator[Happened]:
+    for row in rows:
+        yield from simulation.message(row)
+        counts.messages += 1
+    if len(rows) < RULE_HISTORY_ROWS:  # otherwise there may be more messages before the end
+        yield from simulation.until(end_ms)

@@ -16,6 +16,7 @@ from broker.rules.engine import Engine
 from broker.rules.evaluator import Evaluator
 from broker.rules.index import RuleIndex
 from broker.rules.invalidation import Invalidation
+from broker.rules.judging import Judging
 from broker.rules.looking_up import LookingUp
 from broker.rules.models_of_rules import ModelsOfRules
 from broker.rules.replay import Replays
@@ -24,12 +25,14 @@ from broker.rules.rulebook import Rulebook
 from broker.rules.sending import Sending
 from broker.rules.showing import Showing
 from broker.rules.trial_run import TrialRuns
+from broker.rules.turns import Turns
 from broker.rules.why import Reasons
 
 
 @dataclass(frozen=True, slots=True)
 class RulesRoom:
     rulebook: Rulebook
+    looking_up: LookingUp
     access: Access
     showing: Showing
     trial_runs: TrialRuns
@@ -52,12 +55,13 @@ async def open_rules(
     models = ModelsOfRules(of_models.models)
     index, loops, queue = RuleIndex(devices.registry), LoopGuard(), RequestQueue(database, clock)
     evaluator = Evaluator(database, devices.registry, index, models, loops)
-    sending = Sending(database, devices.registry, messages.ingest, mails, queue, loops)
+    sending = Sending(database, devices.registry, device_types.catalog, messages.ingest, mails, queue, loops)
     engine = Engine(database, clock, router, index, evaluator, sending, queue)
     looking_up = LookingUp(devices.registry, device_types.catalog, accounts.permissions)
-    rulebook = Rulebook(database, clock, accounts.permissions, looking_up, engine, models, mails, router)
-    invalidation = Invalidation(database, router, rulebook, evaluator)
-    await rulebook.begin_all()
+    judging = Judging(database, clock, accounts.permissions, looking_up, engine, models, mails, router)
+    rulebook = Rulebook(database, clock, accounts.permissions, looking_up, judging, models)
+    invalidation = Invalidation(database, router, judging, index, evaluator)
+    await judging.begin_all()
     await engine.resume()
     life.worker("rules", engine.run_forever, save=engine.save, statistics=engine.statistics)
     life.worker("rule checks", invalidation.run_forever, statistics=invalidation.statistics)
@@ -65,12 +69,14 @@ async def open_rules(
         life.observe("rule requests", queue.statistics)
     else:
         life.worker("rule requests", partial(queue.send_forever, requests, engine), statistics=queue.statistics)
-    reasons = Reasons(database, clock, messages.mids, index)
+    turns = Turns(database)
+    reasons = Reasons(database, clock, messages.mids, index, turns, models.output)
     return RulesRoom(
         rulebook=rulebook,
-        access=Access(accounts.permissions, looking_up, rulebook),
-        showing=Showing(database, reasons, rulebook, models),
+        looking_up=looking_up,
+        access=Access(accounts.permissions, looking_up),
+        showing=Showing(database, reasons, looking_up, models),
         trial_runs=TrialRuns(database, clock, accounts.permissions, sending, queue),
-        replays=Replays(database),
+        replays=Replays(turns, models.output),
         reasons=reasons,
     )

@@ -124,7 +124,7 @@ class Rule:
         It is the beginning of a minute that matches a `datetime` condition, except when the sun does not rise or set
         for days: then it may be a time at which `on_minute` does nothing.
         """
-        times = (condition.schedule.next_after(after_ms) for condition in self.conditions.times)
+        times = (condition.next_after(after_ms) for condition in self.conditions.times)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # Explanation

@@ -1,6 +1,6 @@
-"""The rules of users: made, changed, removed, and marked as invalid (reference 12.1 and 12.3)."""
+"""The rules of users: found, made, changed and removed (reference 12.1)."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -10,35 +10,26 @@ import msgspec
 from broker.accounts.permissions import Permissions, Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
-from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed, too_long
-from broker.facts import Router, RuleReported
+from broker.errors import Conflict, Finding, NotFound, PermissionDenied, ValidationFailed
 from broker.ids import new_id
-from broker.mail import Letter, Mails, RuleStopped
-from broker.nesting import check_nesting
-from broker.rules.engine import Engine
+from broker.rules.judging import Judging
 from broker.rules.language import compile_rule
 from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
-from broker.rules.running import acting
+from broker.rules.running import acting, through
+from broker.rules.storing import add_rule, put_rule, rule_text
 from broker.rules.transformers import Transformers
-from broker.rules.validation import INVALID_RULE
 from broker.rules.world import World
 from broker.trace.audit import AuditEvent, note
-from config.limits import RULE_BODY_BYTES, RULES_OF_USER
 from storage.database import Database, Transaction
-from storage.keys import Milliseconds, Position, RuleKey, UserKey
+from storage.keys import Position, RuleKey, UserKey
 from storage.records import NEW_KEY, UserRecord
-from storage.rules import RuleRecord, RuleState, UseKind
+from storage.rules import RuleRecord, RuleState
 
 THIS_APPLICATION: Final = "thisApplication"
 ALL_APPLICATIONS: Final = "allApplications"
 SCOPES: Final = (ALL_APPLICATIONS, THIS_APPLICATION)
 CHANGED_MEANWHILE: Final = "The rule was changed meanwhile"
-TOO_MANY_RULES: Final = f"At most {RULES_OF_USER} rules for each user"
-_PAGE: Final = 500
-
-_encode_findings = msgspec.json.Encoder().encode
-_decode_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +71,15 @@ class Rulebook:
         clock: Clock,
         permissions: Permissions,
         looking_up: LookingUp,
-        engine: Engine,
+        judging: Judging,
         models: Transformers,
-        mails: Mails,
-        router: Router,
     ) -> None:
         self._database = database
         self._clock = clock
         self._permissions = permissions
         self._looking_up = looking_up
-        self._engine = engine
+        self.judging = judging
         self.models = models
-        self._mails = mails
-        self._router = router
 
     async def find(self, rule_id: str) -> RuleRecord:
         """Raises NotFound."""
@@ -132,11 +119,6 @@ class Rulebook:
             )
 
         return await self._database.read(work)
-
-    async def compiled(self, record: RuleRecord) -> Rule:
-        """The rule as it is now. Raises ValidationFailed when it is not valid any more."""
-        body = msgspec.json.decode(record.body)
-        return compile_rule(body, await self._looking_up.world(record.owner, body), key=record.key)
 
     async def create(self, caller: Caller, owner: UserRecord, new: NewRule) -> RuleRecord:
         """Make a rule of a user.
@@ -185,10 +167,11 @@ class Rulebook:
             return error.findings
         return ()
 
-    async def change(self, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
+    async def change(self, caller: Caller, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
         """Change a rule. A rule that was invalid or stopped runs again.
 
-        Running durations go on if neither the body nor `enabled` changes.
+        Running durations go on if neither the body nor `enabled` changes. What the rule names after the change, the
+        caller's application may use, too: a rule runs with the grants of the application that made it.
 
         Raises:
             PermissionDenied: a device or type is not the rule's to use.
@@ -201,6 +184,8 @@ class Rulebook:
         given = {name: value for name, value in given.items() if value is not None}
         wanted = replace(record, **given)
         checked = await self._checked(wanted)
+        if caller.application != record.application:
+            await self._looking_up.require(checked.rule, through(caller, record))
         now_ms = self._clock.now_ms()
 
         def work(tx: Transaction) -> tuple[RuleRecord, RuleState]:
@@ -226,12 +211,7 @@ class Rulebook:
             tx.rules.remove(record.key)
             note(tx, AuditEvent.RULE_REMOVED, f"rule {record.id}", now_ms=now_ms, owner=record.owner_id)
 
-        def tell(_: None) -> None:
-            self._engine.remove(record.key)
-            self.models.changed(record.key, ())
-            self.models.begin(record.key, ())
-
-        await self._database.write(work, announce=tell)
+        await self._database.write(work, announce=lambda _: self.judging.end(record.key))
 
     async def _checked(self, record: RuleRecord) -> _Checked:
         """Compile a rule and check its permissions. Raises PermissionDenied, ValidationFailed."""
@@ -248,161 +228,4 @@ class Rulebook:
         rule = checked.rule
         if rule.key != record.key:  # a new rule has its number only now
             rule = compile_rule(checked.body, checked.world, key=record.key)
-        self._run(record, rule, checked.reach, state)
-
-    def _run(self, record: RuleRecord, rule: Rule, reach: Reach, state: RuleState) -> None:
-        self.models.changed(record.key, rule.transformers)
-        self.models.begin(record.key, rule.transformers)
-        self._engine.begin(record, rule, reach, state)
-
-    # Running
-
-    async def begin_all(self) -> None:
-        """Run all rules that are enabled. A rule that is not valid any more is marked so."""
-        after = RuleKey(0)
-        while records := await self._database.read(partial(_page_after, after)):
-            after = records[-1].key
-            await self._judge([record for record in records if record.runs])
-
-    async def judge(self, keys: Iterable[RuleKey]) -> int:
-        """Compile rules anew, because something that they name has changed. Returns how many are not valid any more."""
-        records = await self._database.read(lambda tx: tx.rules.rules_with(keys))
-        return await self._judge([record for record in records if record.invalidated_on is None])
-
-    async def _judge(self, records: Iterable[RuleRecord]) -> int:
-        """Run rules, or mark them as invalid. Returns how many are."""
-        invalid, valid = 0, list[tuple[RuleRecord, Rule, Reach]]()
-        for record in records:
-            reach = await self._permissions.reach(acting(record))
-            try:
-                valid.append((record, await self.compiled(record), reach))
-            except ValidationFailed as error:
-                await self._invalidate(record, error.findings)
-                invalid += 1
-
-        def work(tx: Transaction) -> list[RuleState | None]:
-            """The states of the rules; None for one that was changed or removed meanwhile."""
-            return [_state(record, tx) if tx.rules.rule(record.id) == record else None for record, _, _ in valid]
-
-        def tell(states: list[RuleState | None]) -> None:
-            for (record, rule, reach), state in zip(valid, states, strict=True):
-                if state is not None:
-                    self._run(record, rule, reach, state)
-
-        if valid:  # a write, because `tell` must come in the order of the commits
-            await self._database.write(work, announce=tell)
-        return invalid
-
-    async def _invalidate(self, record: RuleRecord, findings: tuple[Finding, ...]) -> None:
-        now_ms = self._clock.now_ms()
-        reason = "; ".join(f"{one.field}: {', '.join(one.messages)}" for one in findings)
-        letter = await self._letter(record, reason)
-
-        def work(tx: Transaction) -> bool:
-            if tx.rules.rule(record.id) != record:  # it was changed meanwhile, and that checked it
-                return False
-            text = _encode_findings(findings).decode()
-            tx.rules.put(replace(record, invalidated_on=now_ms, findings=text))
-            if letter is not None:
-                self._mails.add(tx, letter)
-            return True
-
-        def tell(done: bool) -> None:
-            if done:
-                self._engine.remove(record.key)
-                self._router.publish(reported(record, "invalidated", findings[0].field, reason, now_ms))
-
-        await self._database.write(work, announce=tell)
-
-    async def _letter(self, record: RuleRecord, reason: str) -> Letter | None:
-        owner = await self._database.read(lambda tx: tx.accounts.user(record.owner))
-        mail = RuleStopped(rule=record.name, rule_id=record.id, reason=reason)
-        try:
-            return None if owner is None else self._mails.compose(owner.email, mail, cause=f"user {owner.id}")
-        except ValidationFailed:  # no address that a mail can be sent to
-            return None
-
-
-def _page_after(key: RuleKey, tx: Transaction) -> list[RuleRecord]:
-    return tx.rules.rules_after(key, limit=_PAGE)
-
-
-def _state(record: RuleRecord, tx: Transaction) -> RuleState:
-    return tx.rules.state(record.key) or RuleState(record.key, record.revision)
-
-
-def findings_of(record: RuleRecord) -> tuple[Finding, ...]:
-    """What is wrong with an invalid rule."""
-    return _decode_findings(record.findings) if record.findings else ()
-
-
-def rule_text(body: bytes) -> str:
-    """The text of a body. Raises ValidationFailed when it is too long, nests too deeply or has too large a number."""
-    if len(body) > RULE_BODY_BYTES:
-        raise ValidationFailed.of("rule", too_long(RULE_BODY_BYTES))
-    try:
-        check_nesting(body)
-        msgspec.json.decode(body)
-        return body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValidationFailed.of("rule", INVALID_RULE) from error
-
-
-def add_rule(tx: Transaction, record: RuleRecord, rule: Rule, models: Transformers) -> tuple[RuleRecord, RuleState]:
-    """Add a rule that was checked. Raises Conflict: its owner has too many."""
-    if tx.rules.count_of(record.owner) >= RULES_OF_USER:
-        raise Conflict(TOO_MANY_RULES)
-    added = replace(record, since=tx.messages.head())
-    added = replace(added, key=tx.rules.add(added))
-    state = RuleState(added.key, added.revision)
-    tx.rules.begin_state(state)
-    tx.rules.put_uses(added.key, uses_of(tx, rule))
-    models.put(tx, added, rule.transformers)
-    note(tx, AuditEvent.RULE_CREATED, f"rule {added.id}", now_ms=added.created_on, owner=added.owner_id)
-    return added, state
-
-
-def put_rule(
-    tx: Transaction, known: RuleRecord, wanted: RuleRecord, rule: Rule, models: Transformers, now_ms: Milliseconds
-) -> tuple[RuleRecord, RuleState]:
-    """Change a rule to what was checked. It starts anew unless it goes on with the same body."""
-    changed = replace(
-        wanted, modified_on=now_ms, invalidated_on=None, findings="", stopped_on=None, stop_reason="",
-        revision=known.revision, since=known.since,
-    )  # fmt: skip
-    state = tx.rules.state(known.key) or RuleState(known.key, known.revision)
-    if not (known.runs and changed.runs and known.body == changed.body):
-        changed = replace(changed, revision=known.revision + 1, since=tx.messages.head())
-        state = RuleState(known.key, changed.revision, state.triggered, state.last_on)
-        tx.rules.begin_state(state)
-        tx.rules.forget_problems(known.key)
-    tx.rules.put(changed)
-    tx.rules.put_uses(known.key, uses_of(tx, rule))
-    if known.body != changed.body:
-        models.remove(tx, known.key)
-    models.put(tx, changed, rule.transformers)
-    note(tx, AuditEvent.RULE_CHANGED, f"rule {known.id}", now_ms=now_ms, owner=known.owner_id)
-    return changed, state
-
-
-def uses_of(tx: Transaction, rule: Rule) -> set[tuple[UseKind, int]]:
-    """The devices and types that a rule names, and the types of the devices."""
-    devices = rule.reads | rule.writes
-    uses: set[tuple[UseKind, int]] = {("device", key) for key in devices}
-    uses |= {("type", key) for key in rule.type_reads | rule.type_writes}
-    records = (tx.devices.device(key) for key in devices)
-    return uses | {("type", record.device_type) for record in records if record is not None}
-
-
-def reported(record: RuleRecord, kind: str, field: str, text: str, at_ms: Milliseconds) -> RuleReported:
-    return RuleReported(
-        kind,
-        record.id,
-        record.owner,
-        record.owner_id,
-        record.application,
-        record.application_id,
-        field,
-        text,
-        at_ms,
-    )
+        self.judging.run(record, rule, checked.reach, state)

@@ -1,7 +1,7 @@
 """One rule that runs: the compiled rule, and what is remembered of it between evaluations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from broker.accounts.permissions import Reach
 from broker.accounts.tokens import Caller, TokenKind
 from broker.rules.rule import Rule, Timer, TimerKey
-from storage.keys import DeviceKey, Milliseconds, Position, RuleKey, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.rules import RuleRecord, RuleState
 
 
@@ -46,6 +46,11 @@ class RunningRule:
     reach: Reach
     timers: dict[TimerKey, Timer] = field(default_factory=dict)
     minute: Milliseconds | None = None
+    #: What the owner needs READ on whenever it triggers.
+    reads: frozenset[DeviceKey] = frozenset()
+    type_reads: frozenset[DeviceTypeKey] = frozenset()
+    #: It may look at all devices of a type, so that its time is measured.
+    is_costly: bool = False
     triggered: int = 0
     last_on: Milliseconds | None = None
     failing: bool = False
@@ -62,6 +67,9 @@ class RunningRule:
             record.since,
             record.revision,
             reach,
+            reads=rule.reads,
+            type_reads=rule.type_reads,
+            is_costly=bool(rule.type_reads or rule.type_writes),
         )
         if state is not None:
             running.triggered, running.last_on, running.failing = state.triggered, state.last_on, state.failing
@@ -98,6 +106,16 @@ def acting(record: RuleRecord) -> Caller:
         application=record.application,
         application_id=record.application_id,
         application_organization=record.application_organization,
+    )
+
+
+def through(caller: Caller, record: RuleRecord) -> Caller:
+    """The rule's owner through the application of a caller."""
+    return replace(
+        acting(record),
+        application=caller.application,
+        application_id=caller.application_id,
+        application_organization=caller.application_organization,
     )
 
 

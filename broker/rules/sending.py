@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from broker.accounts.permissions import Permission
+from broker.device_types.catalog import DeviceType, DeviceTypes
 from broker.devices.registry import Device, Devices
 from broker.errors import DeviceNotFound, DomainError, ValidationFailed
 from broker.mail import Letter, Mails, RuleMail, RuleStopped
@@ -21,7 +22,7 @@ from broker.rules.requests import HttpContent, RequestQueue
 from broker.rules.rule import CallHttp, NotSent, Outgoing, SendAction, SendMail
 from broker.rules.running import RunningRule
 from storage.database import Database, Transaction
-from storage.keys import DeviceKey, Milliseconds, UserKey
+from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, UserKey
 
 TOO_MANY_MAILS: Final = "Not sent: more than 5 e-mails in a minute or 50 in a day"
 TOO_MANY_REQUESTS: Final = "Not sent: more than 5 HTTP requests in a minute or 50 in a day"
@@ -70,9 +71,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Addressees:
-    """Devices and mail addresses that were looked up."""
+    """Devices, types and mail addresses that were looked up."""
 
     devices: Mapping[DeviceKey, Device | None]
+    types: Mapping[DeviceTypeKey, DeviceType]
     mails: Mapping[UserKey, str]
 
 
@@ -81,6 +83,7 @@ class Sending:
         self,
         database: Database,
         devices: Devices,
+        device_types: DeviceTypes,
         ingest: Ingest,
         mails: Mails,
         requests: RequestQueue,
@@ -88,6 +91,7 @@ class Sending:
     ) -> None:
         self._database = database
         self._devices = devices
+        self._types = device_types
         self._ingest = ingest
         self._mails = mails
         self._requests = requests
@@ -97,7 +101,10 @@ class Sending:
         """Look up to whom and what is sent."""
         owners = {stop.running.owner for stop in stops}
         keys: set[DeviceKey] = set()
+        type_keys: set[DeviceTypeKey] = set()
         for firing in firings:
+            keys |= firing.running.reads
+            type_keys |= firing.running.type_reads
             if firing.device is not None:
                 keys.add(firing.device)
             for one in firing.outgoing:
@@ -106,9 +113,10 @@ class Sending:
                 elif isinstance(one, SendMail) and not one.to:
                     owners.add(firing.running.owner)
         devices = {key: self._devices.get_nowait(key) or await self._device(key) for key in keys}
+        types = {key: await self._types.get(key) for key in type_keys}
         mails = {} if not owners else await self._database.read(lambda tx: _mail_addresses(tx, owners))
         await self._ingest.wait_room()
-        return Addressees(devices, mails)
+        return Addressees(devices, types, mails)
 
     async def _device(self, key: DeviceKey) -> Device | None:
         try:
@@ -116,13 +124,17 @@ class Sending:
         except DeviceNotFound:
             return None
 
-    def submit(self, firings: Iterable[Firing], stops: Iterable[Stop], known: Addressees) -> Batch:
-        """Send the Actions, and collect the rest. Without a wait: everything is in one group with the next write."""
+    def submit(
+        self, firings: Iterable[Firing], stops: Iterable[Stop], known: Addressees, *, reads: bool = True
+    ) -> Batch:
+        """Send the Actions, and collect the rest. Without a wait: everything is in one group with the next write.
+
+        `reads`: the rule was evaluated, and needs READ on all its sources.
+        """
         batch = Batch()
         for firing in firings:
-            source = None if firing.device is None else known.devices.get(firing.device)
-            if source is not None and not firing.running.reach.allows(source, Permission.READ):
-                batch.problems.append(_problem(firing, "rule.if", _missing(Permission.READ, source)))
+            if reads and (missing := _missing_read(firing, known)) is not None:
+                batch.problems.append(_problem(firing, "rule.if", missing))
                 continue
             for one in firing.outgoing:
                 try:
@@ -200,6 +212,21 @@ def action_data(action: SendAction) -> bytes:
 
 def _problem(firing: Firing, field_: str, text: str) -> Problem:
     return Problem(firing.running, field_, text, firing.at_ms)
+
+
+def _missing_read(firing: Firing, known: Addressees) -> str | None:
+    """What the rule may not read any more; None: it may read all its sources."""
+    running = firing.running
+    keys = running.reads if firing.device is None else (firing.device, *running.reads)
+    for key in keys:
+        device = known.devices.get(key)
+        if device is not None and not running.reach.allows(device, Permission.READ):
+            return _missing(Permission.READ, device)
+    for key_of_type in running.type_reads:
+        type_ = known.types[key_of_type].record
+        if not running.reach.allows_type(running.owner, type_, Permission.READ):
+            return f"You don't have the right permissions: READ on device type {type_.id}"
+    return None
 
 
 def _missing(permission: Permission, device: Device) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.errors import Conflict, Finding, ValidationFailed
+from broker.errors import Finding, ValidationFailed
+from broker.rules.judging import findings_of
+from broker.rules.looking_up import LookingUp
 from broker.rules.rule import Rule
-from broker.rules.rulebook import Rulebook, findings_of
 from broker.rules.transformers import ModelWarning, Transformers
 from broker.rules.why import Reasons
 from storage.database import Database, Transaction
@@ -40,10 +41,10 @@ class ShownRule:
 
 
 class Showing:
-    def __init__(self, database: Database, reasons: Reasons, rulebook: Rulebook, models: Transformers) -> None:
+    def __init__(self, database: Database, reasons: Reasons, looking_up: LookingUp, models: Transformers) -> None:
         self._database = database
         self._reasons = reasons
-        self._rulebook = rulebook
+        self._looking_up = looking_up
         self._models = models
 
     async def shown(self, record: RuleRecord, *, with_waiting: bool = False) -> ShownRule:
@@ -64,16 +65,15 @@ class Showing:
 
     async def _compiled(self, record: RuleRecord) -> Rule | None:
         try:
-            return await self._rulebook.compiled(record)
+            return await self._looking_up.compiled(record)
         except ValidationFailed:
             return None
 
     async def _waits_for(self, record: RuleRecord, rule: Rule) -> tuple[str, ...] | None:
         if not record.runs:
             return None
-        try:
-            why = await self._reasons.now(record, rule)
-        except Conflict:
+        why = await self._reasons.now(record, rule)
+        if why is None:
             return None
         return tuple(f"{one.report.path}: {one.sentence}" for one in why.conditions if one.report.held is not True)
 

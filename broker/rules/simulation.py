@@ -3,6 +3,7 @@
 Everything is read in one transaction, on a thread beside the loop.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -14,9 +15,9 @@ from broker.rules.evaluator import MINUTE
 from broker.rules.rule import Explanation, Match, Outcome, Outgoing, Rule, Timer, TimerKey
 from broker.rules.state import Fields, NotLoadedError, StateView, lay_over, values_at
 from broker.rules.timers import Timers
-from broker.rules.transformers import no_output
+from broker.rules.transformers import Output
 from broker.rules.view import CurrentMessage
-from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS
+from config.limits import RULE_HISTORY_DAYS, RULE_HISTORY_ROWS, RULE_HISTORY_SECONDS, RULE_SIMULATED_DEVICES
 from storage.database import Transaction
 from storage.keys import DeviceKey, DeviceTypeKey, Milliseconds, Position, RuleKey, UserKey
 from storage.messages import Range
@@ -25,7 +26,6 @@ from storage.records import DeviceRecord, MessageRow
 T = TypeVar("T")
 _DAY_MS: Final = 86_400_000
 _DEVICES_AT_ONCE: Final = 100  # in one search
-_DEVICES_MAX: Final = 1_000
 _RULE: Final = RuleKey(0)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -34,11 +34,15 @@ class TooManyDevicesError(Exception):
     """The rule watches more devices than a simulation may."""
 
 
+class TookTooLongError(Exception):
+    """The simulation has used up its processor time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Happened:
     """One evaluation: of a message, `row`, or because of the time.
 
-    `explanation` is there if it was asked for, and `outgoing` if the rule triggers.
+    `explanation` and, if the rule triggers, `outgoing` are there if they were asked for.
     """
 
     at_ms: Milliseconds
@@ -49,10 +53,16 @@ class Happened:
 
 
 class Simulation:
-    def __init__(self, tx: Transaction, rule: Rule, position: Position) -> None:
-        """Begin behind `position`, without running durations."""
-        #: Whether what happens is explained.
+    def __init__(self, tx: Transaction, rule: Rule, position: Position, output: Output) -> None:
+        """Begin behind `position`, without running durations. `output` asks the models, as they are now.
+
+        Raises TookTooLongError from the method that is running when the processor time is used up.
+        """
+        #: Whether what happens is explained, and whether it says what would be sent.
         self.explains = False
+        self.sends = False
+        self._output = output
+        self._ends = time.thread_time() + RULE_HISTORY_SECONDS
         self._tx = tx
         self._rule = rule
         self._position = position
@@ -110,6 +120,9 @@ class Simulation:
         evaluate: Callable[[StateView, dict[TimerKey, Timer]], Outcome],
         explain: Callable[[StateView, dict[TimerKey, Timer]], Explanation],
     ) -> Happened:
+        time.sleep(0)  # the event loop may have the interpreter now
+        if time.thread_time() > self._ends:
+            raise TookTooLongError
         explanation = self._loaded(lambda: explain(view, self.timers)) if self.explains else None
         outcome = self._loaded(lambda: evaluate(view, self.timers)) if explanation is None else explanation.outcome
         for key, timer in outcome.timers.items():
@@ -121,14 +134,14 @@ class Simulation:
                 self._due.drop(_RULE, key)
             else:
                 self._due.set(_RULE, key, timer.due_ms)
-        outgoing = () if outcome.match is None else self._outgoing(view, outcome.match)
+        outgoing = self._outgoing(view, outcome.match) if self.sends and outcome.match is not None else ()
         return Happened(view.now_ms, row, outcome, explanation, outgoing)
 
     def _outgoing(self, view: StateView, match: Match) -> Sequence[Outgoing]:
         return self._loaded(lambda: self._rule.outgoing(view, match))
 
     def _view(self, now_ms: Milliseconds, message: CurrentMessage | None) -> StateView:
-        return StateView(now_ms, message, self._values, self._members, no_output)
+        return StateView(now_ms, message, self._values, self._members, self._output)
 
     def _loaded(self, evaluate: Callable[[], T]) -> T:
         while True:
@@ -155,7 +168,7 @@ def watched_devices(tx: Transaction, rule: Rule) -> list[DeviceKey]:
             devices.add(watch.device)
         elif watch.device_type is not None:
             devices |= set(members_of(tx, rule.owner, watch.device_type))
-    if len(devices) > _DEVICES_MAX:
+    if len(devices) > RULE_SIMULATED_DEVICES:
         raise TooManyDevicesError
     return sorted(devices)
 
@@ -178,14 +191,14 @@ def rows_of(
 
 
 def simulated_before(
-    tx: Transaction, rule: Rule, row: MessageRow, since: Position, *, has_durations: bool
+    tx: Transaction, rule: Rule, row: MessageRow, since: Position, output: Output, *, has_durations: bool
 ) -> Simulation:
     """A simulation that stands just before a message: of what came behind `since`, at most 10,000 messages and 31 days.
 
     Without durations nothing before the message matters but the last values.
     """
     if not has_durations:
-        return Simulation(tx, rule, Position(row.position - 1))
+        return Simulation(tx, rule, Position(row.position - 1), output)
     start_ms = Milliseconds(max(0, row.cts - RULE_HISTORY_DAYS * _DAY_MS))
     devices = watched_devices(tx, rule)
     last_ms = Milliseconds(max(row.ts, row.cts) + _DAY_MS)
@@ -193,7 +206,7 @@ def simulated_before(
     if since < row.position:
         before = [one for one in before if one.position > since]
     first = before[0].position if before else row.position
-    simulation = Simulation(tx, rule, Position(first - 1))
+    simulation = Simulation(tx, rule, Position(first - 1), output)
     for one in before:
         for _ in simulation.message(one):
             pass

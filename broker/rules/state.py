@@ -83,8 +83,9 @@ class StateView:
         self._asked += found
         return found
 
-    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:
-        return self._output(RuleKey(rule), condition, device, self.value)
+    def model_output(self, rule: int, condition: int, device: DeviceKey, field: str) -> Value | None:
+        value = self.value(device, field)
+        return None if value is None else self._output(RuleKey(rule), condition, device, value, self.now_ms)
 
 
 def lay_over(fields: Fields, data: Mapping[str, Any], row: MessageRow) -> None:

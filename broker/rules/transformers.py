@@ -7,15 +7,11 @@ from typing import Protocol
 from broker.rules.rule import Transformer
 from broker.rules.view import Value
 from storage.database import Transaction
-from storage.keys import DeviceKey, RuleKey
+from storage.keys import DeviceKey, Milliseconds, RuleKey
 from storage.rules import RuleRecord
 
-#: The last value of a device's field.
-ValueOf = Callable[[DeviceKey, str], Value | None]
-
-
 #: What `Transformers.output` is.
-Output = Callable[[RuleKey, int, DeviceKey, ValueOf], Value | None]
+Output = Callable[[RuleKey, int, DeviceKey, Value, Milliseconds], Value | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +23,17 @@ class ModelWarning:
 
 
 class Transformers(Protocol):
-    def output(self, rule: RuleKey, condition: int, device: DeviceKey, value_of: ValueOf) -> Value | None:
-        """What the model of a condition says to the last value of its field, without waiting; None: it is not ready."""
+    def output(
+        self, rule: RuleKey, condition: int, device: DeviceKey, value: Value, at_ms: Milliseconds
+    ) -> Value | None:
+        """What the model of a condition, as it is now, says to a value of its field at this time, without waiting; from
+        any thread. None: it is not ready."""
 
     def warnings(self, rule: RuleKey, transformers: Sequence[Transformer]) -> Sequence[ModelWarning]:
         """The models of a rule that are not ready."""
 
     def put(self, tx: Transaction, rule: RuleRecord, transformers: Sequence[Transformer]) -> None:
-        """Make the models that the rule does not have yet, in the transaction that makes or changes it.
+        """Make the models that the rule does not have yet, and remove those that it needs no more.
 
         Raises DomainError.
         """
@@ -42,13 +41,10 @@ class Transformers(Protocol):
     def remove(self, tx: Transaction, rule: RuleKey) -> None:
         """Remove the rule's models, in the transaction that removes the rule or changes its body."""
 
-    def begin(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        """A rule begins to run with these conditions, or with none."""
-
     def changed(self, rule: RuleKey, transformers: Sequence[Transformer]) -> None:
-        """A transaction with `put` or `remove` is durable; the rule has these conditions now. Call `begin` next."""
+        """A transaction with `put` or `remove` is durable; the rule has these conditions now, or none."""
 
 
-def no_output(_rule: RuleKey, _condition: int, _device: DeviceKey, _value_of: ValueOf) -> Value | None:
+def no_output(_rule: RuleKey, _condition: int, _device: DeviceKey, _value: Value, _at_ms: Milliseconds) -> Value | None:
     """Instead of `Transformers.output`, where models are not asked."""
     return None

@@ -48,7 +48,7 @@ class TrialRuns:
         running = RunningRule.made(record, rule, await self._permissions.reach(acting(record)), None)
         firing = Firing(running, now_ms, None, rule.outgoing(view, Match({})), NO_CAUSES)
         known = await self._sending.addressees([firing], ())
-        batch = self._sending.submit([firing], (), known)
+        batch = self._sending.submit([firing], (), known, reads=False)
 
         def work(tx: Transaction) -> list[Problem]:
             return self._sending.write(tx, batch, now_ms)

@@ -56,8 +56,9 @@ class View(Protocol):
     def devices_of(self, owner: UserKey, device_type: DeviceTypeKey) -> Collection[DeviceKey]:
         """The devices of a type that a user owns, in a stable order."""
 
-    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:
-        """What the model of a condition with a `transformer` says now; None while the model is not ready.
+    def model_output(self, rule: int, condition: int, device: DeviceKey, field: str) -> Value | None:
+        """What the model of a condition with a `transformer` says to the last value of the condition's field; None
+        while the model is not ready or the value is not known.
 
         A prediction is the predicted value, an anomaly detection says true or false.
         """
@@ -78,7 +79,7 @@ class _NoView:
     def devices_of(self, owner: UserKey, device_type: DeviceTypeKey) -> Collection[DeviceKey]:  # noqa: ARG002
         return ()
 
-    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:  # noqa: ARG002
+    def model_output(self, rule: int, condition: int, device: DeviceKey, field: str) -> Value | None:  # noqa: ARG002
         return None
 
 

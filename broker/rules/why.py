@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -12,26 +12,28 @@ from broker.clock import Clock
 from broker.errors import INVALID, Conflict, NotFound, ValidationFailed
 from broker.messages.mids import Mids
 from broker.rules.index import RuleIndex
-from broker.rules.replay import TOO_MANY_DEVICES, check_times
+from broker.rules.replay import check_times
 from broker.rules.rule import ConditionReport, Explanation, Rule
 from broker.rules.running import remembered
 from broker.rules.simulation import (
     Happened,
     Simulation,
-    TooManyDevicesError,
+    TookTooLongError,
     members_of,
     rows_of,
     simulated_before,
     watched_devices,
 )
+from broker.rules.transformers import Output
+from broker.rules.turns import Turns
 from broker.rules.view import Seen
+from config.limits import RULE_HISTORY_ROWS
 from storage.database import Database, Transaction
 from storage.keys import DeviceKey, Milliseconds, Position
 from storage.records import MessageRow
 from storage.rules import RuleRecord
 
 SHOWN_MAX: Final = 100
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,12 @@ class Why:
 
 
 class Reasons:
-    def __init__(self, database: Database, clock: Clock, mids: Mids, index: RuleIndex) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, mids: Mids, index: RuleIndex, turns: Turns, output: Output
+    ) -> None:
         self._database = database
+        self._turns = turns
+        self._output = output
         self._clock = clock
         self._mids = mids
         self._index = index
@@ -68,12 +74,12 @@ class Reasons:
         Raises:
             NotFound: there is no such message.
             ValidationFailed: the rule does not look at messages of its device.
-            Conflict: the rule watches too many devices.
+            Conflict: the rule watches too many devices, it takes too long, or others of the user's rules are simulated.
         """
         position = self._mids.position(mid)
         if position is None:
             raise NotFound
-        return await self._read(partial(_of_message, record, rule, position))
+        return await self._turns.read(record.owner, partial(_of_message, record, rule, position, self._output))
 
     async def of_time(
         self, record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds
@@ -83,35 +89,42 @@ class Reasons:
         Returns the first 100 evaluations, and whether these are all. Raises ValidationFailed, Conflict.
         """
         check_times(start_ms, end_ms)
-        return await self._read(partial(_of_time, record, rule, start_ms, end_ms))
+        return await self._turns.read(record.owner, partial(_of_time, record, rule, start_ms, end_ms, self._output))
 
-    async def now(self, record: RuleRecord, rule: Rule) -> Why:
-        """How the conditions stand now."""
+    async def now(self, record: RuleRecord, rule: Rule) -> Why | None:
+        """How the conditions stand now. None: the rule watches too many devices, or others of the user's rules
+        are simulated.
+        """
         running, now_ms = self._index.get(record.key), self._clock.now_ms()
         held = None if running is None else dict(running.timers)
 
         def work(tx: Transaction) -> Why:
             state = tx.rules.state(record.key)
             timers = held if held is not None else {} if state is None else remembered(state)[0]
-            explanation = Simulation(tx, rule, tx.messages.head()).now(now_ms, timers)
+            explanation = Simulation(tx, rule, tx.messages.head(), self._output).now(now_ms, timers)
             return _why(tx, record, now_ms, None, explanation)
 
-        return await self._read(work)
-
-    async def _read(self, work: Callable[[Transaction], T]) -> T:
-        try:
+        if not rule.type_reads:  # it looks at few values
             return await self._database.read(work)
-        except TooManyDevicesError:
-            raise Conflict(TOO_MANY_DEVICES) from None
+        try:
+            return await self._turns.read(record.owner, partial(_within_bounds, rule, work))
+        except Conflict:
+            return None
 
 
-def _of_message(record: RuleRecord, rule: Rule, position: Position, tx: Transaction) -> Why:
+def _within_bounds(rule: Rule, work: Callable[[Transaction], Why], tx: Transaction) -> Why:
+    """Raises TooManyDevicesError."""
+    watched_devices(tx, rule)
+    return work(tx)
+
+
+def _of_message(record: RuleRecord, rule: Rule, position: Position, output: Output, tx: Transaction) -> Why:
     row = tx.messages.message(position)
     if row is None or tx.devices.device(row.device) is None:
         raise NotFound
     if not _watches(tx, rule, row.device):
         raise ValidationFailed.of("mid", INVALID)
-    simulation = simulated_before(tx, rule, row, record.since, has_durations=has_durations(record))
+    simulation = simulated_before(tx, rule, row, record.since, output, has_durations=has_durations(record))
     simulation.explains = True
     *_, happened = simulation.message(row)
     assert happened.explanation is not None  # noqa: S101 - the simulation was asked for it
@@ -119,13 +132,13 @@ def _of_message(record: RuleRecord, rule: Rule, position: Position, tx: Transact
 
 
 def _of_time(
-    record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, tx: Transaction
+    record: RuleRecord, rule: Rule, start_ms: Milliseconds, end_ms: Milliseconds, output: Output, tx: Transaction
 ) -> tuple[list[Why], bool]:
     rows = rows_of(tx, watched_devices(tx, rule), start_ms, end_ms)
     if rows:
-        simulation = simulated_before(tx, rule, rows[0], record.since, has_durations=has_durations(record))
+        simulation = simulated_before(tx, rule, rows[0], record.since, output, has_durations=has_durations(record))
     else:
-        simulation = Simulation(tx, rule, tx.messages.head())
+        simulation = Simulation(tx, rule, tx.messages.head(), output)
     simulation.explains = True
     simulation.begin_minutes(Milliseconds(start_ms - 1))
     found: list[Why] = []
@@ -139,14 +152,15 @@ def _of_time(
         found.append(_why(tx, record, happened.at_ms, happened.row, happened.explanation))
         return False
 
-    for row in rows:
-        for happened in simulation.message(row):
-            if is_full(happened):
+    try:
+        for row in rows:
+            if any(map(is_full, simulation.message(row))):
                 return found, False
-    for happened in simulation.until(end_ms):
-        if is_full(happened):
-            return found, False
-    return found, True
+        return found, not any(map(is_full, simulation.until(end_ms))) and len(rows) < RULE_HISTORY_ROWS
+    except TookTooLongError:
+        if not found:
+            raise
+        return found, False
 
 
 def _watches(tx: Transaction, rule: Rule, device: DeviceKey) -> bool:
@@ -196,6 +210,8 @@ def _sentence(condition: dict[str, Any], report: ConditionReport, seen: Sequence
     values = ", ".join(
         f"{one.field} of {did} is {'not known' if one.value is None else _text(one.value)}" for did, one in seen
     )
+    if report.output is not None:
+        wanted = f"the model, as it is now, says {_text(report.output)}: {wanted}"
     text = f"{wanted} {holds}"
     if report.timer is not None and not report.timer.elapsed:
         text = f"{wanted} has held since {_time(report.timer.since_ms)}, and must until {_time(report.timer.due_ms)}"

@@ -1,9 +1,38 @@
-"""Which callback addresses an application may use (reference 11.2)."""
+"""Which callback addresses an application may use, and the forms of a stream's names (reference 11.2)."""
 
+import re
 from ipaddress import ip_address
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from config.limits import CALLBACK_URL_CHARACTERS
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")  # a name without characters that libraries read in different ways
+#: The members of a stream: patterns, and the most characters.
+STREAM_KEY: Final = (r"^[!-~]+$", 128)
+STREAM_SECRET: Final = (r"^[!-~]+$", 256)
+STREAM_REGION: Final = (r"^[a-z0-9]+(-[a-z0-9]+)*$", 64)
+STREAM_NAME: Final = (r"^[a-zA-Z0-9_.\-]+$", 128)
+
+
+def is_stream_key(text: str) -> bool:
+    return _has_form(text, *STREAM_KEY)
+
+
+def is_stream_secret(text: str) -> bool:
+    return _has_form(text, *STREAM_SECRET)
+
+
+def is_stream_region(text: str) -> bool:
+    return _has_form(text, *STREAM_REGION)
+
+
+def is_stream_name(text: str) -> bool:
+    return _has_form(text, *STREAM_NAME)
+
+
+def _has_form(text: str, pattern: str, most: int) -> bool:
+    return len(text) <= most and "\n" not in text and re.match(pattern, text) is not None
 
 
 def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bool) -> bool:
@@ -22,7 +51,7 @@ def is_allowed_callback(url: str, redirect_uri: str | None, *, allow_private: bo
         return False
     if not allow_private and _is_local(host):
         return False
-    return bool(host) and _top(host) == _top(main_host)
+    return _HOST.fullmatch(host) is not None and _top(host) == _top(main_host)
 
 
 def _split(url: str) -> SplitResult | None:

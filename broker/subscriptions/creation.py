@@ -74,7 +74,7 @@ class Creation:
         """Raises ValidationFailed, PermissionDenied, UserNotFound, DeviceNotFound, DeviceTypeNotFound."""
         if caller.application is None:
             raise PermissionDenied("a token of an application")
-        if findings := tuple(_combination(wanted)):
+        if findings := tuple(combination(wanted)):
             raise ValidationFailed(findings)
         user = await self._users.find(wanted.uid, caller)
         await self._permissions.require_user(caller, user.key)
@@ -107,7 +107,7 @@ class Creation:
             raise ValidationFailed.of("callbackUrl", INVALID)
 
 
-def _combination(wanted: NewSubscription) -> Iterator[Finding]:
+def combination(wanted: NewSubscription) -> Iterator[Finding]:
     """What is wrong with the members together."""
     if wanted.message_type == "action":
         if wanted.ddid is None:

@@ -10,6 +10,7 @@ from broker.accounts.permissions import Permissions
 from broker.accounts.tokens import Caller, TokenKind
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
+from broker.subscriptions.endings import Endings
 from broker.subscriptions.handshakes import Handshakes
 from broker.subscriptions.outlets import Outlet, Outlets
 from broker.subscriptions.port import Callbacks
@@ -59,6 +60,7 @@ class Deliveries:
         clock: Clock,
         permissions: Permissions,
         subscriptions: Subscriptions,
+        endings: Endings,
         outlets: Outlets,
         reader: Reader,
         sender: Sender,
@@ -72,6 +74,7 @@ class Deliveries:
         self._clock = clock
         self._permissions = permissions
         self._subscriptions = subscriptions
+        self._endings = endings
         self._outlets = outlets
         self._reader = reader
         self._sender = sender
@@ -102,7 +105,7 @@ class Deliveries:
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._subscriptions.sweep_forever)
+            nursery.start_soon(self._endings.sweep_forever)
             nursery.start_soon(self._upkeep.sweep_forever)
             if self._callbacks is not None:
                 await self._resume()

@@ -10,6 +10,7 @@ from broker.mail import Mails
 from broker.messages.room import MessagesRoom
 from broker.subscriptions.creation import Creation
 from broker.subscriptions.deliveries import Deliveries
+from broker.subscriptions.endings import Endings
 from broker.subscriptions.entries import Entries
 from broker.subscriptions.handshakes import Handshakes
 from broker.subscriptions.ids import NotificationIds
@@ -26,6 +27,7 @@ from broker.subscriptions.upkeep import Upkeep
 @dataclass(frozen=True, slots=True)
 class SubscriptionsRoom:
     subscriptions: Subscriptions
+    endings: Endings
     log: DeliveryLog
     signers: Signers
     deliveries: Deliveries
@@ -57,17 +59,17 @@ async def open_subscriptions(
         database,
         core.vault,
         clock,
-        core.router,
         accounts.permissions,
-        mails,
         creation,
         payload=settings.subscriptions.payload,
+        allow_private=settings.outbound.allow_private_addresses,
     )
+    endings = Endings(database, clock, core.router, mails, subscriptions)
     ids = NotificationIds(await database.read(lambda tx: tx.messages.mid_key()))
     entries = Entries(database, devices.registry, messages.history)
     signers = Signers(database, core.vault, clock)
     outlets = Outlets()
-    sender = Sender(database, clock, subscriptions, outlets, entries, ids, signers, callbacks, streams)
+    sender = Sender(database, clock, endings, outlets, entries, ids, signers, callbacks, streams)
     reader = Reader(database, clock, core.router, devices.registry, outlets, sender.send)
     upkeep = Upkeep(
         database, clock, keep_days=settings.subscriptions.keep_days, keep_bytes=settings.subscriptions.keep_bytes
@@ -77,6 +79,7 @@ async def open_subscriptions(
         clock,
         accounts.permissions,
         subscriptions,
+        endings,
         outlets,
         reader,
         sender,
@@ -103,4 +106,4 @@ async def open_subscriptions(
     )
     await subscriptions.load()
     core.life.worker("subscriptions", deliveries.run_forever, save=deliveries.save, statistics=deliveries.statistics)
-    return SubscriptionsRoom(subscriptions, log, signers, deliveries, sender)
+    return SubscriptionsRoom(subscriptions, endings, log, signers, deliveries, sender)

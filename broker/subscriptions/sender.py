@@ -6,7 +6,7 @@ because an attempt that hangs must not hold back those after it.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,6 +16,7 @@ import trio
 
 from broker.clock import Clock
 from broker.loops import Wakeup, repeat
+from broker.subscriptions.endings import Endings
 from broker.subscriptions.entries import Entries
 from broker.subscriptions.ids import NotificationIds
 from broker.subscriptions.outlets import Outlet, Outlets, Sending, Taken
@@ -31,8 +32,7 @@ from broker.subscriptions.port import (
 )
 from broker.subscriptions.reader import Formed
 from broker.subscriptions.secrets import Signers
-from broker.subscriptions.subscriptions import Subscriptions
-from config.limits import FAILING_DAYS, RETRY_SECONDS
+from config.limits import FAILING_DAYS, NOTIFICATIONS_IN_FLIGHT, RETRY_SECONDS
 from storage.database import Database, Transaction
 from storage.deliveries import DELIVERED, FAILED, PENDING, AttemptRecord, NotificationRecord
 from storage.keys import DeviceKey
@@ -64,7 +64,7 @@ class Sender:
         self,
         database: Database,
         clock: Clock,
-        subscriptions: Subscriptions,
+        endings: Endings,
         outlets: Outlets,
         entries: Entries,
         ids: NotificationIds,
@@ -75,7 +75,7 @@ class Sender:
         """Without `callbacks` or `streams`, every attempt on them fails."""
         self._database = database
         self._clock = clock
-        self._subscriptions = subscriptions
+        self._endings = endings
         self._outlets = outlets
         self._entries = entries
         self._ids = ids
@@ -88,6 +88,10 @@ class Sender:
         self._settled: dict[int, NotificationRecord] = {}
         self._failing: dict[int, tuple[int | None, str | None]] = {}
         self._settled_wakeup, self._due_wakeup = Wakeup(), Wakeup()
+        #: Whether notifications of any outlet may be due; and the outlets with due ones that have room again.
+        self._must_look = False
+        self._looked_on = clock.now_ms()  # when the store was asked last for all that was due
+        self._with_room: dict[Outlet, None] = {}
         self.look_at: Callable[[Outlet], None] = lambda _outlet: None
         self.counts = SenderCounts()
 
@@ -160,6 +164,7 @@ class Sender:
             outlet.in_flight -= 1
             self.look_at(outlet)
             if outlet.has_due_retry:
+                self._with_room[outlet] = None
                 self._due_wakeup.set()
 
     async def _deliver(self, outlet: Outlet, record: NotificationRecord, taken: list[Taken]) -> Outcome:
@@ -192,7 +197,7 @@ class Sender:
         try:
             await self._streams.put(target, entries)
         except StreamRejected as error:
-            await self._subscriptions.reject(outlet.subscription, str(error))
+            await self._endings.reject(outlet.subscription, str(error))
             return Outcome(error=str(error))
         except StreamFailed as error:
             return Outcome(error=str(error))
@@ -232,7 +237,8 @@ class Sender:
         if is_gone or (is_hopeless and self._clock.may_delete()):
             text = outcome.text if is_gone else f"no success for {FAILING_DAYS} days: {outcome.text}"
             try:
-                await self._subscriptions.suspend(outlet.subscription, text)
+                await self.flush()  # what is settled by now is not given up
+                await self._endings.suspend(outlet.subscription, text, waiting=len(outlet.waiting))
             except StoreError as error:  # the next attempt tells the same
                 _log.warning("subscription_not_suspended", subscription=outlet.subscription.id, reason=str(error))
 
@@ -250,43 +256,79 @@ class Sender:
             raise
         # Until now they were due in the store, and must not be taken for those that wait.
         self._under_way -= settled.keys()
+        latest_ms = self._clock.now_ms() + _LONGEST_DELAY_MS
+        times = [one.next_on for one in settled.values() if one.next_on is not None]
+        if any(not self._looked_on < next_on <= latest_ms for next_on in times):
+            self.look_for_due()  # it became due before it was stored, or the clock was set back
 
     # Retries
 
     def look_for_due(self) -> None:
         """Notifications may be due."""
+        self._must_look = True
         self._due_wakeup.set()
 
     async def _retry_forever(self) -> None:
         while True:
             seconds = _STORE_SECONDS
+            with_room, self._with_room = self._with_room, {}
             try:
-                await self.retry_due()
+                if self._must_look:
+                    self._must_look = False
+                    await self.retry_due()
+                else:
+                    await self._retry_of(with_room)
                 seconds = await self._seconds_to_next()
             except StoreError as error:
+                self._must_look = True
                 _log.warning("notifications_not_read", reason=str(error))
+            ends = trio.current_time() + seconds
             await self._due_wakeup.wait(seconds)
+            self._must_look = self._must_look or trio.current_time() >= ends
 
     async def _seconds_to_next(self) -> float:
         now_ms = self._clock.now_ms()
-        next_on = await self._database.read(lambda tx: tx.deliveries.next_due(now_ms))
+        looked_on = min(self._looked_on, now_ms)  # what has become due since then was not looked at
+        next_on = await self._database.read(lambda tx: tx.deliveries.next_due(looked_on))
         times = [next_on, *(one.next_on for one in self._settled.values())]
         due_on = min((one for one in times if one is not None), default=None)
         return _LOOK_SECONDS if due_on is None else min(max(due_on - now_ms, 10) / 1000, _LOOK_SECONDS)
 
     async def retry_due(self) -> None:
         """Begin every attempt that is due and has room, the oldest notifications first. Raises StoreError."""
+        self._looked_on = now_ms = self._clock.now_ms()
+        # One subscription may have very many: as soon as it has no room, its others are left out.
+        full = {outlet.key for outlet in self._outlets if outlet.has_due_retry and outlet.free <= 0}
         for outlet in self._outlets:
-            outlet.has_due_retry = False
+            outlet.has_due_retry = outlet.key in full
         after, is_last = 0, False
         while not is_last:
-            due = await self._database.read(partial(_due, now_ms=self._clock.now_ms(), after=after, limit=_DUE_AT_ONCE))
+            due = await self._database.read(partial(_due, now_ms=now_ms, after=after, without=tuple(full)))
             is_last = len(due) < _DUE_AT_ONCE
             after = due[-1].key if due else after
-            chosen = [one for one in due if self._may_begin(one)]
-            for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
-                if (outlet_of := self._outlets.get(record.subscription)) is not None:
-                    self._begin(outlet_of, record, taken)
+            await self._retry(due, full)
+
+    async def _retry_of(self, outlets: Iterable[Outlet]) -> None:
+        """The same for the oldest notifications of some outlets. Raises StoreError."""
+        now_ms = self._clock.now_ms()
+        for outlet in outlets:
+            outlet.has_due_retry = False
+            # Those under way are due in the store, too; one more than have room says whether others still wait.
+            limit = len(self._under_way) + NOTIFICATIONS_IN_FLIGHT + 1
+            due = await self._database.read(partial(_due_of, outlet.key, now_ms, limit))
+            await self._retry(due, set())
+
+    async def _retry(self, due: Sequence[NotificationRecord], full: set[int]) -> None:
+        """Begin what has room; the subscriptions that have none are added to `full`."""
+        chosen = []
+        for one in due:
+            if self._may_begin(one):
+                chosen.append(one)
+            elif one.key not in self._under_way:
+                full.add(one.subscription)
+        for record, taken in zip(chosen, await self._entries.taken(chosen, self._outlets), strict=True):
+            if (outlet_of := self._outlets.get(record.subscription)) is not None:
+                self._begin(outlet_of, record, taken)
 
     def _may_begin(self, record: NotificationRecord) -> bool:
         """There is room for an attempt; then it counts as one that is under way."""
@@ -306,12 +348,17 @@ def _failed(record: NotificationRecord, now_ms: int) -> NotificationRecord:
     tries = record.tries + 1
     if tries > len(RETRY_SECONDS):
         return replace(record, status=FAILED, tries=tries, next_on=None)
-    delay_ms = RETRY_SECONDS[tries - 1] * 1000
-    return replace(record, status=PENDING, tries=tries, next_on=now_ms + int(delay_ms * random.uniform(0.9, 1.1)))  # noqa: S311 - spreads load
+    delay_ms = RETRY_SECONDS[tries - 1] * 1000 * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+    return replace(record, status=PENDING, tries=tries, next_on=now_ms + int(delay_ms))
 
 
-def _due(tx: Transaction, *, now_ms: int, after: int, limit: int) -> list[NotificationRecord]:
-    return tx.deliveries.due(now_ms, too_far_ms=now_ms + _LONGEST_DELAY_MS, after=after, limit=limit)
+def _due(tx: Transaction, *, now_ms: int, after: int, without: Sequence[int]) -> list[NotificationRecord]:
+    too_far_ms = now_ms + _LONGEST_DELAY_MS
+    return tx.deliveries.due(now_ms, too_far_ms=too_far_ms, after=after, limit=_DUE_AT_ONCE, without=without)
+
+
+def _due_of(subscription: int, now_ms: int, limit: int, tx: Transaction) -> list[NotificationRecord]:
+    return tx.deliveries.due_of(subscription, now_ms, too_far_ms=now_ms + _LONGEST_DELAY_MS, limit=limit)
 
 
 def _store(

@@ -16,6 +16,7 @@ _COMMANDS = {
     "device": "device",
     "app": "app",
     "token": "app",
+    "limits": "limits",
     "key": "key",
     "retention": "retention",
     "store": "store",
@@ -42,6 +43,7 @@ _FIRST_SENTENCES = {
     "device": "Devices of a running or a stopped daemon.",
     "app": "Applications of a running or a stopped daemon.",
     "token": "Tokens for scripts.",
+    "limits": "List what devices, users, applications and organizations have used on this day and in this month.",
     "key": "The key that seals the secrets in the store.",
     "retention": "What is deleted for being old.",
     "store": "The file that holds everything.",
@@ -92,7 +94,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CommandError as error:
-            click.echo(f"trunkline: {error}", err=True)
+            for line in error.lines:
+                click.echo(f"trunkline: {line}", err=True)
             ctx.exit(error.status)
         except (KeyboardInterrupt, BaseExceptionGroup) as error:
             if not any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error)):

@@ -1,13 +1,17 @@
 """Runs a command of the control socket on a stopped daemon's store, or sends it to the running daemon."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from config.settings import Settings
 from protocols.control.client import ControlUnavailableError, send_command
-from protocols.state import StateInUseError, open_state
+from protocols.state import STORE, StateInUseError, key_file_of, open_state
+from storage.engines.sqlite_copy import copy_without_log
 
 _WAIT_SECONDS: Final = 10  # for a daemon that starts or stops
 _RETRY_SECONDS: Final = 0.1
@@ -35,8 +39,31 @@ async def run_anywhere(settings: Settings, command: str, arguments: Mapping[str,
         await trio.sleep(_RETRY_SECONDS)
 
 
-async def _run_on_store(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
-    with open_state(settings) as state:
+async def try_anywhere(settings: Settings, command: str, arguments: Mapping[str, Any]) -> Any:
+    """As `run_anywhere`, for a command that changes nothing on a running daemon: nothing is changed without one, too.
+
+    The command runs on a copy of the store without its log. The copy is outside the state directory, nobody else may
+    read it, and it is removed.
+    """
+    try:
+        return await send_command(settings.state_dir, command, arguments)
+    except ControlUnavailableError:
+        pass
+    with TemporaryDirectory(prefix="trunkline-") as folder:
+        copied = msgspec.structs.replace(settings, state_dir=Path(folder) / "state")
+        copied.state_dir.mkdir(mode=0o700)
+        key_path = None
+        if (store := settings.state_dir / STORE).exists():
+            file, is_private = key_file_of(settings.state_dir, None)
+            key_path = file.path if is_private else None  # a credential of systemd is found again
+            copy_without_log(store, copied.state_dir / STORE)
+        return await _run_on_store(copied, command, arguments, key_path=key_path)
+
+
+async def _run_on_store(
+    settings: Settings, command: str, arguments: Mapping[str, Any], *, key_path: Path | None = None
+) -> Any:
+    with open_state(settings, key_path=key_path) as state:
         # Imports the daemon, which takes a second: not needed where a running daemon answers.
         from protocols.cli.on_store import run_on_store  # noqa: PLC0415
 

@@ -51,15 +51,40 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--app", "application", required=True, help="The application, by id or name.")
+@click.option("--app", "application", help="The application, by id or name; needed if there are several.")
 @click.option("--user", "--for", "user", metavar="E-MAIL", help="A token of this user; else of the application itself.")
-@click.option("--expires", metavar="N[s|m|h|d]", default="1d", show_default=True, help="How long it lives.")
+@click.option("--device", metavar="ID", help="The token of a device: a new one, which ends the former one.")
+@click.option("--expires", metavar="N[s|m|h|d]", help="How long it lives; not for devices. Default: 1d")
 @config_option
-def new(application: str, user: str | None, expires: str, config: Path | None) -> None:
+def new(
+    application: str | None, user: str | None, device: str | None, expires: str | None, config: Path | None
+) -> None:
     """Make a token, and print it: this is the only time that it can be seen.
 
     A token of a user counts as their sign-in through the application.
     """
+    if device is not None:
+        if application or user or expires:
+            raise CommandError("--device takes no --app, --user and --expires: its token lives until it is replaced", 2)
+        click.echo(administer(config, "device rotate", {"device": device}, str))
+        return
+    if application is None:
+        application = _only_application(config, user)
+    click.echo(_new(application, user, expires or "1d", config))
+
+
+def _only_application(config: Path | None, user: str | None) -> str:
+    """The application of a user token that names none."""
+    if user is None:
+        raise CommandError("name --app, --user or --device", 2)
+    found = administer(config, "app list", {}, list[ApplicationLine])
+    if len(found) != 1:
+        names = ", ".join(printable(one.name) for one in found) or "none yet"
+        raise CommandError(f"name the application with --app: {names}", 2)
+    return found[0].id
+
+
+def _new(application: str, user: str | None, expires: str, config: Path | None) -> str:
     match = _LIFE.fullmatch(expires)
     if match is None:
         raise CommandError(f"--expires: expected seconds, minutes, hours or days as in 12h, got {expires!r}", 2)
@@ -72,4 +97,4 @@ def new(application: str, user: str | None, expires: str, config: Path | None) -
         if not (settings.state_dir / STORE).exists():
             raise StateError(f"{settings.state_dir}: there is no store")
         trio.run(partial(apply_document, settings, {"tokens": [entry]}, dry_run=False))
-    click.echo(value)
+    return value

@@ -37,12 +37,14 @@ def failures_reported(*, about: Path | None = None) -> Iterator[None]:
                 raise leaf from error
             for kind, status in _STATUSES:
                 if isinstance(leaf, kind):
-                    raise CommandError(_text(leaf, about), status) from error
+                    first, *others = _lines(leaf, about)
+                    raise CommandError(first, status, more=others) from error
         raise
 
 
-def _text(error: BaseException, about: Path | None) -> str:
-    if not isinstance(error, ValidationFailed):
-        return str(error)
-    findings = "; ".join(f"{finding.field}: {', '.join(finding.messages)}" for finding in error.findings)
-    return findings if about is None else f"{about}: {findings}"
+def _lines(error: BaseException, about: Path | None) -> list[str]:
+    """One line for each finding."""
+    if not isinstance(error, ValidationFailed) or not error.findings:
+        return [str(error)]
+    place = "" if about is None else f"{about}: "
+    return [f"{place}{finding.field}: {', '.join(finding.messages)}" for finding in error.findings]

@@ -126,7 +126,7 @@ async def _run(settings: Settings) -> None:
 def _document(user_token: str) -> Mapping[str, Any]:
     """The demo data as a provision document. Devices keep their tokens; the user token is new in every run."""
     return {
-        "organizations": [{"name": _ORGANIZATION}],
+        "organizations": [{"name": _ORGANIZATION, "monthly_messages": -1}],
         "users": [
             {
                 "email": _ADMINISTRATOR,
@@ -249,6 +249,7 @@ def _introduction(
     yours = next(device for device in _DEVICES if device.protocol is None)
     api, authorization = f"http://{http}/v1.1", f"Authorization: Bearer {user_token}"
     message = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensity": 80}}).decode()
+    misspelt = msgspec.json.encode({"sdid": yours.id, "data": {"state": True, "intensty": 80}}).decode()
     data = '{"state":true,"intensity":40}'
     action = msgspec.json.encode({"ddid": _DEVICES[0].id, "data": {"actions": [{"name": "setOn"}]}}).decode()
     source = {"did": _DEVICES[1].id, "field": "temperature"}
@@ -282,6 +283,9 @@ def _introduction(
         "",
         "Send a message as your light",
         _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", message),
+        "",
+        "The same with a field that the Manifest does not have: the answer warns, and only the other field is stored",
+        _line("curl", "-s", "-X", "POST", f"{api}/messages", "-H", authorization, *json, "-d", misspelt),
         "",
         "Read the last messages of all devices",
         _line(

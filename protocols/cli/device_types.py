@@ -8,6 +8,7 @@ import msgspec
 
 from broker.device_types.manifests import FAILURES_MAX, FailedMessage, TypeOverview, UploadedManifest
 from broker.nesting import check_nesting
+from protocols.cli.administration import json_option, print_lines
 from protocols.cli.asking import ask_daemon
 from protocols.cli.failures import CommandError
 from protocols.cli.options import config_option
@@ -19,13 +20,18 @@ def type() -> None:  # noqa: A001 - the name of the command
 
 
 @type.command("list")
+@json_option
 @config_option
-def list_types(config: Path | None) -> None:
+def list_types(*, as_json: bool, config: Path | None) -> None:
     """List the device types: unique name, id, the version in use, and versions that wait for approval."""
-    for found in msgspec.convert(ask_daemon(config, "type list", {}), list[TypeOverview]):
-        waiting = f"  waiting: {', '.join(map(str, found.waiting))}" if found.waiting else ""
-        state = "published" if found.published else "private"
-        click.echo(f"{found.unique_name:<32}{found.id:<36}{state:<11}version {found.latest_version}{waiting}")
+    found = msgspec.convert(ask_daemon(config, "type list", {}), list[TypeOverview])
+    print_lines(found, _type_line, as_json=as_json)
+
+
+def _type_line(found: TypeOverview) -> str:
+    waiting = f"  waiting: {', '.join(map(str, found.waiting))}" if found.waiting else ""
+    state = "published" if found.published else "private"
+    return f"{found.unique_name:<32}{found.id:<36}{state:<11}version {found.latest_version}{waiting}"
 
 
 @type.command("upload")
@@ -54,13 +60,17 @@ def approve_manifest(device_type: str, version: int, config: Path | None) -> Non
 @type.command("failures")
 @click.argument("device_or_type")
 @click.option("--count", type=click.IntRange(1, FAILURES_MAX), default=20, show_default=True)
+@json_option
 @config_option
-def list_failures(device_or_type: str, count: int, config: Path | None) -> None:
+def list_failures(device_or_type: str, count: int, *, as_json: bool, config: Path | None) -> None:
     """List the failed messages of a device, or of all devices of a type: newest first, each with the reason."""
     answer = ask_daemon(config, "type failures", {"device_or_type": device_or_type, "limit": count})
-    for failed in msgspec.convert(answer, list[FailedMessage]):
-        at = datetime.fromtimestamp(failed.received_on / 1000, UTC).isoformat(timespec="milliseconds")
-        click.echo(f"{at}  {failed.device}  {failed.reason}  {msgspec.json.encode(failed.payload).decode()}")
+    print_lines(msgspec.convert(answer, list[FailedMessage]), _failure_line, as_json=as_json)
+
+
+def _failure_line(failed: FailedMessage) -> str:
+    at = datetime.fromtimestamp(failed.received_on / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"{at}  {failed.device}  {failed.reason}  {msgspec.json.encode(failed.payload).decode()}"
 
 
 def _read_json(path: Path) -> object:

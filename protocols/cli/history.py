@@ -20,6 +20,7 @@ _SINCE = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 #: Each interval with the longest range that the histogram allows for it, in ms.
 _INTERVALS = (("minute", 3_600_000), ("hour", 86_400_000), ("day", 31 * 86_400_000), ("month", 366 * 86_400_000))
 _WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_MONTH_MS = 31 * 86_400_000
 _SECONDS = 30.0
 
 
@@ -75,12 +76,14 @@ def _get(client: httpx.Client, path: str, params: Mapping[str, str | int]) -> An
 
 def _print_sparkline(client: httpx.Client, device: str, field: str, start_ms: int, end_ms: int) -> None:
     interval = next(name for name, longest in _INTERVALS if end_ms - start_ms <= longest)
+    # An interval later, because the answer ends before the interval of `endDate`: the running one is shown, too.
+    later_ms = _WIDTHS_MS.get(interval, _MONTH_MS)
     params: dict[str, str | int] = {
         "sdid": device,
         "field": field,
         "interval": interval,
-        "startDate": start_ms,
-        "endDate": end_ms,
+        "startDate": start_ms + later_ms,
+        "endDate": end_ms + later_ms,
     }
     answer = _get(client, "/messages/analytics/histogram", params)
     buckets = {bucket["ts"]: bucket for bucket in answer["data"]}

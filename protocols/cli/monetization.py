@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from broker.monetization.payments import REFUND_DUE
+from protocols.cli.administration import json_option, print_lines
 from protocols.cli.asking import ask_daemon
 from protocols.cli.options import config_option
 from protocols.control.monetization import OperatorsPayment, OperatorsPlan
@@ -14,17 +15,22 @@ _comments = click.option("--comments", default="", help="What the owners of the 
 
 
 @click.group(invoke_without_command=True)
+@json_option
 @config_option
 @click.pass_context
-def plans(context: click.Context, config: Path | None) -> None:
+def plans(context: click.Context, *, as_json: bool, config: Path | None) -> None:
     """List the plans that are not decided yet."""
-    if context.invoked_subcommand is not None:
-        return
-    for plan in msgspec.convert(ask_daemon(config, "plans", {}), list[OperatorsPlan]):
-        click.echo(_plan_line(plan))
-        for tier in plan.tiers:
-            messages = "no limit" if tier.message_limit < 0 else f"{tier.message_limit:,} messages a day"
-            click.echo(f"  {tier.type:<5} {tier.name}: {tier.cost}, {messages}")
+    if context.invoked_subcommand is None:
+        found = msgspec.convert(ask_daemon(config, "plans", {}), list[OperatorsPlan])
+        print_lines(found, _plan_lines, as_json=as_json)
+
+
+def _plan_lines(plan: OperatorsPlan) -> str:
+    lines = [_plan_line(plan)]
+    for tier in plan.tiers:
+        messages = "no limit" if tier.message_limit < 0 else f"{tier.message_limit:,} messages a day"
+        lines.append(f"  {tier.type:<5} {tier.name}: {tier.cost}, {messages}")
+    return "\n".join(lines)
 
 
 def _plan_line(plan: OperatorsPlan) -> str:
@@ -66,13 +72,14 @@ def reject_plan(device_type: str, version: int, comments: str, config: Path | No
 
 
 @click.group(invoke_without_command=True)
+@json_option
 @config_option
 @click.pass_context
-def payments(context: click.Context, config: Path | None) -> None:
+def payments(context: click.Context, *, as_json: bool, config: Path | None) -> None:
     """List the payments that have to be refunded, and those that are not decided yet."""
     if context.invoked_subcommand is None:
-        for payment in msgspec.convert(ask_daemon(config, "payments", {}), list[OperatorsPayment]):
-            click.echo(_payment_line(payment))
+        found = msgspec.convert(ask_daemon(config, "payments", {}), list[OperatorsPayment])
+        print_lines(found, _payment_line, as_json=as_json)
 
 
 def _payment_line(payment: OperatorsPayment) -> str:

@@ -1,47 +1,87 @@
-"""`trunkline provision`: create or update what a file describes, on a stopped or a running daemon."""
+"""`trunkline provision`: applies a provision file to a stopped daemon's state, or through a running daemon."""
 
+import json
 import tomllib
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 import trio
 
+from broker.errors import Finding, ValidationFailed
 from broker.nesting import check_nesting
 from broker.provisioning import Generated, ProvisionReport
+from broker.provisioning.schema import document_schema
 from config.logging import configure_logging
 from config.settings import Settings, load_settings
-from protocols.cli.anywhere import run_anywhere
+from protocols.cli.administration import printable
+from protocols.cli.anywhere import run_anywhere, try_anywhere
 from protocols.cli.daemon_failures import failures_reported
-from protocols.cli.failures import CommandError
+from protocols.cli.failures import CommandError, leaves
 from protocols.cli.options import config_option
+
+_NAMES_SHOWN: Final = 10
+_VALUE_CHARACTERS: Final = 60
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @config_option
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
-def provision(file: Path, config: Path | None, dry_run: bool) -> None:
-    """Create or update what FILE describes; running it twice changes nothing.
+@click.option("--force", is_flag=True, help="Also replace Manifests that others approved since the last run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of the file, and do nothing else.")
+def provision(
+    file: Path | None, config: Path | None, *, dry_run: bool, force: bool, as_json: bool, schema: bool
+) -> None:
+    """Create or update what FILE describes; running it twice changes nothing. Nothing is ever removed.
 
     Works on a stopped daemon's state and, through its control socket, on a running one. On any error nothing is
-    applied.
+    applied, and every error is named.
     """
+    if schema:
+        click.echo(json.dumps(document_schema(), indent=2))
+        return
+    if file is None:
+        raise CommandError("name the file, or ask for its --schema", 2)
     with failures_reported(about=file):
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)
-        document = read_provision_file(file)
-        report = trio.run(partial(apply_document, settings, document, dry_run=dry_run))
+        document, unreadable = read_provision_file(file)
+        asked = partial(_apply_all, settings, document, unreadable)
+        report = trio.run(partial(asked, dry_run=dry_run, force=force, survey=True))
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+        return
     for line in describe(report):
         click.echo(line)
 
 
-def read_provision_file(path: Path) -> dict[str, Any]:
+async def _apply_all(
+    settings: Settings, document: dict[str, Any], unreadable: list[Finding], **options: bool
+) -> ProvisionReport:
+    """Apply the document; with files that cannot be read, only find out what else is wrong with it."""
+    if not unreadable:
+        return await apply_document(settings, document, **options)
+    found = list(unreadable)
+    try:
+        await apply_document(settings, document, **options | {"dry_run": True})
+    except* ValidationFailed as group:  # of the nursery in which a stopped daemon's store is open
+        named = {finding.field for finding in unreadable}
+        failures = [error for error in leaves(group) if isinstance(error, ValidationFailed)]
+        found += [finding for error in failures for finding in error.findings if finding.field not in named]
+    raise ValidationFailed(tuple(found))
+
+
+def read_provision_file(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     """Parse the file, and replace the names of Manifest and CA files, which are relative to it, by their contents.
 
-    Firmware files may be large: the daemon reads them, so their names become absolute.
+    Returns the document without the files that cannot be read, and a finding for each of those. Firmware files may be
+    large: the daemon reads them, so their names become absolute.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -49,49 +89,59 @@ def read_provision_file(path: Path) -> dict[str, Any]:
         raise CommandError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: not valid TOML: {error}") from error
+    findings: list[Finding] = []
     device_types = document.get("device_types")
     for index, entry in enumerate(device_types if isinstance(device_types, list) else ()):
-        if isinstance(entry, dict) and isinstance(entry.get("manifest"), str):
-            place = f"{path}: device_types[{index}].manifest"
-            entry["manifest"] = _read_manifest(path.parent / entry["manifest"], place)
-        if isinstance(entry, dict) and isinstance(entry.get("ca"), str):
-            entry["ca"] = _read_text(path.parent / entry["ca"], f"{path}: device_types[{index}].ca")
+        for key, read in (("manifest", _read_manifest), ("ca", _read_text)):
+            if isinstance(entry, dict) and isinstance(entry.get(key), str):
+                try:
+                    entry[key] = read(path.parent / entry[key])
+                except ValueError as error:
+                    del entry[key]
+                    findings.append(Finding(f"device_types[{index}].{key}", (str(error),)))
     firmware = document.get("firmware")
     for entry in firmware if isinstance(firmware, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("file"), str):
             entry["file"] = str((path.parent / entry["file"]).absolute())
-    return document
+    return document, findings
 
 
-def _read_manifest(path: Path, place: str) -> object:
+def _read_manifest(path: Path) -> object:
+    """Raises ValueError with a text for the operator."""
     try:
         content = path.read_bytes()
         check_nesting(content)
         return msgspec.json.decode(content)
     except OSError as error:
-        raise CommandError(f"{place}: {path}: {error.strerror}") from error
+        raise ValueError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CommandError(f"{place}: {path}: not valid JSON: {error}") from error
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
 
 
-def _read_text(path: Path, place: str) -> str:
+def _read_text(path: Path) -> str:
+    """Raises ValueError with a text for the operator."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{place}: {path}: {error.strerror}") from error
+        raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{place}: {path}: not a text") from error
+        raise ValueError(f"{path}: not valid UTF-8: {error}") from error
 
 
-async def apply_document(settings: Settings, document: dict[str, Any], *, dry_run: bool) -> ProvisionReport:
+async def apply_document(
+    settings: Settings, document: Mapping[str, Any], *, dry_run: bool, force: bool = False, survey: bool = False
+) -> ProvisionReport:
     """Apply a provision document to the store, or send it to the daemon that holds the store.
+
+    A dry run changes nothing, also not the state directory.
 
     Raises:
         StateInUseError: another process holds the store and does not answer.
         ValidationFailed: the document is refused, with findings.
     """
-    answer = await run_anywhere(settings, "provision", {"document": document, "dry_run": dry_run})
-    return msgspec.convert(answer, ProvisionReport)
+    arguments = {"document": document, "dry_run": dry_run, "force": force, "survey": survey}
+    run = try_anywhere if dry_run else run_anywhere
+    return msgspec.convert(await run(settings, "provision", arguments), ProvisionReport)
 
 
 def describe(report: ProvisionReport) -> list[str]:
@@ -100,11 +150,40 @@ def describe(report: ProvisionReport) -> list[str]:
     kinds = ("created", "changed", "unchanged")
     for table, counts in report.tables.items():
         lines.append(f"{table:<14}" + "".join(f"{getattr(counts, kind):>7} {kind}" for kind in kinds))
+    lines += _part("Would change:" if report.dry_run else "Changed:", _changed(report))
+    lines += _part("To look at:", (f"{one.table}  {printable(one.name)}: {one.text}" for one in report.notices))
+    lines += _part("Not in the file, and left as it is:", _left(report))
     if report.generated and report.dry_run:
         lines += ["", "Would be generated:"]
     elif report.generated:
         lines += ["", "Generated; secrets, tokens and passwords are shown only this once:"]
     return lines + _table(report.generated)
+
+
+def _part(title: str, found: Iterator[str]) -> list[str]:
+    lines = [f"  {line}" for line in found]
+    return ["", title, *lines] if lines else []
+
+
+def _changed(report: ProvisionReport) -> Iterator[str]:
+    for one in report.changes:
+        about = f"{one.table}  {printable(one.name)}"
+        if one.created:
+            yield f"{about}: created"
+        for key in one.keys:
+            yield f"{about}: {key.key}: {_value(key.before)} -> {_value(key.after)}"
+
+
+def _left(report: ProvisionReport) -> Iterator[str]:
+    for table, names in report.not_in_file.items():
+        shown = ", ".join(printable(name) for name in islice(names, _NAMES_SHOWN))
+        more = len(names) - _NAMES_SHOWN
+        yield f"{table}  {shown}{f' and {more} more (--json names them)' if more > 0 else ''}"
+
+
+def _value(value: object) -> str:
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return printable(text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…")
 
 
 def _table(generated: list[Generated]) -> list[str]:

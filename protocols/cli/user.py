@@ -27,11 +27,31 @@ def user() -> None:
 @json_option
 @config_option
 def list_users(as_json: bool, config: Path | None) -> None:
-    """List the users by e-mail address: id, address, user name, full name."""
-    found = administer(config, "user list", {}, list[UserLine])
-    print_lines(
-        found, lambda one: f"{one.id}  {one.email:<32}{one.name:<20}{printable(one.full_name)}", as_json=as_json
-    )
+    """List the users by e-mail address: id, address, user name, full name, and who is disabled."""
+    print_lines(administer(config, "user list", {}, list[UserLine]), _line, as_json=as_json)
+
+
+def _line(one: UserLine) -> str:
+    state = "  (disabled)" if one.is_disabled else ""
+    return f"{one.id}  {one.email:<32}{one.name:<20}{printable(one.full_name)}{state}"
+
+
+@user.command()
+@click.argument("name")
+@config_option
+def disable(name: str, config: Path | None) -> None:
+    """End the sessions and tokens of the user NAME, who cannot sign in until they are enabled. Their devices go on."""
+    found = administer(config, "user disable", {"user": name}, UserLine)
+    click.echo(f"{found.id}  {found.email}: disabled")
+
+
+@user.command()
+@click.argument("name")
+@config_option
+def enable(name: str, config: Path | None) -> None:
+    """Let the user NAME (e-mail address, id or user name) sign in again."""
+    found = administer(config, "user enable", {"user": name}, UserLine)
+    click.echo(f"{found.id}  {found.email}: enabled")
 
 
 @user.command()
@@ -58,14 +78,20 @@ def invite(email: str, organization: str | None, role: str | None, again: bool, 
 @user.command()
 @click.argument("name")
 @click.option("--second-factor", is_flag=True, help="Ask for no code any more, until they set up a new one.")
+@click.option("--password", is_flag=True, help="Print a link to set a new password, for half an hour.")
 @config_option
-def reset(name: str, second_factor: bool, config: Path | None) -> None:
-    """Reset how the user NAME (e-mail address or user name) signs in, and end their browser sessions.
+def reset(name: str, *, second_factor: bool, password: bool, config: Path | None) -> None:
+    """Reset how the user NAME (e-mail address or user name) signs in.
 
-    Make sure first that it is really this person who asks. Works with a running and with a stopped daemon.
+    Without the second factor, their browser sessions end at once; with a new password, when they have set it. Make sure
+    first that it is really this person who asks. Works with a running and with a stopped daemon.
     """
+    if not (second_factor or password):
+        raise CommandError("say what to reset: --second-factor, --password or both", 2)
+    if password:
+        click.echo(administer(config, "user reset password", {"user": name}, str))
     if not second_factor:
-        raise CommandError("say what to reset: --second-factor", 2)
+        return
     with failures_reported():
         settings = load_settings(config)
         configure_logging("warning", settings.log.format)

@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from broker.accounts.tokens import Caller
+from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.errors import (
     BadRequest,
@@ -23,6 +24,7 @@ from broker.errors import (
     StorageUnavailable,
 )
 from broker.limits.meters import Channel
+from broker.messages.losses import NothingRemained
 from broker.nesting import check_nesting
 from broker.trace.origin import enter
 from config.limits import COAP_BODY_BYTES
@@ -77,6 +79,11 @@ def _unquoted(data: bytes) -> bytes:
         raise BadRequest from error
 
 
+def _is_bare(device: Device, payload: bytes) -> bool:
+    """Whether a payload without a content format is `data` itself: of a device with a transform, and no JSON object."""
+    return device.manifest.takes_any_payload and not payload.lstrip().startswith(b"{")
+
+
 #: Answers a request.
 _Reply = Callable[[CoapSession, Incoming, CoapResponse], None]
 
@@ -108,6 +115,8 @@ class Resources:
         self._authenticated = authenticated
         self._contained = contained
         self._stored: list[tuple[CoapSession, Incoming, CoapRequest, Position]] = []
+        #: What to tell the senders of messages of which nothing remained, until they are answered (reference 9.7).
+        self._lost: dict[Position, NothingRemained] = {}
         # The requests that wait, by the token that is being looked up. The channel has each token once.
         self._unknown: dict[str, list[tuple[CoapSession, Incoming, CoapRequest]]] = {}
         self._lookups, self._lookups_due = trio.open_memory_channel[str](MAX_UNKNOWN_TOKENS)
@@ -269,10 +278,12 @@ class Resources:
                 self._reply(session, incoming, CoapResponse(Code.CONTINUE, options=(block1,)))
                 return
             payload = body
-        if request.format in BARE:
+        if request.format in BARE or (request.format is None and _is_bare(device, payload)):
             position = self._submit_bare(device, payload)
         else:
             position = self._submit(device, cbor_to_json(payload) if request.format == CBOR else payload)
+        if position == self._ingest.failed_position and (lost := self._ingest.nothing_remained(device)) is not None:
+            self._lost[position] = lost
         self._stored.append((session, incoming, request, position))
 
     def _count(self, caller: Caller) -> None:
@@ -338,14 +349,21 @@ class Resources:
     ) -> None:
         mid = self._ingest.mid
         for session, incoming, request, position in stored:
+            lost = self._lost.pop(position, None) if self._lost else None
             if error is None:
-                self._contained(session.key, self._reply_created, session, incoming, request, mid(position))
+                self._contained(session.key, self._reply_created, session, incoming, request, mid(position), lost)
             else:
                 self._contained(session.key, self._reply, session, incoming, refusal(error, request))
 
-    def _reply_created(self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str) -> None:
+    def _reply_created(
+        self, session: CoapSession, incoming: Incoming, request: CoapRequest, mid: str, lost: NothingRemained | None
+    ) -> None:
         format_ = request.answer_format
-        response = CoapResponse(Code.CREATED, json_to(format_, b'{"data":{"mid":"%b"}}' % mid.encode()), format_)
+        body = b'{"data":{"mid":"%b"}}' % mid.encode()
+        if lost is not None:
+            warnings = msgspec.json.encode([DroppedField("data", str(lost))])
+            body = b"%b,%b}" % (body[:-1], b'"warnings":' + warnings)
+        response = CoapResponse(Code.CREATED, json_to(format_, body), format_)
         if request.block1 is not None:
             response = response._replace(options=((Option.BLOCK1, request.block1.encode()),))
         if request.block2 is not None:

@@ -30,6 +30,7 @@ import trio
 from broker.messages.ingest import Ingest
 from config.settings import Address
 from protocols.coap.messages import DATAGRAM_BYTES
+from protocols.inherited import given_datagrams
 
 DATAGRAMS_PER_WAKE_UP: Final = 256
 #: For how many datagrams one of a stranger counts: a session is opened for it, and its token may be looked up.
@@ -61,7 +62,9 @@ class DatagramSocket:
 
     @classmethod
     async def bound(cls, bind: Address) -> Self:
-        """A socket bound to this address. Raises OSError when it cannot be bound."""
+        """A socket bound to this address, or the one from systemd. Raises OSError when it cannot be bound."""
+        if (given := given_datagrams()) is not None:
+            return cls(given)
         found = await trio.socket.getaddrinfo(bind.host, bind.port, type=SOCK_DGRAM, flags=AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket(family, kind, protocol)

@@ -19,10 +19,10 @@ AUDIT_MAX: Final = 10_000
 #: Commands that change nothing and show no secret.
 _READING: Final = frozenset(
     {"app list", "audit", "device list", "device show", "payments", "plans", "statistics", "type failures", "type list"}
-    | {"user list"}
+    | {"user list", "limits", "listeners"}
 )
 #: The arguments that name what a command is about.
-_OBJECTS: Final = ("device_type", "reference", "file", "device", "application")
+_OBJECTS: Final = ("device_type", "reference", "file", "device", "application", "user")
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 
 
@@ -44,9 +44,9 @@ def enter_operator(stream: trio.SocketStream) -> None:
 async def note_command(rooms: ControlRooms, command: str, arguments: Mapping[str, Any], outcome: str) -> None:
     """Write a command that may have changed something into the audit log.
 
-    A provision file that was applied has an entry of its own transaction.
+    A provision file that was applied has an entry of its own transaction; a dry run has none.
     """
-    if command in _READING or (command == "provision" and outcome == "done"):
+    if command in _READING or (command == "provision" and (outcome == "done" or arguments.get("dry_run") is True)):
         return
     about = next((f"{name} {arguments[name]}" for name in _OBJECTS if isinstance(arguments.get(name), str)), "")
     now_ms = rooms.core.clock.now_ms()

@@ -69,7 +69,7 @@ class ReplayedTime:
 async def _explain(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Explain)
     record = await rooms.rules.rulebook.find(wanted.rule)
-    rule = await rooms.rules.rulebook.compiled(record)
+    rule = await rooms.rules.looking_up.compiled(record)
     reasons = rooms.rules.reasons
     if wanted.message is not None:
         found, is_complete = [await reasons.of_message(record, rule, wanted.message)], True
@@ -89,7 +89,7 @@ def _mid(rooms: ControlRooms, row: MessageRow | None) -> str:
 
 async def _replay(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Replay)
-    rule = await rooms.rules.rulebook.compiled(await rooms.rules.rulebook.find(wanted.rule))
+    rule = await rooms.rules.looking_up.compiled(await rooms.rules.rulebook.find(wanted.rule))
     replayed = await rooms.rules.replays.run(rule, wanted.start, wanted.end)
     triggers = [await _triggered(rooms, one) for one in replayed.shown]
     return ReplayedTime(replayed.messages, replayed.triggered, triggers, replayed.until_ms)

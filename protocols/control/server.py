@@ -18,6 +18,7 @@ from protocols.control.audit import AUDIT_COMMANDS, enter_operator, note_command
 from protocols.control.backup import BACKUP_COMMANDS
 from protocols.control.device_types import DEVICE_TYPE_COMMANDS
 from protocols.control.devices import DEVICE_COMMANDS
+from protocols.control.limits import LIMIT_COMMANDS
 from protocols.control.monetization import MONETIZATION_COMMANDS
 from protocols.control.retention import RETENTION_COMMANDS
 from protocols.control.rooms import ControlRooms
@@ -42,11 +43,15 @@ _log = structlog.get_logger(__name__)
 class _Provision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document: dict[str, Any]
     dry_run: bool = False
+    force: bool = False
+    survey: bool = False
 
 
 async def _provision(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     wanted = msgspec.convert(arguments, _Provision)
-    return await rooms.provisioning.apply(wanted.document, dry_run=wanted.dry_run)
+    return await rooms.provisioning.apply(
+        wanted.document, dry_run=wanted.dry_run, force=wanted.force, survey=wanted.survey
+    )
 
 
 #: What the listeners count, by the name of each in the answer to `statistics`.
@@ -58,7 +63,13 @@ async def _statistics(counters: Counters, rooms: ControlRooms, _arguments: Mappi
     return {**rooms.core.life.statistics(), **{name: count() for name, count in counters.items()}}
 
 
+async def _listeners(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    """The addresses of the ready line; none while the daemon is stopped."""
+    return {name: str(address) for name, address in rooms.core.site.addresses.items()}
+
+
 COMMANDS: Final[Mapping[str, Command]] = {
+    "listeners": _listeners,
     "provision": _provision,
     "statistics": partial(_statistics, {}),
     **APPLICATION_COMMANDS,
@@ -66,6 +77,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **BACKUP_COMMANDS,
     **DEVICE_COMMANDS,
     **DEVICE_TYPE_COMMANDS,
+    **LIMIT_COMMANDS,
     **MONETIZATION_COMMANDS,
     **RETENTION_COMMANDS,
     **RULE_COMMANDS,

@@ -7,6 +7,7 @@ import msgspec
 
 from protocols.control.devices import LIST_MAX
 from protocols.control.rooms import ControlRooms
+from storage.records import UserRecord
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,6 +16,24 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def _reset_second_factor(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
     return await rooms.accounts.second_factors.reset(msgspec.convert(arguments, _Named).name)
+
+
+class _User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user: str  # e-mail address, id or user name
+
+
+async def _disable(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return _line(await rooms.accounts.disabling.disable(msgspec.convert(arguments, _User).user))
+
+
+async def _enable(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    return _line(await rooms.accounts.disabling.enable(msgspec.convert(arguments, _User).user))
+
+
+async def _reset_password(rooms: ControlRooms, arguments: Mapping[str, Any]) -> object:
+    """The link with which the user sets a new password."""
+    reset = await rooms.accounts.resets.open_for(msgspec.convert(arguments, _User).user)
+    return f"{rooms.core.site.mailed_accounts_url}/{reset.path}?code={reset.code}"
 
 
 class UserLine(msgspec.Struct, frozen=True):
@@ -26,25 +45,31 @@ class UserLine(msgspec.Struct, frozen=True):
     full_name: str
     account_type: str
     is_verified: bool
+    is_disabled: bool
     created_on: int
 
 
 async def _list(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
-    return [
-        UserLine(
-            id=user.id,
-            email=user.email,
-            name=user.name,
-            full_name=user.full_name,
-            account_type=user.account_type,
-            is_verified=user.email_verified_on is not None,
-            created_on=user.created_on,
-        )
-        for user in await rooms.accounts.users.listed(limit=LIST_MAX)
-    ]
+    return [_line(user) for user in await rooms.accounts.users.listed(limit=LIST_MAX)]
+
+
+def _line(user: UserRecord) -> UserLine:
+    return UserLine(
+        id=user.id,
+        email=user.email,
+        name=user.name,
+        full_name=user.full_name,
+        account_type=user.account_type,
+        is_verified=user.email_verified_on is not None,
+        is_disabled=user.disabled_on is not None,
+        created_on=user.created_on,
+    )
 
 
 USER_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {
+    "user disable": _disable,
+    "user enable": _enable,
     "user list": _list,
+    "user reset password": _reset_password,
     "user reset second-factor": _reset_second_factor,
 }

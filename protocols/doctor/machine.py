@@ -83,7 +83,7 @@ def look_at_ports(patient: Patient) -> Iterator[Finding]:
         problem = _port_problem(bind, is_udp=is_udp, is_running=patient.is_running)
         yield Finding("port", not problem, f"{name} {bind}: {problem}" if problem else f"{name} {bind}")
     if not found:
-        yield Finding("port", False, "no listener is configured: set http.bind or another bind")
+        yield Finding("port", False, "no listener is configured: set http.bind or another bind, or name the --config")
 
 
 def _port_problem(bind: Address, *, is_udp: bool, is_running: bool) -> str:

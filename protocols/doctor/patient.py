@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from config.settings import Address, Settings
 from protocols.control.client import ControlFailedError, ControlUnavailableError, send_command
 
 _ANSWER_SECONDS: Final = 10.0
+_DATAGRAMS: Final = frozenset({"coap", "coaps", "lwm2m_dtls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Patient:
     #: Why a daemon that seems to be there did not answer; empty otherwise.
     silence: str
     unit: str
+    #: Where the running daemon listens, by the names of its ready line.
+    listening: Mapping[str, Address] = field(default_factory=dict)
 
     @property
     def store(self) -> Path:
@@ -64,8 +67,13 @@ class Patient:
 
     @property
     def listeners(self) -> Iterator[tuple[str, Address, bool]]:
-        """The listeners of the configuration: name in the ready line, address, whether it is one of datagrams."""
+        """The listeners: name in the ready line, address, whether it is one of datagrams.
+
+        Those of the configuration; where it has none, those of the running daemon, which got others than this command.
+        """
         settings = self.settings
+        if not settings.listeners:
+            yield from ((name, bind, name in _DATAGRAMS) for name, bind in self.listening.items())
         for name, bind, is_udp in (
             ("http", settings.http.bind, False),
             ("https", settings.http.tls_bind, False),
@@ -85,9 +93,9 @@ class Patient:
 
 def meet(settings: Settings, unit: str) -> Patient:
     """Ask the daemon that may run."""
-    statistics, silence = None, ""
+    statistics, silence, listening = None, "", dict[str, Address]()
     try:
-        statistics = trio.run(_ask, settings.state_dir)
+        statistics, listening = trio.run(_ask, settings.state_dir)
     except ControlUnavailableError as error:
         if isinstance(error.__cause__, PermissionError):
             silence = "its control socket is not for you: run the doctor as root or as the user of the service"
@@ -95,10 +103,14 @@ def meet(settings: Settings, unit: str) -> Patient:
         silence = f"it does not answer within {_ANSWER_SECONDS:.0f} s: look at its log, then restart it"
     except (ControlFailedError, ValidationFailed) as error:
         silence = f"it does not answer: {error}"
-    return Patient(settings, statistics, silence, unit)
+    return Patient(settings, statistics, silence, unit, listening)
 
 
-async def _ask(state_dir: Path) -> Mapping[str, Any]:
+async def _ask(state_dir: Path) -> tuple[Mapping[str, Any], dict[str, Address]]:
     with trio.fail_after(_ANSWER_SECONDS):
         answer: Mapping[str, Any] = await send_command(state_dir, "statistics", {})
-        return answer
+        try:
+            listening = await send_command(state_dir, "listeners", {})
+        except ControlFailedError:  # a daemon of a version before this command
+            listening = {}
+        return answer, {name: Address.parse(text) for name, text in listening.items()}

@@ -4,10 +4,10 @@ The guard counts calls that come with a token. Other requests are counted here, 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from quart import Quart, Response, g, request
+from quart import Response, request
 
 from broker.devices.registry import Device
 from broker.limits.allowance import Usage
@@ -17,6 +17,7 @@ from broker.limits.room import LimitsRoom
 from config.limits import MAX_DATA_BYTES
 from protocols.http.answers import REST_ROOT, is_rest
 from protocols.http.calls import Counted, RestCall
+from protocols.http.this_request import ThisRequest, this_request
 from protocols.refusals import rate_members
 
 _NAME: Final = re.compile(r"\\\{\w+\\\}")  # as `re.escape` leaves it
@@ -31,7 +32,7 @@ def charge_to(device: Device, *, by_day: Device | None = None) -> None:
 
     `by_day` is by default the same device.
     """
-    g.charged = device, by_day
+    this_request().charged = device, by_day
 
 
 class Allowances:
@@ -40,26 +41,28 @@ class Allowances:
         self._by_address = paths_by_address(calls)
         self._quotas = limits.charged
 
-    def install(self, app: Quart) -> None:
-        """Install this first: requests that another `before_request` function answers are counted, too."""
-        app.before_request(self._count_address)
-        app.after_request(self._add_headers)
+    def count_address(self) -> None:
+        """Count the current request of Quart's against its address, if it has no token to count against."""
+        if request.method == "OPTIONS" or not is_rest() or self.are_of_address(request.path):
+            self._addresses.count(this_request().address)
 
-    async def _count_address(self) -> None:
-        if request.method == "OPTIONS" or not is_rest() or self._by_address.fullmatch(request.path):
-            self._addresses.count(request.remote_addr or "")
-
-    async def _add_headers(self, answer: Response) -> Response:
+    def add_headers(self, answer: Response) -> None:
         if is_rest() and request.method != "OPTIONS" and "Access-Control-Allow-Origin" in answer.headers:
             answer.headers["Access-Control-Expose-Headers"] = EXPOSED
-        if "rate_standing" in g:
-            answer.headers.update(rate_members(g.rate_standing))
-        if self._quotas is not None and g.get("channel") is Channel.MESSAGES:
-            answer.headers["x-quota-max-payload-size"] = str(MAX_DATA_BYTES)
-            if "charged" in g:
-                device, by_day = g.charged
-                answer.headers.update(_members(self._quotas.standing(device, by_day)))
-        return answer
+        answer.headers.update(self.standing(this_request()))
+
+    def standing(self, request: ThisRequest) -> Mapping[str, str]:
+        """The headers about what is left to the caller of a request that has been answered."""
+        standing = {} if request.standing is None else rate_members(request.standing)
+        if self._quotas is not None and request.channel is Channel.MESSAGES:
+            standing["x-quota-max-payload-size"] = str(MAX_DATA_BYTES)
+            if request.charged is not None:
+                standing |= _members(self._quotas.standing(*request.charged))
+        return standing
+
+    def are_of_address(self, path: str) -> bool:
+        """Whether requests for this REST path count against the limit of their address."""
+        return self._by_address.fullmatch(path) is not None
 
 
 def paths_by_address(calls: Iterable[RestCall]) -> re.Pattern[str]:

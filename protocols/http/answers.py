@@ -1,7 +1,7 @@
 """What REST answers look like: compact JSON, its headers, and the CORS rules (reference 1.4)."""
 
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from quart import Response, request
@@ -10,7 +10,7 @@ from protocols.http.schema import DataAndFlat
 
 REST_ROOT: Final = "/v1.1"
 _JSON: Final = "application/json; charset=utf-8"
-_CORS: Final = {
+CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "POST, GET, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": (
@@ -18,11 +18,32 @@ _CORS: Final = {
     ),
 }
 
+_NOT_STORED: Final = (("Cache-Control", "no-store"), ("Pragma", "no-cache"))
+
 _encode = msgspec.json.Encoder().encode
 
 
+class Answer(NamedTuple):
+    """An answer of a REST call, before it has the headers that every answer gets. `headers` are its own ones."""
+
+    body: bytes
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    content_type: str = _JSON
+
+    def response(self) -> Response:
+        """The same for Quart."""
+        answer = Response(self.body, self.status, content_type=self.content_type)
+        answer.headers.extend(self.headers)
+        return answer
+
+
 def json_answer(payload: Any, status: int = 200) -> Response:
-    return Response(_json(payload), status, content_type=_JSON)
+    return plain_answer(payload, status).response()
+
+
+def plain_answer(payload: Any, status: int = 200) -> Answer:
+    return Answer(_json(payload), status)
 
 
 def _json(payload: Any) -> bytes:
@@ -32,26 +53,18 @@ def _json(payload: Any) -> bytes:
     return _encode(payload)
 
 
-def search_answer(payload: Any, started: float) -> Response:
+def search_answer(payload: Any, started: float) -> Answer:
     """The answer of a search of messages or Actions. `started` is the `time.perf_counter` when the search began."""
-    answer = Response(_json(payload), content_type="application/json")
-    answer.headers["Request-Time"] = f"{time.perf_counter() - started:.3f}"
-    return answer
+    seconds = f"{time.perf_counter() - started:.3f}"
+    return Answer(_json(payload), headers=(("Request-Time", seconds),), content_type="application/json")
 
 
-def secret_answer(payload: Any) -> Response:
+def secret_answer(payload: Any) -> Answer:
     """An answer that carries tokens: it is not stored, and no other origin reads it (reference 1.4)."""
-    answer = json_answer(payload)
-    answer.headers["Cache-Control"] = "no-store"
-    answer.headers["Pragma"] = "no-cache"
-    return answer
+    return Answer(_json(payload), headers=_NOT_STORED)
 
 
-def error_answer(status: int, body: bytes) -> Response:
-    return Response(body, status, content_type=_JSON)
-
-
-async def answer_preflight() -> Response | None:
+def answer_preflight() -> Response | None:
     """Answer OPTIONS on any REST path, without a token and without a body."""
     if request.method != "OPTIONS" or not is_rest() or request.routing_exception is not None:
         return None
@@ -64,11 +77,10 @@ def preflight_answer() -> Response:
     return answer
 
 
-async def add_cors(answer: Response) -> Response:
+def add_cors(answer: Response) -> None:
     """Allow other origins to read the answer, unless it carries tokens: those answers have a Cache-Control."""
     if is_rest() and "Cache-Control" not in answer.headers:
-        answer.headers.extend(_CORS)
-    return answer
+        answer.headers.extend(CORS)
 
 
 async def add_hsts(seconds: int, answer: Response) -> Response:

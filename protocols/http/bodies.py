@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent
-from quart import g, request
+from quart import request
 
 from broker.accounts.tokens import Caller
 from broker.errors import BadRequest, BodyTooLarge
 from broker.limits.bodies import BodyBudget, Reservation
 from config.limits import UNCOUNTED_BODY_BYTES
+from protocols.http.this_request import this_request
 
 #: The key of the body in ASGI's `state`; None for one that is not held.
 STATE_KEY: Final = "held_body"
@@ -80,8 +81,8 @@ async def _ask(limit: int, *, kept: int | None = None) -> Any:
         raise BodyTooLarge
     held: Any = request.scope.get("state", {}).get(STATE_KEY)
     if held is not None:
-        caller: Caller | None = g.get("caller")
-        source = f"address {request.remote_addr}" if caller is None else _name(caller)
+        caller = (asked := this_request()).caller
+        source = f"address {asked.address}" if caller is None else _name(caller)
         await held.ask(limit, source, is_authenticated=caller is not None, kept=kept)
     return held
 

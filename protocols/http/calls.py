@@ -243,6 +243,17 @@ class RestCall:
         returned = self.hints["return"]
         return self.answers.type if returned is Response else returned
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that the call needs of a request is its token, path, query and JSON: it has a short way, too."""
+        return (
+            bool(self.tokens)
+            and not (self.capability or self.needs_certificate or self.has_token_in_body)
+            and self.counted in {Counted.REST, Counted.MESSAGES}
+            and self.accepts is None
+            and self.hints["return"] is not Response
+        )
+
     @cached_property
     def performer_parameter(self) -> str | None:
         return next((name for name, hint in self.hints.items() if hint in _PERFORMERS), None)

@@ -5,7 +5,7 @@ handler runs before all of them have passed.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, get_origin
 
@@ -16,12 +16,13 @@ from broker.errors import BadRequest, NotFound, NotInThisVersion, ValidationFail
 from broker.limits.meters import Channel
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.certificates import ClientCertificate
-from protocols.http.answers import REST_ROOT, json_answer, search_answer, secret_answer
+from protocols.http.answers import REST_ROOT, Answer, plain_answer, search_answer, secret_answer
 from protocols.http.calls import FORM, Counted, InQuery, Nothing, RestCall, RestCalls, SharedFinder
 from protocols.http.guard import Guard, token_in_header
 from protocols.http.peers import require_certificate
 from protocols.http.reading import Query, has_first_member, json_object, members, read_body
 from protocols.http.rest.named import Named
+from protocols.http.this_request import this_request
 
 _CHANNELS: Final = {Counted.REST: Channel.REST, Counted.MESSAGES: Channel.MESSAGES}
 
@@ -30,6 +31,8 @@ class Dispatcher:
     def __init__(self, guard: Guard, named: Named) -> None:
         self._guard = guard
         self._named = named
+        #: The plain calls, by the names of their endpoints in the application.
+        self.plain: dict[str, _Endpoint] = {}
 
     def install(self, app: Quart, nouns: Iterable[RestCalls], *, is_secure: bool) -> None:
         """Route the calls of `nouns`. Those that need a certificate are only there on the secure listener."""
@@ -37,7 +40,9 @@ class Dispatcher:
             for call in noun.declared():
                 if is_secure or not call.needs_certificate:
                     endpoint = _Endpoint(call, noun, self._guard, self._named)
-                    _route(app, call, endpoint.answer if noun.is_served else _unknown_path)
+                    name = _route(app, call, endpoint.answer if noun.is_served else _unknown_path)
+                    if noun.is_served and call.is_plain:
+                        self.plain[name] = endpoint
 
     def install_refusals(self, app: Quart, calls: Iterable[RestCall]) -> None:
         """Route calls of capabilities that a later version serves."""
@@ -45,10 +50,12 @@ class Dispatcher:
             _route(app, call, _Refusal(call, self._guard).answer)
 
 
-def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> None:
+def _route(app: Quart, call: RestCall, answer: Callable[..., Awaitable[Response]]) -> str:
+    """The name of the endpoint."""
     path = REST_ROOT + call.path.replace("{", "<").replace("}", ">")
     endpoint = f"{'not_yet' if call.capability else 'rest'}.{call}"
     app.add_url_rule(path, endpoint, answer, methods=[call.method])
+    return endpoint
 
 
 async def _unknown_path(**_names: str) -> Response:
@@ -120,6 +127,15 @@ class _Endpoint:
         self._texts = call.text_parameters
 
     async def answer(self, **names: str) -> Response:
+        """For Quart."""
+        answer = await self.reply(names)
+        return answer if isinstance(answer, Response) else answer.response()
+
+    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
+        """Answer `this_request`; a `Response` only where the handler returns one. `names` are those in the path.
+
+        Raises DomainError, StoreError.
+        """
         started = time.perf_counter()
         performer, refusal = await self._admission()
         found = None
@@ -135,7 +151,7 @@ class _Endpoint:
         """Read the handler's arguments. What is wrong with the body is reported before what is wrong with the query."""
         caller = performer if isinstance(performer, Caller) else None
         arguments: dict[str, Any] = {}
-        query = Query(request.query_string) if self._queries else None
+        query = Query(this_request().query) if self._queries else None
         if query is not None:
             if self._find_in_query is not None:
                 found = await self._find_in_query(performer, query)
@@ -153,10 +169,10 @@ class _Endpoint:
             arguments[self._performer] = performer
         return arguments
 
-    def _rendered(self, answer: Any, started: float) -> Response:
+    def _rendered(self, answer: Any, started: float) -> Answer:
         if self._is_timed:
             return search_answer(answer, started)
-        return secret_answer(answer) if self._is_secret else json_answer(answer)
+        return secret_answer(answer) if self._is_secret else plain_answer(answer)
 
 
 def _chosen(kinds: tuple[Any, ...], query: Query) -> Any:

@@ -3,7 +3,7 @@
 Every error has a fresh id that the caller and the log both see.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from quart import Quart, Response, current_app, request
@@ -12,8 +12,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from broker.errors import BodyTooLarge, DomainError
 from broker.ids import new_id
 from broker.trace.refusals import Refusals
-from protocols.http.answers import error_answer
-from protocols.http.peers import note_origin
+from protocols.http.answers import Answer
 from protocols.http.scene_errors import scene_members
 from protocols.refusals import note_refusal, refusal_for, rest_error_body, rest_refusal_body, rest_refusal_headers
 from storage.sql import StoreError
@@ -29,9 +28,8 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 def install_error_handlers(app: Quart, refusals: Refusals) -> None:
     app.config[_REFUSALS] = refusals
-    app.before_request(note_origin)
     app.register_error_handler(DomainError, _refused)
-    app.register_error_handler(StoreError, _store_failed)
+    app.register_error_handler(StoreError, _refused)
     app.register_error_handler(HTTPException, refused_by_http)
     app.register_error_handler(Exception, _failed)
 
@@ -42,19 +40,28 @@ def app_refusals() -> Refusals:
     return refusals
 
 
-async def _refused(error: DomainError) -> Response:
-    error_id = new_id()
-    about = _about(error_id, error.status)
-    note_refusal(app_refusals(), "http", error, code=error.code, **about)
-    answer = error_answer(error.status, rest_refusal_body(error, error_id, scene_members(route_of_request(), error)))
-    answer.headers.update(rest_refusal_headers(error))
+def refusal_answer(error: DomainError | StoreError, refusals: Refusals, method: str, route: str) -> Answer:
+    """Log a refusal, and answer with it. `method` and `route` are those for the log, without secrets."""
+    error_id, error = new_id(), refusal_for(error)
+    note_refusal(
+        refusals, "http", error, code=error.code, error_id=error_id, status=error.status, method=method, route=route
+    )
+    headers = rest_refusal_headers(error)
     if error.status == 503:
-        answer.headers["Retry-After"] = str(_RETRY_SECONDS)
-    return answer
+        headers["Retry-After"] = str(_RETRY_SECONDS)
+    body = rest_refusal_body(error, error_id, scene_members(route, error))
+    return Answer(body, error.status, tuple(headers.items()))
 
 
-async def _store_failed(error: StoreError) -> Response:
-    return await _refused(refusal_for(error))
+def failure_answer(error: Exception, method: str, route: str) -> Answer:
+    """Log a bug, and answer that there is one."""
+    error_id = new_id()
+    _log.error("http_failed", exc_info=error, error_id=error_id, status=500, method=method, route=route)
+    return Answer(rest_error_body(500, "Internal Server Error", error_id), 500)
+
+
+async def _refused(error: DomainError | StoreError) -> Response:
+    return refusal_answer(error, app_refusals(), _method(), route_of_request()).response()
 
 
 async def refused_by_http(error: HTTPException) -> Response:
@@ -63,8 +70,16 @@ async def refused_by_http(error: HTTPException) -> Response:
     if status == 413:
         return await _refused(BodyTooLarge())
     error_id, text = new_id(), error.name
-    app_refusals().note("http_refused", reason=text, code=status, **_about(error_id, status))
-    return allow_methods(error_answer(status, rest_error_body(status, text, error_id)), error)
+    app_refusals().note(
+        "http_refused",
+        reason=text,
+        code=status,
+        error_id=error_id,
+        status=status,
+        method=_method(),
+        route=route_of_request(),
+    )
+    return allow_methods(Answer(rest_error_body(status, text, error_id), status).response(), error)
 
 
 def allow_methods(answer: Response, error: HTTPException) -> Response:
@@ -75,13 +90,7 @@ def allow_methods(answer: Response, error: HTTPException) -> Response:
 
 
 async def _failed(error: Exception) -> Response:
-    error_id = new_id()
-    _log.error("http_failed", exc_info=error, **_about(error_id, 500))
-    return error_answer(500, rest_error_body(500, "Internal Server Error", error_id))
-
-
-def _about(error_id: str, status: int) -> dict[str, Any]:
-    return {"error_id": error_id, "status": status, "method": _method(), "route": route_of_request()}
+    return failure_answer(error, _method(), route_of_request()).response()
 
 
 def _method() -> str:

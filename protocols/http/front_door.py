@@ -1,5 +1,7 @@
 """One port for HTTP and WebSocket: reads the head of the first request and hands the connection on.
 
+Plain REST calls are answered on a short way (direct.py).
+
 A head that is too long or too slow is refused here. Clients may ask for a WebSocket on a connection that has served
 requests before; then Hypercorn gives the connection back.
 """
@@ -15,7 +17,8 @@ from broker.trace.origin import Origin, current_listener, enter
 from broker.trace.refusals import Refusals
 from config.settings import Address
 from protocols.http.answers import add_hsts
-from protocols.http.application import build_accounts_app, build_app
+from protocols.http.application import build_accounts_app, build_app, short_way
+from protocols.http.direct import DirectCalls
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import (
     HEAD_BYTES,
@@ -28,6 +31,7 @@ from protocols.http.heads import (
     split_head,
 )
 from protocols.http.hypercorn_adapter import HypercornAdapter
+from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.listeners import Entrance, Stream, serve_tcp
 from protocols.metrics.vitals import Vitals
 from protocols.peers import current_peer
@@ -71,23 +75,27 @@ async def serve_http(
     entrance = Entrance.of(services.limits.strangers, settings)
     vitals = vitals or Vitals(services.core)
     app = build_accounts_app(services) if is_accounts else build_app(services, is_secure=is_secure, vitals=vitals)
-    if ssl_context is not None and settings.http.hsts_seconds:
-        app.after_request(partial(add_hsts, settings.http.hsts_seconds))
+    hsts_seconds = 0 if ssl_context is None else settings.http.hsts_seconds
+    if hsts_seconds:
+        app.after_request(partial(add_hsts, hsts_seconds))
     refusals, limits = services.core.refusals, services.limits
+    timeouts, traffic = PeerTimeouts(grace_seconds=settings.grace_seconds), vitals.traffic_of(current_listener())
+    direct = short_way(app, services, timeouts, traffic, hsts_seconds=hsts_seconds)
     adapter = HypercornAdapter(
         app,
-        grace_seconds=settings.grace_seconds,
+        timeouts=timeouts,
         refusals=refusals,
         overhead=limits.overhead,
         bodies=limits.bodies,
         proxies=entrance.proxies,
         takes_upgrades=websocket is not None,
-        traffic=vitals.traffic_of(current_listener()),
+        traffic=traffic,
+        direct=direct,
     )
     connections.start_soon(adapter.stop_after, services.core.life.stopping)
     await serve_tcp(
         bind,
-        FrontDoor(adapter, websocket, refusals, entrance.proxies).serve_connection,
+        FrontDoor(adapter, websocket, refusals, entrance.proxies, direct).serve_connection,
         protocol="http",
         refusals=refusals,
         connections=connections,
@@ -104,7 +112,9 @@ class FrontDoor:
         websocket: WebSocketServer | None,
         refusals: Refusals,
         proxies: TrustedProxies | None = None,
+        direct: DirectCalls | None = None,
     ) -> None:
+        self._direct = direct
         self._refusals = refusals
         self._adapter = adapter
         self._websocket = websocket
@@ -124,7 +134,11 @@ class FrontDoor:
             await refuse_head(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._refusals)
             return
         upgrade = bytes(head)
-        if self._websocket is None or not is_websocket_upgrade(head):
+        if self._direct is not None:
+            upgrade = await self._direct.serve(upgrade, stream)
+        if not upgrade:
+            return
+        if self._websocket is None or not is_websocket_upgrade(upgrade):
             upgrade = await self._adapter.serve_connection(upgrade, stream)
         if upgrade and self._websocket is not None:
             _name_client(upgrade, self._proxies)

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Collection
 
-from quart import g, request
-
 from broker.accounts.tokens import Caller, TokenKind, Tokens
 from broker.errors import PermissionDenied, Unauthorized
 from broker.limits.meters import Channel, Meters
 from broker.limits.refusals import RateLimitExceeded
 from broker.registration.admission import Admission
 from protocols.http.peers import request_certificate
+from protocols.http.this_request import this_request
 from protocols.peers import authenticated
 
 _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
@@ -18,7 +17,7 @@ _BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE | re.ASCII)
 
 def token_in_header() -> str | None:
     """The bearer token in the header of the request, which need not be valid."""
-    given = _BEARER.fullmatch(request.headers.get("Authorization", ""))
+    given = _BEARER.fullmatch(this_request().authorization)
     return given[1] if given is not None else None
 
 
@@ -56,7 +55,8 @@ class Guard:
         token = token_in_header() or offered
         if token is None:
             raise Unauthorized
-        caller = g.caller = await self._tokens.caller(token)
+        request = this_request()
+        caller = request.caller = await self._tokens.caller(token)
         caller.act()
         authenticated()
         refusal = None if channel is None else self._count(caller, channel)
@@ -67,14 +67,15 @@ class Guard:
 
     def _count(self, caller: Caller, channel: Channel) -> RateLimitExceeded | None:
         """Count the call, and note where the caller stands for the headers of the answer."""
-        g.channel = channel
+        request = this_request()
+        request.channel = channel
         meter = None if self._meters is None else self._meters.of(channel, caller)
         if meter is None:
             return None
         try:
             meter.count()
         except RateLimitExceeded as refusal:
-            g.rate_standing = refusal.standing
+            request.standing = refusal.standing
             return refusal
-        g.rate_standing = meter.standing()
+        request.standing = meter.standing()
         return None

@@ -43,6 +43,7 @@ from broker.registration.certificates import ClientCertificate
 from broker.trace.refusals import Refusals
 from protocols.http.bodies import STATE_KEY as BODY_KEY
 from protocols.http.bodies import HeldBody
+from protocols.http.direct import KEEP_ALIVE_SECONDS, DirectCalls
 from protocols.http.forwarded import Forwarded
 from protocols.http.heads import HEAD_BYTES, is_websocket_upgrade
 from protocols.http.hypercorn_stream import HypercornStream
@@ -55,7 +56,6 @@ from protocols.peers import Peer, current_peer
 from protocols.proxies import TrustedProxies
 from protocols.tls import peer_certificate
 
-KEEP_ALIVE_SECONDS: Final = 75
 _DRAIN_SECONDS: Final = 2.0
 #: A connection whose time is over and for which bytes have come at the same moment needs so many turns of the loop to
 #: notice its request.
@@ -74,20 +74,24 @@ class HypercornAdapter:
         self,
         app: ASGIFramework,
         *,
-        grace_seconds: float,
+        timeouts: PeerTimeouts,
         refusals: Refusals,
         overhead: Overhead,
         bodies: BodyBudget | None = None,
         proxies: TrustedProxies | None = None,
         takes_upgrades: bool = True,
         traffic: Traffic | None = None,
+        direct: DirectCalls | None = None,
     ) -> None:
         """`bodies` is the budget of all listeners, `proxies` those whose word about clients counts, `traffic` counts.
+
+        `direct` gets each connection back after an answer, for the plain calls that follow.
 
         Without `takes_upgrades`, a request for a WebSocket is answered as any other.
         """
         self._takes_upgrades = takes_upgrades
-        self.timeouts = PeerTimeouts(grace_seconds=grace_seconds)
+        self.timeouts = timeouts
+        self._direct = direct
         self._refusals = refusals
         self._overhead = overhead
         self._app = ASGIWrapper(_Requests(app, proxies or TrustedProxies(), traffic or Traffic()))
@@ -106,6 +110,7 @@ class HypercornAdapter:
         """
         http_stream = HypercornStream(head, stream, self.timeouts, self._overhead, self._refusals)
         http_stream.takes_upgrades = self._takes_upgrades
+        http_stream.direct = self._direct
         if not self._open:
             self._none_open = trio.Event()
         self._open += 1

@@ -1,6 +1,5 @@
 """The stream of one connection as Hypercorn sees it."""
 
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,17 +10,18 @@ import trio
 from broker.limits.overhead import Overhead
 from broker.trace.refusals import Refusals
 from protocols.http.bodies import HeldBody
-from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, read_head, refuse_head
+from protocols.http.direct import SEND_SECONDS, DirectCalls
+from protocols.http.heads import HEAD_SECONDS, is_websocket_upgrade, is_whole, read_head, refuse_head
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import Pipeline
 from protocols.listeners import Stream, end_gently
 
-_SEND_SECONDS: Final = 30.0
 _HELD_BYTES: Final = 64 * 1024
 #: Hypercorn keeps ten chunks of a body that its application has not read yet.
 _CHUNK_BYTES: Final = 16 * 1024
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * 1024 * 1024
+_LAST_BLANK: Final = 0x20
 #: How many connections may be read at the same time only to throw away what comes.
 _LINGERING: Final = trio.CapacityLimiter(4)
 
@@ -54,6 +54,8 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         self.has_begun_head = False
         #: The body of the request that is under way, if it is a long one.
         self.held: HeldBody | None = None
+        #: Answers the plain calls that follow an answer of Hypercorn's.
+        self.direct: DirectCalls | None = None
         #: Whether a request for a WebSocket ends the stream for Hypercorn.
         self.takes_upgrades = True
         #: The head of a request for a WebSocket. After this request, the stream reports end of file to Hypercorn.
@@ -92,24 +94,38 @@ class HypercornStream(trio.abc.HalfCloseableStream):
         if self.held is not None and not self.is_idle:
             await self.held.opened.wait()
         # No request is under way, but one has begun: the rest of its head is due.
-        seconds = HEAD_SECONDS if self.is_idle and self.has_begun_head else math.inf
-        with self._timeouts.limit(seconds, in_flight=False) if seconds < math.inf else trio.CancelScope() as scope:
-            received = bytes(await self._stream.receive_some(min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)))
-        if scope.cancelled_caught:
-            return await self._refuse_slow_head()
+        most = min(max_bytes or _CHUNK_BYTES, _CHUNK_BYTES)
+        if self.is_idle and self.has_begun_head:
+            with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
+                received = bytes(await self._stream.receive_some(most))
+            if scope.cancelled_caught:
+                return await self._refuse_slow_head()
+        else:
+            received = bytes(await self._stream.receive_some(most))
         self.pipeline.read()
         if not received or not self.is_idle:
             return received
         # No request is under way, so these bytes begin a new one.
-        following = bytearray(received)
-        with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
-            await read_head(self._stream, following)
-        if scope.cancelled_caught:
-            return await self._refuse_slow_head()
-        if self.takes_upgrades and is_websocket_upgrade(following):
-            self.upgrade = bytes(following)
+        begun = received
+        if received[0] <= _LAST_BLANK or not is_whole(received):
+            following = bytearray(received)
+            with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
+                await read_head(self._stream, following)
+            if scope.cancelled_caught:
+                return await self._refuse_slow_head()
+            begun = bytes(following)
+        if self.direct is not None and begun:
+            begun = await self.direct.serve(begun, self._stream, self._take_turn)
+            self.pipeline.read()
+        if self.takes_upgrades and is_websocket_upgrade(begun):
+            self.upgrade = begun
             return b""
-        return bytes(following)
+        return begun
+
+    async def _take_turn(self) -> None:
+        """From here on the short way sends, and measures how long the connection is idle."""
+        await self.stop_idling()
+        await self.flush()  # a client may have begun a request before it has read the answer to the one before
 
     async def _refuse_slow_head(self) -> bytes:
         await refuse_head(self._stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
@@ -128,7 +144,7 @@ class HypercornStream(trio.abc.HalfCloseableStream):
             data, self._held = self._held, bytearray()
             if not data:
                 return
-            with self._timeouts.limit(_SEND_SECONDS, in_flight=True) as scope:
+            with self._timeouts.limit(SEND_SECONDS, in_flight=True) as scope:
                 await self._stream.send_all(data)
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError("the peer does not read")

@@ -1,10 +1,28 @@
 """Time limits for waits that depend on a peer; the listener can end all of these waits when the daemon stops."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import trio
+
+
+class _Wait:
+    """One wait: a cancel scope that its listener knows while it is open."""
+
+    __slots__ = ("_grace", "_scope", "_scopes")
+
+    def __init__(self, scopes: dict[trio.CancelScope, float], scope: trio.CancelScope, grace: float) -> None:
+        self._scopes, self._scope, self._grace = scopes, scope, grace
+
+    def __enter__(self) -> trio.CancelScope:
+        self._scopes[self._scope] = self._grace
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        del self._scopes[self._scope]
+        return self._scope.__exit__(kind, error, traceback)
 
 
 class PeerTimeouts:
@@ -15,20 +33,14 @@ class PeerTimeouts:
         self._scopes: dict[trio.CancelScope, float] = {}  # each open wait, and how long it may last after a stop
         self._stopped_at = math.inf
 
-    @contextmanager
-    def limit(self, seconds: float, *, in_flight: bool) -> Iterator[trio.CancelScope]:
+    def limit(self, seconds: float, *, in_flight: bool) -> _Wait:
         """Cancel the block after `seconds`.
 
         After a stop, a block that serves a request in flight may last for the grace period; others end at once.
         """
         grace = self._grace_seconds if in_flight else 0.0
         deadline = min(trio.current_time() + seconds, self._stopped_at + grace)
-        with trio.CancelScope(deadline=deadline) as scope:
-            self._scopes[scope] = grace
-            try:
-                yield scope
-            finally:
-                del self._scopes[scope]
+        return _Wait(self._scopes, trio.CancelScope(deadline=deadline), grace)
 
     def stop(self, *, at_once: bool) -> None:
         """The daemon stops. `at_once`: there is no grace period, or it has ended; may be called after a first stop."""

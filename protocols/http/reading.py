@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Raw
-from quart import request
 
 from broker.accounts.tokens import Caller
 from broker.errors import (
@@ -33,7 +32,7 @@ from broker.errors import (
 )
 from broker.nesting import check_nesting
 from config.limits import IDS_MAX, MAX_BODY_BYTES
-from protocols.http.bodies import body_within
+from protocols.http.this_request import this_request
 
 M = TypeVar("M", bound=msgspec.Struct)
 D = TypeVar("D", bool, None)
@@ -174,13 +173,13 @@ def has_value(raw: Raw) -> bool:
 
 
 async def read_body(*, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body of the request. Quart refuses bodies over its own limit, and slow ones.
+    """The body of the request.
 
     Raises:
         BodyTooLarge: the body is longer than `limit`.
         TooManyBodies: there is no room for it in memory (reference 21.6).
     """
-    return await body_within(limit)
+    return await this_request().read_body(limit)
 
 
 def members(body: bytes, kind: type[M], caller: Caller | None = None) -> M:
@@ -304,7 +303,7 @@ class Query:
 
     @classmethod
     def of_request(cls) -> "Query":
-        return cls(request.query_string)
+        return cls(this_request().query)
 
     def check(self) -> None:
         """Raises ValidationFailed with all findings so far."""

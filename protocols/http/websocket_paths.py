@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from quart import Quart, Response, request
+from quart import Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
 from protocols.http.answers import REST_ROOT, preflight_answer
@@ -11,15 +11,11 @@ from protocols.http.answers import REST_ROOT, preflight_answer
 _PATHS: Final = frozenset({f"{REST_ROOT}/websocket", f"{REST_ROOT}/live", f"{REST_ROOT}/events"})
 
 
-def install_websocket_paths(app: Quart) -> None:
+def answer_other_methods() -> Response | None:
     """Answer other methods than GET with 405, and OPTIONS as on any REST path (reference 1.4).
 
-    A GET or HEAD without an upgrade is 404, as for any path without a route.
+    A GET or HEAD without an upgrade is 404, as for any path without a route. Raises MethodNotAllowed.
     """
-    app.before_request(_answer_other_methods)
-
-
-async def _answer_other_methods() -> Response | None:
     if request.method in {"GET", "HEAD"} or request.path.rstrip("/") not in _PATHS:
         return None
     if request.method == "OPTIONS":

@@ -167,7 +167,8 @@ class MqttExchange:
                 raise PublishForbidden
             if len(payload) > MAX_DATA_BYTES:  # reference 9.1: on MQTT, the size of the payload as received
                 raise PayloadTooLarge(organization_id=device.type.record.organization_id, device_id=device.id)
-            self._ingest.submit(device, payload)
+            if self._ingest.submit(device, payload) == self._ingest.failed_position:
+                self._tell_lost()
         except DomainError as error:
             self.pace.spend()
             self._ingest.refused.note(device, error)
@@ -229,6 +230,11 @@ class MqttExchange:
         if received:
             answer += self._session.acknowledge_received(received)
         self._outbox.put(answer)
+
+    def _tell_lost(self) -> None:
+        """The latest message is stored as a failed one (reference 9.7)."""
+        if (lost := self._ingest.nothing_remained(self._device)) is not None:
+            self._tell(lost)
 
     def _tell(self, error: DomainError) -> None:
         if self._errors_topics and self._outbox.has_room:

@@ -1,12 +1,22 @@
-"""Which addresses requests to hosts that others choose may go to."""
+"""Which addresses requests to hosts that others choose may go to.
 
-from collections.abc import Sequence
+Names are looked up in threads of their own, few at once for each domain: a name server that never answers takes no
+thread from the store, and holds up no other domain.
+"""
+
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 _TRIED: Final = 4
+_OF_A_DOMAIN: Final = 4  # lookups at once
+_THREADS: Final = trio.CapacityLimiter(64)
 #: IPv6 networks whose last 32 bits are an IPv4 address: NAT64 (RFC 6052), and what RFC 4291 2.5.5.1 calls compatible.
 _WITH_IPV4: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
 #: Special networks (RFC 6890 and its registries) that `is_global` of some Python versions takes for public ones.
@@ -39,12 +49,42 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> Sequence[IpAd
         PrivateAddressError: one of them is private and `allow_private` is not given.
         OSError: the name cannot be resolved.
     """
-    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    found = await _looked_up(host, port)
     # Without the scope id, such as `%eth0`, which only link-local addresses have.
     addresses = list(dict.fromkeys(ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
     if not allow_private and not all(map(is_public, addresses)):
         raise PrivateAddressError("the address is private")
     return addresses[:_TRIED]
+
+
+async def _looked_up(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """As `socket.getaddrinfo` answers. Raises OSError, UnicodeError."""
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)
+    except socket.gaierror:  # it is a name
+        await trio.lowlevel.checkpoint()
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    async with _place_of(host):
+        return await trio.to_thread.run_sync(look_up, limiter=_THREADS, abandon_on_cancel=True)
+
+
+_places: dict[str, trio.CapacityLimiter] = {}
+_users: Counter[str] = Counter()
+
+
+@asynccontextmanager
+async def _place_of(host: str) -> AsyncIterator[None]:
+    domain = ".".join(host.lower().rstrip(".").split(".")[-2:])
+    places = _places.setdefault(domain, trio.CapacityLimiter(_OF_A_DOMAIN))
+    _users[domain] += 1
+    try:
+        async with places:
+            yield
+    finally:
+        _users[domain] -= 1
+        if not _users[domain]:
+            del _users[domain], _places[domain]
 
 
 def is_public(address: IpAddress) -> bool:

@@ -18,7 +18,13 @@ from oauthlib.oauth1.rfc5849 import signature as oauth
 
 from broker.envelope import Action
 from broker.subscriptions.port import Callback, Notification, Outcome
-from config.limits import CALLBACK_ANSWER_BYTES, CALLBACK_EXCERPT_CHARACTERS, CALLBACK_SECONDS, CALLBACKS_PER_HOST
+from config.limits import (
+    CALLBACK_ANSWER_BYTES,
+    CALLBACK_EXCERPT_CHARACTERS,
+    CALLBACK_SECONDS,
+    CALLBACKS_PER_APPLICATION,
+    CALLBACKS_PER_HOST,
+)
 from config.settings import Settings
 from protocols.outbound.http import HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
@@ -51,9 +57,8 @@ class HttpCallbacks:
         self._http = http
         self._seconds = seconds
         self._now = now
-        #: Places for calls that are under way at one host, and how many tasks use or wait for one.
-        self._places: dict[str, trio.CapacityLimiter] = {}
-        self._users: Counter[str] = Counter()
+        self._of_hosts = _Places(CALLBACKS_PER_HOST)
+        self._of_applications = _Places(CALLBACKS_PER_APPLICATION)
 
     async def check(self, url: str) -> str | None:
         try:
@@ -64,7 +69,8 @@ class HttpCallbacks:
 
     async def notify(self, callback: Callback, notification: Notification) -> Outcome:
         body = notification_body(notification)
-        async with self._place(callback.url):  # signed after the wait: the signature has the time
+        # Signed after the wait, because the signature has the time.
+        async with self._place(callback.application_id, callback.url):
             try:
                 headers = oauth_headers(callback, now=self._now())
             except ValueError as error:
@@ -74,7 +80,7 @@ class HttpCallbacks:
 
     async def shake_hands(self, url: str, *, application_id: str, subscription_id: str, nonce: str) -> Outcome:
         body = _encode({"aid": application_id, "subscriptionId": subscription_id, "nonce": nonce})
-        async with self._place(url):
+        async with self._place(application_id, url):
             return await self._post(url, {}, body)
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
@@ -94,18 +100,10 @@ class HttpCallbacks:
         return Outcome(http_status=answer.status, excerpt=None if is_success else _excerpt(answer.body))
 
     @asynccontextmanager
-    async def _place(self, url: str) -> AsyncIterator[None]:
-        """One of the places of this host: a host that hangs holds up no other."""
-        host = urlsplit(url).netloc.lower()
-        places = self._places.setdefault(host, trio.CapacityLimiter(CALLBACKS_PER_HOST))
-        self._users[host] += 1
-        try:
-            async with places:
-                yield
-        finally:
-            self._users[host] -= 1
-            if not self._users[host]:
-                del self._users[host], self._places[host]
+    async def _place(self, application_id: str, url: str) -> AsyncIterator[None]:
+        """One of the places of this application and of this host: callbacks that hang hold up no others."""
+        async with self._of_applications.one(application_id), self._of_hosts.one(urlsplit(url).netloc.lower()):
+            yield
 
     async def keep_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -116,6 +114,27 @@ class HttpCallbacks:
         finally:
             with trio.CancelScope(shield=True):
                 await self._http.close()
+
+
+class _Places:
+    """Places for calls that are under way, so many for each name."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._limiters: dict[str, trio.CapacityLimiter] = {}
+        self._users: Counter[str] = Counter()  # how many tasks use or wait for a place
+
+    @asynccontextmanager
+    async def one(self, name: str) -> AsyncIterator[None]:
+        limiter = self._limiters.setdefault(name, trio.CapacityLimiter(self._most))
+        self._users[name] += 1
+        try:
+            async with limiter:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._limiters[name]
 
 
 def notification_body(notification: Notification) -> bytes:

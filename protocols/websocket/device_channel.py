@@ -49,6 +49,7 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
+from broker.device_types.dropped import DroppedField
 from broker.errors import REQUIRED, DeviceNotFound, DomainError, Unauthorized, ValidationFailed
 from broker.limits.meters import Meter
 from broker.limits.refusals import RateLimitExceeded
@@ -110,6 +111,7 @@ class MessageOffered(msgspec.Struct, gc=False):
     cid: str | None = None
     form: FrameForm = FrameForm.JSON
     answer: ServerFrame | None = None  # set by `settle`, and kept until the answer's turn in the queue
+    warnings: tuple[DroppedField, ...] = ()  # the fields that were not kept
 
 
 class ActionOffered(msgspec.Struct, gc=False):
@@ -384,7 +386,8 @@ class DeviceChannel:
             return ()
         for offer, verdict in verdicts:
             if isinstance(verdict, str):
-                offer.answer = stored(verdict, offer.cid, offer.form)
+                warnings = offer.warnings if isinstance(offer, MessageOffered) else ()
+                offer.answer = stored(verdict, offer.cid, offer.form, warnings)
             else:
                 offer.answer = error_frame(verdict, offer.cid, offer.form)
         return self._what_is_due()

@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Raw
 
+from broker.device_types.dropped import DroppedField
 from broker.errors import BadRequest, DomainError
 from broker.nesting import check_nesting
 from protocols.websocket.errors import WrongCid, code_and_text
@@ -333,6 +334,11 @@ class _Data(msgspec.Struct, gc=False):
     data: _Done | _Stored
 
 
+class _Warned(msgspec.Struct):
+    data: _Stored
+    warnings: tuple[DroppedField, ...]
+
+
 class _Failure(msgspec.Struct, gc=False):
     error: _Error
 
@@ -350,8 +356,10 @@ def device_list(sdids: tuple[str, ...], cid: str | None, form: FrameForm) -> Ser
     return _render(_Data(_Done(sdids, "200", cid)), form)
 
 
-def stored(mid: str, cid: str | None, form: FrameForm) -> ServerFrame:
-    """The answer to a message or an Action, once it is stored."""
+def stored(mid: str, cid: str | None, form: FrameForm, warnings: tuple[DroppedField, ...] = ()) -> ServerFrame:
+    """The answer to a message or an Action, once it is stored. `warnings`: the fields that were not kept."""
+    if warnings:
+        return _render(_Warned(_Stored(mid, cid), warnings), form)
     return _render(_Data(_Stored(mid, cid)), form)
 
 
@@ -364,5 +372,5 @@ def ping(now_ms: int, form: FrameForm) -> ServerFrame:
     return _render(_Ping(now_ms), form)
 
 
-def _render(frame: _Data | _Failure | _Ping, form: FrameForm) -> ServerFrame:
+def _render(frame: _Data | _Warned | _Failure | _Ping, form: FrameForm) -> ServerFrame:
     return _to_json(frame).decode() if form is _JSON else _to_message_pack(frame)

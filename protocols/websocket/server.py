@@ -16,6 +16,7 @@ import trio
 
 from broker.accounts.permissions import READ_AND_WRITE, Permission, Reach
 from broker.accounts.tokens import TokenKind
+from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.envelope import Action
 from broker.errors import (
@@ -188,15 +189,22 @@ class DeviceConversation:
         """Process the messages of one turn, in order. Only registrations and new destinations of Actions wait."""
         receive, submit, registrations = self._channel.receive, self._ingest.submit, self._registrations
         overhead = len(payloads)
+        dropped: list[DroppedField] | None = [] if self._channel.ack else None
         verdicts: list[tuple[ChannelOffer, Position | DomainError]] = []
         for payload in payloads:
             for event in receive(payload):
                 if type(event) is MessageOffered:
                     try:
-                        verdicts.append((event, submit(registrations[event.sdid].device, event.data, event.ts)))
+                        device = registrations[event.sdid].device
+                        verdicts.append((event, submit(device, event.data, event.ts, dropped)))
                         overhead -= 1
+                        if dropped:
+                            event.warnings = tuple(dropped)
+                            dropped.clear()
                     except DomainError as error:
                         verdicts.append((event, error))
+                        if dropped:
+                            dropped.clear()
                 elif type(event) is ActionOffered:
                     if (event.sdid, event.ddid) not in self._destinations:
                         # `after_commit` covers the rows since the last `await`, so it must come before the next one.

@@ -39,7 +39,7 @@ def _log_of(path: Path) -> Path:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def opened_to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """Raises StoreError, also for what happens within the block."""
     try:
         # Without a write-ahead log nobody uses the store. SQLite would begin a log, and leave it behind.
@@ -62,7 +62,7 @@ def check_integrity(path: Path, *, seconds: float) -> Integrity:
 
 def _checked(path: Path, seconds: float) -> Integrity:
     until = time.monotonic() + seconds
-    with _opened(path) as connection:
+    with opened_to_read(path) as connection:
         connection.set_progress_handler(lambda: time.monotonic() >= until, _STEPS)
         try:
             rows = connection.execute(f"PRAGMA quick_check({_PROBLEMS})").fetchall()
@@ -75,7 +75,7 @@ def _checked(path: Path, seconds: float) -> Integrity:
 
 def growth(path: Path, *, now_ms: int) -> Growth:
     """How fast the message log grows. Raises StoreError."""
-    with _opened(path) as connection:
+    with opened_to_read(path) as connection:
         size = _one(connection, "PRAGMA page_count") * _one(connection, "PRAGMA page_size")
         ends = connection.execute("SELECT min(position), max(position) FROM message").fetchone()
         if ends[0] is None:
@@ -108,6 +108,6 @@ def _one(connection: sqlite3.Connection, sql: str) -> int:
 
 def counter(path: Path, name: str) -> int:
     """The value of a counter of the store; 0 where it has none. Raises StoreError."""
-    with _opened(path) as connection:
+    with opened_to_read(path) as connection:
         row = connection.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone()
     return int(row[0]) if row else 0

@@ -1,10 +1,11 @@
 """REST calls over loopback, beside a bare Quart application on Hypercorn in the same minute.
 
-    python -m tests.benchmarks.rest [--seconds 5] [--rounds 3] [post] [show]
+    python -m tests.benchmarks.rest [--seconds 5] [--rounds 3] [post] [show] [action] [range] [last] [snapshots]
 
-`post`: POST /messages with device tokens, each message durable before its answer. `show`: GET /devices/{did} with a
-user token. 20 connections, each with one request in flight. The bare application reads the body and answers the few
-bytes of `post`; daemon and bare application take turns.
+`post` and `action`: POST /messages and POST /actions with device tokens, durable before the answer. `show`: GET
+/devices/{did} with a user token. `range`, `last`, `snapshots`: the searches below /messages with device tokens, ten
+messages each; `post` must have run before. 20 connections, each with one request in flight. The bare application reads
+the body and answers the few bytes of `post`; daemon and bare application take turns.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.benchmarks.websocket import cpu_seconds
 from tests.daemon import USER_TOKEN, device_id, device_token, running_daemon
 
 _CONNECTIONS = 20
+_ACTION = b'{"data":{"actions":[{"name":"setOn"}]}}'
 _BODY = b'{"data":{"temperature":21.53,"intensity":48,"state":true,"text":"ok"}}'
 _ANSWER = b'{"data":{"mid":"' + b"0" * 32 + b'"}}'
 
@@ -39,12 +41,16 @@ class Measured:
     cpu_microseconds: float
 
 
-def _post(number: int) -> bytes:
+def _post(number: int, path: str = "/messages", body: bytes = _BODY) -> bytes:
     head = (
-        f"POST /v1.1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: bearer {device_token(number)}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(_BODY)}\r\n\r\n"
+        f"POST /v1.1{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: bearer {device_token(number)}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return head.encode() + _BODY
+    return head.encode() + body
+
+
+def _action(number: int) -> bytes:
+    return _post(number, "/actions", _ACTION)
 
 
 def _show(number: int) -> bytes:
@@ -52,7 +58,22 @@ def _show(number: int) -> bytes:
     return f"{head}Authorization: bearer {USER_TOKEN}\r\n\r\n".encode()
 
 
-REQUESTS = {"post": _post, "show": _show}
+def _search(path: str) -> Callable[[int], bytes]:
+    def request(number: int) -> bytes:
+        head = f"GET /v1.1/messages{path.format(did=device_id(number))} HTTP/1.1\r\nHost: localhost\r\n"
+        return f"{head}Authorization: bearer {device_token(number)}\r\n\r\n".encode()
+
+    return request
+
+
+REQUESTS = {
+    "post": _post,
+    "show": _show,
+    "action": _action,
+    "range": _search("?startDate=0&endDate=9999999999999&count=10"),
+    "last": _search("/last?sdids={did}&count=10"),
+    "snapshots": _search("/snapshots?sdids={did}"),
+}
 
 
 # --- The yardstick ---
@@ -65,8 +86,7 @@ async def _serve_bare(port: int) -> None:
         await request.get_data()
         return Response(_ANSWER, content_type="application/json")
 
-    app.add_url_rule("/v1.1/messages", "post", answer, methods=["POST"])
-    app.add_url_rule("/v1.1/devices/<did>", "show", answer, methods=["GET"])
+    app.add_url_rule("/v1.1/<path:any>", "any", answer, methods=["GET", "POST"])
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.accesslog = config.errorlog = None

@@ -1,6 +1,6 @@
 """Rules beside the log: what they cost ingest and memory, how soon they act, how many durations they hold.
 
-    python -m tests.benchmarks.rules [--seconds 5] [--part ingest|memory|latency|timers|edits]
+    python -m tests.benchmarks.rules [--seconds 5] [--part ingest|memory|latency|many|timers|edits]
 
 Ratios within one run count, not the figures of one machine. Messages are submitted within the process and committed
 with synchronous=FULL. "ingest" is the hardest case: without a protocol, a message costs a fraction of what it costs
@@ -22,7 +22,7 @@ import trio
 from broker.accounts.tokens import Caller
 from broker.devices.registry import Device
 from broker.facts import ActionStored, MessagesStored
-from broker.rules import rulebook
+from broker.rules import storing
 from broker.rules.rulebook import NewRule, RuleChanges
 from broker.secrets import Vault
 from broker.services import Services, open_services
@@ -75,7 +75,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(devices: int) -> AsyncIterator[Bench]:
-    vars(rulebook)["RULES_OF_USER"] = 1_000_000
+    vars(storing)["RULES_OF_USER"] = 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(state_dir=Path(folder), limits=Limits(rate_limits="off", quotas="off"))
         database, vault = Database(SqliteEngine(Path(folder) / "store")), Vault(Vault.new_key())
@@ -150,7 +150,9 @@ async def of_edits(_seconds: float) -> None:
             if number == 500:
                 before = resident_kib()
             record = await book.change(
-                record, RuleChanges(body=json.dumps(rule(first, second, number, duration={"value": 60})).encode())
+                one.caller,
+                record,
+                RuleChanges(body=json.dumps(rule(first, second, number, duration={"value": 60})).encode()),
             )
         print(f"10,000 edits of one rule: {(resident_kib() - before) / 1024:+.1f} MiB")
 
@@ -175,10 +177,47 @@ async def of_latency(seconds: float) -> None:
             one.services.messages.ingest.submit(source, b'{"intensity":1,"temperature":%d}' % (number % 900))
         while len(took) < len(sent):  # noqa: ASYNC110 - nothing tells when the rules have followed
             await trio.sleep(0.01)
-        for what, times in (("its commit", [b - a for a, b in zip(sent, stored, strict=True)]), ("Action", took)):
-            times.sort()
-            median, p99 = statistics.median(times) * 1000, times[int(len(times) * 0.99)] * 1000
-            print(f"message to {what:<10} median {median:6.1f} ms, p99 {p99:6.1f} ms (300 rules, 500 messages/s)")
+        _print_times(sent, stored, took, "300 rules, 500 messages/s")
+
+
+def _print_times(sent: list[float], stored: list[float], took: list[float], load: str) -> None:
+    for what, times in (("its commit", [b - a for a, b in zip(sent, stored, strict=True)]), ("Action", took)):
+        times.sort()
+        median, p99 = statistics.median(times) * 1000, times[int(len(times) * 0.99)] * 1000
+        print(f"message to {what:<10} median {median:6.1f} ms, p99 {p99:6.1f} ms ({load})")
+
+
+async def of_many(seconds: float) -> None:
+    """8,000 rules on 1,000 devices at 800 messages a second: each message touches 8 rules and triggers one of them."""
+    async with bench(DEVICES) as one:
+        others = [(d, 1_000 + n, "temperature") for d in one.devices for n in range(7)]
+        bodies = [rule(d.id, d.id, value, field) for d, value, field in others]
+        await one.add_rules([*bodies, *(rule(d.id, d.id, 0, "intensity") for d in one.devices)])
+        for device in one.devices:  # once: after a start the values of each device are read
+            one.services.messages.ingest.submit(device, b'{"temperature":1}')
+        await one.services.messages.ingest.wait_committed()
+        while one.waiting:  # noqa: ASYNC110 - nothing tells when the rules have followed
+            await trio.sleep(0.01)
+        submitted: list[float] = []
+        took: list[float] = []
+        stored: list[float] = []
+        one.services.core.router.subscribe(
+            ActionStored, lambda _: took.append(time.perf_counter() - submitted[len(took)])
+        )
+        one.services.core.router.subscribe(
+            MessagesStored, lambda fact: stored.extend([time.perf_counter()] * len(fact.rows))
+        )
+        begun, used = trio.current_time(), time.process_time()
+        for number in range(int(seconds * 800)):
+            await trio.sleep_until(begun + number / 800)
+            submitted.append(time.perf_counter())
+            payload = b'{"intensity":1,"temperature":%d}' % (number % 900)
+            one.services.messages.ingest.submit(one.devices[number % DEVICES], payload)
+        while len(took) < len(submitted):  # noqa: ASYNC110 - nothing tells when the rules have followed
+            await trio.sleep(0.01)
+        busy = 100 * (time.process_time() - used) / (trio.current_time() - begun)
+        _print_times(submitted, stored, took, "8,000 rules, 800 messages/s")
+        print(f"{busy:.0f} % of one processor")
 
 
 async def of_timers(seconds: float) -> None:
@@ -198,7 +237,14 @@ async def of_timers(seconds: float) -> None:
         print(f"{timers:,} timers: {100 * (time.process_time() - used) / seconds:.2f} % of one processor while idle")
 
 
-PARTS = {"ingest": of_ingest, "memory": of_memory, "latency": of_latency, "timers": of_timers, "edits": of_edits}
+PARTS = {
+    "ingest": of_ingest,
+    "memory": of_memory,
+    "latency": of_latency,
+    "many": of_many,
+    "timers": of_timers,
+    "edits": of_edits,
+}
 
 
 def main() -> None:

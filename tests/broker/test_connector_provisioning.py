@@ -86,7 +86,7 @@ async def test_a_provisioned_connector_survives_a_restart(opener: ServicesOpener
         (CONNECTOR | {"unknown": 1}, "unknown", "unknown key"),
         ({"device_type": "example.smart_light"}, "oauth2", "must have oauth2 or oauth1"),
         (CONNECTOR | {"oauth1": OAUTH1}, "oauth2", "must have oauth2 or oauth1"),
-        (CONNECTOR | {"oauth2": {}}, "oauth2.authorize_url", "required"),
+        (CONNECTOR | {"oauth2": {**OAUTH2, "client_id": 5}}, "oauth2.client_id", "expected str, got int"),
         (CONNECTOR | {"oauth2": OAUTH2 | {"token_url": "cloud.example/token"}}, "oauth2.token_url", "must be an addr"),
         (CONNECTOR | {"oauth2": OAUTH2 | {"token_url": "https://[/"}}, "oauth2.token_url", "must be an address"),
         (CONNECTOR | {"oauth2": OAUTH2 | {"authentication": "hope"}}, "oauth2.authentication", "invalid enum"),

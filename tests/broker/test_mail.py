@@ -63,7 +63,7 @@ SAMPLES = (
     DeviceShareInvitation(device="Kitchen light", owner="Ada", code="c0de"),
     DeviceQuotaUsedUp(device="Kitchen light", device_id="1" * 32, limit=150, reset_on=NOW_MS),
     MonetizationPlanDecided(device_type="Smart Light", version=2, decision="rejected", comments="Too dear.\nSorry."),
-    SubscriptionSuspended(subscription_id="5" * 32, last_error="410 Gone"),
+    SubscriptionSuspended(subscription_id="5" * 32, last_error="410 Gone", backlog=12),
     RuleStopped(rule="Warm", rule_id="6" * 32, reason="The rule triggers itself"),
     StreamRemoved(stream_id="6" * 32, last_error="no such stream"),
     HELLO,
@@ -262,7 +262,7 @@ def test_a_name_cannot_add_lines_and_is_not_expanded() -> None:
     name = "Light\r\n\r\nYour account is closed.\u2028\x00 $site ${code} {0} {{x}} %s"
     text = DeviceShareInvitation(device=name, owner="Ada", code="c0de").render(LINKS)[1]
     assert "\nDevice: Light Your account is closed. $site ${code} {0} {{x}} %s\n" in text
-    assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000).render(LINKS)[1]
+    assert "…\n" in SubscriptionSuspended(subscription_id="5", last_error="x" * 5000, backlog=0).render(LINKS)[1]
 
 
 def test_a_text_keeps_its_lines_and_loses_control_characters() -> None:

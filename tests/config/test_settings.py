@@ -125,6 +125,8 @@ _VARIABLES = [
     ("OUTBOUND_ALLOW_PRIVATE_ADDRESSES", "true", "outbound.allow_private_addresses", True),
     ("OUTBOUND_CA_FILE", "/ca.pem", "outbound.ca_file", "/ca.pem"),
     ("OUTBOUND_SMTP_URL", "smtp://m", "outbound.smtp_url", "smtp://m"),
+    ("TRACING_ENDPOINT", "http://c:4318/v1/traces", "tracing.endpoint", "http://c:4318/v1/traces"),
+    ("TRACING_PER_MINUTE", "6", "tracing.per_minute", 6),
     ("OUTBOUND_MAIL_FROM", "a@b.example", "outbound.mail_from", "a@b.example"),
     ("OUTBOUND_STREAM_ENDPOINT", "https://s", "outbound.stream_endpoint", "https://s"),
     ("LOG_LEVEL", "debug", "log.level", "debug"),

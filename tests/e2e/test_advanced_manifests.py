@@ -65,6 +65,7 @@ async def test_from_upload_to_failures(tmp_path: Path) -> None:
         (line,) = run(daemon, "list").splitlines()
         assert line.split()[0] == "example.light"
         assert line.endswith("version 1  waiting: 2")
+        assert json.loads(run(daemon, "list", "--json"))["waiting"] == [2]
         assert run(daemon, "approve", "example.light", "2") == "version 2: approved\n"
         publish(daemon, b"\x01\x00\x01", b"\xff", b"\x00\x05\x00\x99")
         await say(daemon, "abc")
@@ -77,6 +78,7 @@ async def test_from_upload_to_failures(tmp_path: Path) -> None:
         ]
         (failure,) = run(daemon, "failures", device_id(0)).splitlines()
         assert failure.endswith(f'  {device_id(0)}  payload: 1 bytes instead of 3  "hex:ff"')
+        assert json.loads(run(daemon, "failures", "--json", device_id(0)))["payload"] == "hex:ff"
         assert run(daemon, "failures", "nothing", status=1) == "trunkline: Not Found\n"
 
 

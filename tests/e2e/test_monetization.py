@@ -1,5 +1,6 @@
 """From a plan to a paid device with the real daemon: payments by hand, and with a stand-in for Stripe."""
 
+import json
 import signal
 import time
 from functools import partial
@@ -32,6 +33,7 @@ def begin_payment(daemon: Daemon, http: httpx.Client) -> httpx.Response:
     light = "example.light"
     http.post(f"{daemon.base_url}/pricing/devicetypes/{light}/pricingtiers", json=PLAN).raise_for_status()
     assert "Plus: 4.99" in trunkline(daemon, "plans")
+    assert json.loads(trunkline(daemon, "plans", "--json"))["version"] == 1
     assert trunkline(daemon, "plans", "approve", light, "1").endswith("APPROVED\n")
     return press_button(daemon, http)
 
@@ -61,6 +63,7 @@ def pay_by_hand(folder: Path) -> None:
         back = f"http://{daemon.addresses['http']}{begin_payment(daemon, http).headers['Location']}"
         reference = trunkline(daemon, "payments").split()[0]
         assert reference in http.get(back).text
+        assert json.loads(trunkline(daemon, "payments", "--json"))["reference"] == reference
         trunkline(daemon, "payments", "accept", reference)
         assert http.get(back).headers["Location"] == f"{CALLBACK}?status=accepted"
         assert active_tier(daemon, http) == "Plus"

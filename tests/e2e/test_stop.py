@@ -10,7 +10,7 @@ import pytest
 from tests.daemon import USER_TOKEN, Daemon, bearer, device_id, running_daemon
 
 
-def test_a_second_signal_ends_the_grace_period_and_everything_is_saved(
+def test_a_second_interrupt_ends_the_grace_period_and_everything_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRUNKLINE_GRACE_SECONDS", "600")
@@ -20,10 +20,11 @@ def test_a_second_signal_ends_the_grace_period_and_everything_is_saved(
         sent = send_until_the_one_in_flight_counts(daemon)
         daemon.begin_to_stop()
         wait_until_no_listener(daemon)
+        daemon.begin_to_stop()  # as a supervisor that repeats its signal
         client.setblocking(False)
         with pytest.raises(BlockingIOError):  # open, and without an answer
             client.recv(1)
-        assert daemon.stop() == 0  # the second signal; waits for 30 seconds, not for 600
+        assert daemon.interrupt() == 0  # waits for 30 seconds, not for 600
         daemon.start()
         assert left_today(send(daemon)) == 1000 - (sent + 1) - 1
         found = httpx.get(f"{daemon.base_url}/messages/last?sdids={device_id(0)}&count=100", headers=bearer(USER_TOKEN))

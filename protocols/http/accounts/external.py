@@ -5,7 +5,7 @@ from quart import Blueprint, Response, request
 from broker.accounts.external import AuthenticationResponse, ExternalSignIn
 from broker.accounts.external_refusals import EmailNotVerified, NoAccountHere, ProviderRefused, ProviderUnavailable
 from broker.accounts.hashing import TooBusy
-from broker.accounts.sessions import CodeWanted, Proof, Sessions, Visitor
+from broker.accounts.sessions import AccountDisabled, CodeWanted, Proof, Sessions, Visitor
 from broker.errors import Conflict
 from protocols.http.accounts.browsers import Browsers, remote_address, user_agent
 from protocols.http.accounts.forms import FormData
@@ -63,6 +63,8 @@ def external_blueprint(
             )
         except CodeWanted as wanted:
             return flow.ask_for_code(asked, query, wanted)
+        except AccountDisabled as refused:
+            return browsers.sign_in_page(query, asked=asked, refused=refused)
         return await flow.signed_in(asked, query, session)
 
     return routes

@@ -11,7 +11,7 @@ from broker.accounts.sessions import CodeWanted, Sessions, Visitor
 from protocols.http.accounts.browsers import CONSOLE_PARAMETER, Browsers, remote_address, user_agent, way_on
 from protocols.http.accounts.forms import FormData
 from protocols.http.accounts.pages import error_page, is_head, redirect
-from protocols.http.answers import error_answer, secret_answer
+from protocols.http.answers import Answer, secret_answer
 
 HOME: Final = "/console"
 #: What the CSRF proof of a page is about.
@@ -30,11 +30,11 @@ def add_doors(routes: Blueprint, console: Console, sessions: Sessions, browsers:
         """The access token of this session's pages. The header proves that one of them asks."""
         session = await browsers.session()
         if session is None:
-            return error_answer(401, b'{"error":{"code":401,"message":"Please sign in"}}')
+            return Answer(b'{"error":{"code":401,"message":"Please sign in"}}', 401).response()
         if not session.proves(request.headers.get("X-Console", ""), PROOF):
-            return error_answer(403, b'{"error":{"code":403,"message":"Please load the page again"}}')
+            return Answer(b'{"error":{"code":403,"message":"Please load the page again"}}', 403).response()
         page_token = await console.token(session)
-        return secret_answer({"accessToken": page_token.value, "expiresIn": page_token.expires_in})
+        return secret_answer({"accessToken": page_token.value, "expiresIn": page_token.expires_in}).response()
 
     @routes.post(f"{HOME}/sign-out")
     async def sign_out() -> Response:

@@ -11,6 +11,7 @@ from broker.site import Site
 from protocols.http.accounts.pages import pages_blueprint
 from protocols.http.answers import REST_ROOT
 from protocols.http.docs.chapters import DocumentedChapter, chapters, slug_of
+from protocols.http.docs.guides import Guide, guides
 from protocols.http.docs.prose import sections, with_code
 from protocols.http.openapi.document import document
 from protocols.http.openapi.serving import ALL_NOUNS
@@ -65,6 +66,7 @@ class _Book:
         described = document(f"{site.origin}{REST_ROOT}", ALL_NOUNS)
         self.origin = site.origin
         self._sections = sections(described["info"]["description"])
+        self._guides = {guide.slug: guide for guide in guides(site)}
         self._chapters = {chapter.slug: chapter for chapter in chapters(described)}
         self._server: str = described["servers"][0]["url"]
         self._accounts = site.accounts.path
@@ -73,10 +75,13 @@ class _Book:
     def page(self, slug: str) -> str | None:
         """A page by its slug, which is empty for the overview; None if there is no such page."""
         if slug not in self._pages:
-            if slug and slug not in self._chapters:
-                return None
-            self._pages[slug] = self._chapter(self._chapters[slug]) if slug else self._overview()
-        return self._pages[slug]
+            if not slug:
+                self._pages[slug] = self._overview()
+            elif slug in self._guides:
+                self._pages[slug] = self._guide(self._guides[slug])
+            elif slug in self._chapters:
+                self._pages[slug] = self._chapter(self._chapters[slug])
+        return self._pages.get(slug)
 
     def _overview(self) -> str:
         return self._render(
@@ -88,12 +93,20 @@ class _Book:
             missing=tuple(dict.fromkeys(call.capability for call in TO_COME)),
         )
 
+    def _guide(self, guide: Guide) -> str:
+        return self._render("guide.html", slug=guide.slug, title=guide.title, guide=guide)
+
     def _chapter(self, chapter: DocumentedChapter) -> str:
         return self._render("chapter.html", slug=chapter.slug, title=chapter.title, chapter=chapter)
 
     def _render(self, template: str, **values: object) -> str:
         return _templates.get_template(template).render(
-            values, docs=DOCS, rest=REST_ROOT, accounts=self._accounts, chapters=tuple(self._chapters.values())
+            values,
+            docs=DOCS,
+            rest=REST_ROOT,
+            accounts=self._accounts,
+            guides=tuple(self._guides.values()),
+            chapters=tuple(self._chapters.values()),
         )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final
 
 from protocols.http.calls import Accepts, CalledBack, Chapter, Counted, RestCall, RestCalls
 from protocols.http.openapi.errors import (
-    USUAL_REASONS,
     ErrorBody,
     error_example,
     error_shape,
@@ -15,13 +14,14 @@ from protocols.http.openapi.errors import (
 )
 from protocols.http.openapi.path_names import PATH_NAMES
 from protocols.http.openapi.schemas import Schemas, example_of
-from protocols.http.schema import Schema, integer, text
+from protocols.http.schema import Schema, component, integer, text
 
 TITLE: Final = "Trunkline"
 API_VERSION: Final = "1.1"
 #: What the document says before the first call, in Markdown: headings, paragraphs, lists and `code`.
 _OVERVIEW: Final = files("protocols.http.openapi").joinpath("overview.md").read_text(encoding="utf-8")
 
+_LICENSE: Final = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
 _PAIR: Final = "^[0-9]+/[0-9]+$"
 _USAGE: Final = r"^[0-9]+/-?[0-9]+$"
 _HEADERS: Final[dict[str, Any]] = {
@@ -57,6 +57,8 @@ class _Document:
     def __init__(self, nouns: tuple[type[RestCalls], ...]) -> None:
         self._nouns = nouns
         self._schemas = Schemas()
+        #: The refusals that many calls have, by the names of their components.
+        self._usual: dict[str, dict[str, Any]] = {}
         self._path_names = {
             call.path: {**PATH_NAMES, **noun.path_names} for noun in nouns for call in noun.declared() if call.names
         }
@@ -69,14 +71,14 @@ class _Document:
                 self._schemas.add(name, schema)
         return {
             "openapi": "3.1.0",
-            "info": {"title": TITLE, "version": API_VERSION, "description": _OVERVIEW},
+            "info": {"title": TITLE, "version": API_VERSION, "description": _OVERVIEW, "license": _LICENSE},
             "servers": [{"url": server_url}],
             "security": [{"bearer": []}],
             "tags": [_tag(chapter) for chapter in chapters],
             "paths": paths,
             "components": {
                 "schemas": self._schemas.components,
-                "responses": self._usual_refusals(),
+                "responses": dict(sorted(self._usual.items())),
                 "headers": {name: self._header(kind) for name, kind in _HEADERS.items()},
                 "securitySchemes": {
                     "bearer": {
@@ -119,6 +121,8 @@ class _Document:
         described["responses"] = {str(call.answers.status): self._answer(call)} | {
             status: self._refusal(call, status, reason) for status, reason in refusals_of(call)
         }
+        if call.answers.status >= 300:  # what is not named above
+            described["responses"]["default"] = self._refused("default", "Anything else is an error", call.counted)
         if call.called_back:
             described["callbacks"] = {
                 one.name: {one.address: {"post": self._callback(one)}} for one in call.called_back
@@ -132,7 +136,7 @@ class _Document:
             "description": called.about,
             "security": [],
             "requestBody": {"required": True, "content": {"application/json": media}},
-            "responses": {"2XX": {"description": "Taken"}},
+            "responses": {"2XX": {"description": "Taken"}, "4XX": {"description": "Not taken"}},
         }
 
     def _in_path(self, call: RestCall) -> Iterator[dict[str, Any]]:
@@ -165,7 +169,7 @@ class _Document:
         answers = call.answers
         described: dict[str, Any] = {"description": answers.about}
         if call.answer is not None:
-            media: dict[str, Any] = {"schema": self._schemas.of(call.answer)}
+            media: dict[str, Any] = {"schema": self._answered(call)}
             described["content"] = {answers.content_type: media}
             if answers.example is not None:
                 media["example"] = answers.example
@@ -175,21 +179,25 @@ class _Document:
         headers = _own_headers(call.counted) | {name: self._header(kind) for name, kind in own.items()}
         return described | ({"headers": headers} if headers else {})
 
+    def _answered(self, call: RestCall) -> Schema:
+        """A component, so that a client made of the document has a name for each answer."""
+        schema = self._schemas.of(call.answer)
+        if "$ref" in schema or schema.get("type") not in {"object", "array"}:
+            return schema
+        operation = _operation_id(call)
+        name = f"{operation[0].upper()}{operation[1:]}Answer"
+        self._schemas.add(name, schema)
+        return {"$ref": component(name)}
+
     def _refusal(self, call: RestCall, status: str, reason: str) -> dict[str, Any]:
         schema = self._schemas.of(error_shape(call, status))
         if schema != self._schemas.of(ErrorBody):
             return {"description": reason, "content": {"application/json": {"schema": schema}}}
         if reason == usual_reason(status):
-            return {"$ref": f"#/components/responses/{_usual_name(status, call.counted)}"}
+            name = _usual_name(status, call.counted)
+            self._usual.setdefault(name, self._refused(status, reason, call.counted))
+            return {"$ref": f"#/components/responses/{name}"}
         return self._refused(status, reason, call.counted)
-
-    def _usual_refusals(self) -> dict[str, Any]:
-        """The refusals that many calls have, by the names of their components."""
-        return {
-            _usual_name(status, counted): self._refused(status, reason, counted)
-            for counted in _REFUSAL_KINDS
-            for status, reason in USUAL_REASONS.items()
-        }
 
     def _refused(self, status: str, reason: str, counted: Counted) -> dict[str, Any]:
         media: dict[str, Any] = {"schema": self._schemas.of(ErrorBody)}

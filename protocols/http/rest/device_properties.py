@@ -51,7 +51,7 @@ class _System(Shape):
 
 
 class PropertiesObject(Shape):
-    shape = "DeviceProperties"
+    shape = "PropertySets"
     example = _SETS
 
     server_properties: _Tree

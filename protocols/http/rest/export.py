@@ -150,6 +150,7 @@ class _Wanted(Shape, kw_only=True):
 
 
 class _Created(Shape, kw_only=True):
+    shape = "Export"
     example = {"exportId": samples.EXPORT, "uids": samples.UID, **_DATES, "order": "asc", "format": "json"}
 
     export_id: Id

@@ -51,25 +51,24 @@ class ManifestCalls(RestCalls):
     components = {
         "ManifestField": {
             "description": "A field, or a group of fields by name",
-            "anyOf": [
-                {
-                    "type": "object",
-                    "required": ["type", "isCollection", "description"],
-                    "properties": {
-                        "type": {"type": "string", "enum": ["Boolean", "Double", "Float", "Integer", "Long", "String"]},
-                        "isCollection": {"type": "boolean"},
-                        "description": {"type": "string"},
-                        "unit": {"type": "string", "description": "As text, like °C"},
-                        "metadata": {
-                            "type": "object",
-                            "description": "By type of metadata",
-                            "additionalProperties": True,
-                        },
-                    },
-                },
-                {"type": "object", "additionalProperties": _FIELD},
-            ],
+            "anyOf": [{"$ref": component("ManifestValue")}, {"$ref": component("ManifestGroup")}],
         },
+        "ManifestValue": {
+            "type": "object",
+            "required": ["type", "isCollection", "description"],
+            "properties": {
+                "type": {"type": "string", "enum": ["Boolean", "Double", "Float", "Integer", "Long", "String"]},
+                "isCollection": {"type": "boolean"},
+                "description": {"type": "string"},
+                "unit": {"type": "string", "description": "As text, like °C"},
+                "metadata": {
+                    "type": "object",
+                    "description": "By type of metadata",
+                    "additionalProperties": True,
+                },
+            },
+        },
+        "ManifestGroup": {"type": "object", "additionalProperties": _FIELD},
         "ManifestAction": {
             "type": "object",
             "required": ["description", "isStandard", "parameters"],

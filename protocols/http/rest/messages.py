@@ -28,10 +28,9 @@ from protocols.http.rest.searching import (
     SearchScope,
     found_example,
 )
-from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewMessage, Sending, Sent
+from protocols.http.rest.sending import SENDING_REFUSALS, STORED, NewMessage, Sending, StoredMessage
 from protocols.http.schema import (
     Amount,
-    Data,
     Id,
     Shape,
     TypeId,
@@ -58,7 +57,9 @@ _EXAMPLE: Final[dict[str, Any]] = {
 MESSAGES: Final = Chapter(
     "Messages",
     "Devices send messages; each is checked against the Manifest of its device type, and stored before it is "
-    "acknowledged. Actions are messages to a device. With a device token the device need not be named.",
+    "acknowledged. Stored are the fields of the Manifest; the answer names the others in `warnings`. A message of "
+    "which nothing remains is stored as a failed one: no search shows it, but `GET /devices/{did}/failures` does. "
+    "Actions are messages to a device. With a device token the device need not be named.",
 )
 
 
@@ -132,16 +133,17 @@ class MessageCalls(RestCalls):
         tokens=ANY_TOKEN,
         on=NOTHING,
         summary="Send a message",
-        about=f"`data` may have {MAX_DATA_BYTES} bytes as compact JSON. Fields that the Manifest does not declare "
-        "are dropped. With `type` action it is an Action, as for `POST /actions`.",
+        about=f"`data` may have {MAX_DATA_BYTES} bytes as compact JSON. Fields that the Manifest does not declare are "
+        "dropped, and named in `warnings`. When nothing remains, the message is stored as a failed one, which no "
+        "search shows (`GET /devices/{did}/failures`). With `type` action it is an Action, as for `POST /actions`.",
         counted=Counted.MESSAGES,
         body_limit=MAX_MESSAGE_BODY_BYTES,
         answers=STORED,
         refusals=SENDING_REFUSALS,
     )
-    async def send(self, caller: Caller, body: NewMessage) -> Data[Sent]:
+    async def send(self, caller: Caller, body: NewMessage) -> StoredMessage:
         if body.type.lower() == "action":
-            return await self._sending.action(caller, body)
+            return StoredMessage((await self._sending.action(caller, body)).data)
         return await self._sending.message(caller, body)
 
     async def _chosen(self, caller: Caller, query: Query) -> SearchScope:

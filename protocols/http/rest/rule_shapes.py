@@ -202,6 +202,10 @@ class _ConditionObject(Shape):
     seen: list[_SeenObject]
     sdid: Annotated[Id, about("The device that a selector chose")] | UnsetType = UNSET
     operand: Annotated[Any, about("What the values were compared with")] | UnsetType = UNSET
+    model_now: (
+        Annotated[Any, about("What the model says, as it is now; absent without a model, or while it is not ready")]
+        | UnsetType
+    ) = UNSET
     duration: _RunningObject | UnsetType = UNSET
 
 
@@ -291,6 +295,9 @@ class ReplayObject(Shape):
     triggers: Annotated[list[_TriggeredObject], about("The first 100")]
     is_complete: bool
     until: Annotated[int, time_ms("Where the replay ended, if it is not complete")] | UnsetType = UNSET
+    models_as_of_now: (
+        Annotated[bool, about("true: conditions asked models, as they are now and not as they were then")] | UnsetType
+    ) = UNSET
 
 
 # Made of what the broker says
@@ -366,6 +373,7 @@ def _condition(why: ConditionWhy) -> _ConditionObject:
         ],
         sdid=absent_if_none(why.device_id),
         operand=absent_if_none(report.operand),
+        model_now=absent_if_none(report.output),
         duration=UNSET if timer is None else _RunningObject(timer.since_ms, timer.due_ms, timer.elapsed),
     )
 
@@ -378,6 +386,7 @@ def replay_object(replayed: Replayed, mids: dict[int, str], devices: dict[int, s
         triggers=[_triggered(one, mids, devices) for one in replayed.shown],
         is_complete=replayed.until_ms is None,
         until=absent_if_none(replayed.until_ms),
+        models_as_of_now=replayed.asks_models or UNSET,
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Final
 
+import trio
 from quart import Response
 
 from broker.accounts.room import AccountsRoom
@@ -9,11 +10,12 @@ from broker.accounts.tokens import Caller
 from broker.devices.room import DevicesRoom
 from broker.errors import INVALID, REQUIRED, Finding, ValidationFailed
 from broker.messages.room import MessagesRoom
-from broker.rules.replay import TOO_MANY_DEVICES
 from broker.rules.room import RulesRoom
 from broker.rules.rule import SendAction
-from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, TOO_MANY_RULES, NewRule, RuleChanges
+from broker.rules.rulebook import CHANGED_MEANWHILE, SCOPES, NewRule, RuleChanges
+from broker.rules.storing import TOO_MANY_RULES
 from broker.rules.text import provision_text
+from broker.rules.turns import TOO_LONG, TOO_MANY_AT_ONCE, TOO_MANY_DEVICES
 from protocols.http.calls import NOTHING, USER_OR_APPLICATION, Accepts, Answers, Chapter, RestCall, RestCalls
 from protocols.http.openapi import samples
 from protocols.http.reading import has_value, json_object, members
@@ -44,6 +46,7 @@ from storage.records import UserRecord
 from storage.rules import RuleRecord
 
 _RULE: Final = "/rules/{ruleId}"
+_CANNOT_SIMULATE: Final = f"{TOO_MANY_DEVICES}. {TOO_LONG}. {TOO_MANY_AT_ONCE}."
 _PROVISION_EXAMPLE: Final = f"""[[rules]]
 id = "{samples.RULE}"
 owner = "{samples.UID}"
@@ -170,7 +173,10 @@ class RuleCalls(RestCalls):
     async def _page(
         self, caller: Caller, found: list[RuleRecord], total: int, offset: int, *, with_body: bool
     ) -> NumberedPage[list[RuleObject]]:
-        shown = [await self._visible(caller, record, with_body=with_body) for record in found]
+        shown = []
+        for record in found:
+            await trio.lowlevel.checkpoint()  # a body takes its time, and a page has a hundred
+            shown.append(await self._visible(caller, record, with_body=with_body))
         return NumberedPage(shown, total, offset, len(shown))
 
     async def _visible(
@@ -178,6 +184,7 @@ class RuleCalls(RestCalls):
     ) -> RuleObject:
         if await self._rules.access.is_hidden(caller, record):
             return hidden_rule(record)
+        with_waiting = with_waiting and await self._rules.access.may_read(caller, record)
         return await self._object(record, with_body=with_body, with_waiting=with_waiting)
 
     async def _object(self, record: RuleRecord, *, with_body: bool = False, with_waiting: bool = False) -> RuleObject:
@@ -216,7 +223,7 @@ class RuleCalls(RestCalls):
             raise await self._all_findings(error, caller, await self._users.find(record.owner_id), body) from None
         text = bytes(wanted.rule) if has_value(wanted.rule) else None
         changes = RuleChanges(wanted.name, text, wanted.description, wanted.enabled, wanted.scope)
-        return Data(await self._object(await self._rules.rulebook.change(record, changes)))
+        return Data(await self._object(await self._rules.rulebook.change(caller, record, changes)))
 
     @RestCall("DELETE", _RULE, tokens=USER_OR_APPLICATION, on=_own, summary="Delete a rule")
     async def remove(self, record: RuleRecord) -> Data[RuleObject]:
@@ -257,7 +264,7 @@ class RuleCalls(RestCalls):
         refusals={400: "Rule is not testable", 403: "WRITE on a destination is missing."},
     )
     async def test(self, caller: Caller, record: RuleRecord) -> Data[Testable]:
-        rule = await self._rules.rulebook.compiled(record)
+        rule = await self._rules.looking_up.compiled(record)
         await self._rules.access.require_write(caller, record, rule)
         await self._rules.trial_runs.run(record, rule)
         return Data(Testable(testable=True))
@@ -274,12 +281,16 @@ class RuleCalls(RestCalls):
         on=_shown,
         summary="Why a rule triggered, or did not",
         about="For one message, with `mid`, or for a time: which conditions held, with the values that were seen. For "
-        "any message that is kept, also of the time before the rule. Models of conditions with a `transformer` are "
-        "not asked. With durations it looks back over at most 10,000 messages and 31 days.",
-        refusals={404: "The message does not exist.", 409: TOO_MANY_DEVICES},
+        "any message that is kept, also of the time before the rule. Needs READ on the sources. Models of conditions "
+        "with a `transformer` are asked as they are now, not as they were then. With durations it looks back over at "
+        "most 10,000 messages and 31 days.",
+        refusals={404: "The message does not exist.", 409: _CANNOT_SIMULATE},
     )
-    async def explain(self, record: RuleRecord, query: ExplainMessageQuery | ExplainTimeQuery) -> Data[Explanations]:
-        rule = await self._rules.rulebook.compiled(record)
+    async def explain(
+        self, caller: Caller, record: RuleRecord, query: ExplainMessageQuery | ExplainTimeQuery
+    ) -> Data[Explanations]:
+        rule = await self._rules.looking_up.compiled(record)
+        await self._rules.access.require_read(caller, record, rule)
         if isinstance(query, ExplainMessageQuery):
             found, is_complete = [await self._rules.reasons.of_message(record, rule, query.mid)], True
         else:
@@ -294,12 +305,13 @@ class RuleCalls(RestCalls):
         tokens=USER_OR_APPLICATION,
         on=_shown,
         summary="Try a rule on what has happened",
-        about="What the rule would have sent. Nothing is sent. Reads at most 10,000 messages; a rule that is not "
-        "enabled can be tried, too.",
-        refusals={409: TOO_MANY_DEVICES},
+        about="What the rule would have sent. Nothing is sent. Needs READ on the sources. Reads at most 10,000 "
+        "messages; a rule that is not enabled can be tried, too. Models are asked as they are now.",
+        refusals={409: _CANNOT_SIMULATE},
     )
-    async def replay(self, record: RuleRecord, body: ReplayBody) -> Data[ReplayObject]:
-        rule = await self._rules.rulebook.compiled(record)
+    async def replay(self, caller: Caller, record: RuleRecord, body: ReplayBody) -> Data[ReplayObject]:
+        rule = await self._rules.looking_up.compiled(record)
+        await self._rules.access.require_read(caller, record, rule)
         start_ms, end_ms = Milliseconds(body.start_date), Milliseconds(body.end_date)
         replayed = await self._rules.replays.run(rule, start_ms, end_ms)
         sent = [one for triggered in replayed.shown for one in triggered.outgoing if isinstance(one, SendAction)]

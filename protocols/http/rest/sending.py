@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from broker.accounts.permissions import Permission
 from broker.accounts.room import AccountsRoom
 from broker.accounts.tokens import Caller
+from broker.device_types.dropped import DroppedField
 from broker.devices.registry import Device
 from broker.devices.room import DevicesRoom
 from broker.errors import INVALID, REQUIRED, Finding, PayloadTooLarge, SourceDeviceDisabled, ValidationFailed
@@ -42,6 +43,22 @@ class Sent(Shape):
     example = {"mid": samples.MID}
 
     mid: Annotated[str, about("The message's id")]
+
+
+class MessageWarning(Shape):
+    example = {"field": "opne", "message": "not in the Manifest"}
+
+    field: Annotated[str, about("Dotted path, or `data` for the whole message")]
+    message: Annotated[str, about("Why the field was not kept")]
+
+
+class StoredMessage(Shape):
+    example = {"data": {"mid": samples.MID}, "warnings": [{"field": "opne", "message": "not in the Manifest"}]}
+
+    data: Sent
+    warnings: Annotated[list[MessageWarning], about("Fields that were not kept; absent when all were")] | UnsetType = (
+        UNSET
+    )
 
 
 def _message_has_source(given: Given) -> Iterator[Finding]:
@@ -93,12 +110,15 @@ class Sending:
         self._devices = devices.registry
         self._permissions = accounts.permissions
 
-    async def message(self, caller: Caller, body: NewMessage) -> Data[Sent]:
+    async def message(self, caller: Caller, body: NewMessage) -> StoredMessage:
         device = await self._writable(caller, body.sdid or caller.device_id)
         charge_to(device)
         await self._ingest.wait_room()
         payload = _payload(body.data, anything=device.manifest.takes_any_payload)
-        return await self._stored(self._ingest.submit(device, payload, _ts(body.ts)))
+        dropped: list[DroppedField] = []
+        stored = await self._stored(self._ingest.submit(device, payload, _ts(body.ts), dropped))
+        warnings = [MessageWarning(one.field, one.message) for one in dropped]
+        return StoredMessage(stored.data, warnings or UNSET)
 
     async def action(self, caller: Caller, body: NewMessage | NewAction) -> Data[Sent]:
         data = _payload(body.data)

@@ -197,6 +197,16 @@ def test_addresses_that_count_as_one(one: str, other: str, same: bool) -> None:
 @given(st.data())
 def test_a_typed_user_code_is_read_in_the_form_that_devices_show(data: st.DataObject) -> None:
     code = new_user_code()
-    assert typed_user_code(code) == typed_user_code(code.replace("-", "")) == code
+    blanks = data.draw(st.lists(st.sampled_from(["", " ", "\t"]), min_size=9, max_size=9))
+    typed = "".join(blank + one for blank, one in zip(blanks, code, strict=True))
+    assert typed_user_code(typed) == typed_user_code(typed.replace("-", "").lower()) == code
     other = data.draw(st.text(max_size=10))
-    assert typed_user_code(other) in {None, other, f"{other[:4]}-{other[4:]}"}
+    found = typed_user_code(other)
+    assert found is None or found.replace("-", "") == "".join(other.split()).upper().replace("-", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ABCD", "ABCD-EFGHJ", "ABCD--EFGH", "ABC-DEFGH", "ABCD-EFG0", "ABCD-EFGI", "ſBCD-EFGH"]
+)
+def test_what_is_no_user_code_is_none(text: str) -> None:
+    assert typed_user_code(text) is None

@@ -55,6 +55,7 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     await services.messages.ingest.wait_committed()
     before = await services.core.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert all(before[0].values())
+    await services.core.database.write(lambda tx: tx.provision_marks.put("device", "kitchen", KITCHEN))
     await services.devices.inventory.delete(kitchen)
     fake_clock.advance(KEPT_MS)
     await services.devices.removal.sweep()
@@ -65,6 +66,7 @@ async def test_removal_deletes_all_rows_of_the_device_and_no_others(
     await services.devices.removal.sweep()
     after = await services.core.database.read(lambda tx: (left(tx, world.kitchen), left(tx, world.hall)))
     assert after == (dict.fromkeys(ROWS, 0), before[1])
+    assert await services.core.database.read(lambda tx: tx.provision_marks.object_of("device", "kitchen")) is None
     assert services.devices.removal.statistics().removed_devices == 1
     assert await services.core.database.read(lambda tx: tx.devices.id_of(world.kitchen)) is None
     # Actions that the device sent belong to their destinations; they stay, without their source.

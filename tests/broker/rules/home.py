@@ -8,7 +8,7 @@ from typing import Any
 from trio.testing import wait_all_tasks_blocked
 
 from broker.accounts.tokens import Caller
-from broker.rules.rulebook import NewRule
+from broker.rules.rulebook import NewRule, RuleChanges
 from broker.services import Services
 from storage.records import ActionRow
 from storage.rules import RuleRecord
@@ -38,11 +38,16 @@ class Home:
     async def ada(self) -> Caller:
         return await self.services.accounts.tokens.caller(ADA_TOKEN)
 
-    async def rule(self, content: Mapping[str, Any], name: str = "A rule", **more: Any) -> RuleRecord:
-        caller = await self.ada()
+    async def rule(
+        self, content: Mapping[str, Any], name: str = "A rule", *, token: str = ADA_TOKEN, **more: Any
+    ) -> RuleRecord:
+        caller = await self.services.accounts.tokens.caller(token)
         owner = await self.services.accounts.users.find(ADA)
         new = NewRule(name, json.dumps(content).encode(), **more)
         return await self.services.rules.rulebook.create(caller, owner, new)
+
+    async def change(self, record: RuleRecord, changes: RuleChanges) -> RuleRecord:
+        return await self.services.rules.rulebook.change(await self.ada(), record, changes)
 
     async def says(self, data: Mapping[str, Any], device: str = KITCHEN, ts: int | None = None) -> str:
         """A device sends a message; returns its mid when the rules have followed."""

@@ -93,7 +93,7 @@ class FakeView:
     def devices_of(self, owner: UserKey, device_type: DeviceTypeKey) -> Collection[DeviceKey]:
         return self.members.get(device_type, ()) if owner == OWNER else ()
 
-    def model_output(self, rule: int, condition: int, device: DeviceKey) -> Value | None:  # noqa: ARG002
+    def model_output(self, rule: int, condition: int, device: DeviceKey, field: str) -> Value | None:  # noqa: ARG002
         return self.outputs.get((condition, device))
 
     def later(self, seconds: float) -> "FakeView":

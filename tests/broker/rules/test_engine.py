@@ -198,9 +198,7 @@ async def test_a_change_of_one_rule_resets_no_other_rules_timer(home: Home, auto
     second = await home.rule(body([when("state", "=", value=False, duration=MINUTE)]), name="second")
     await home.says({"state": False})
     await trio.sleep(30)
-    await home.services.rules.rulebook.change(
-        second, RuleChanges(body=b"%s" % second.body.replace("60", "70").encode())
-    )
+    await home.change(second, RuleChanges(body=b"%s" % second.body.replace("60", "70").encode()))
     await trio.sleep(31)
     assert await home.count() == 1  # the first; the second has begun anew
     await trio.sleep(300)
@@ -211,7 +209,7 @@ async def test_a_new_name_does_not_reset_a_rules_own_timer(home: Home, autojump_
     rule = await home.rule(body([when("state", "=", value=False, duration=MINUTE)]))
     await home.says({"state": False})
     await trio.sleep(30)
-    await home.services.rules.rulebook.change(rule, RuleChanges(name="Other"))
+    await home.change(rule, RuleChanges(name="Other"))
     await trio.sleep(31)
     assert await home.count() == 1
 
@@ -222,7 +220,7 @@ async def test_a_rule_that_is_not_enabled_or_was_removed_triggers_nothing(home: 
     await home.services.rules.rulebook.remove(removed)
     await home.says({"temperature": 30})
     assert await home.count() == 0
-    await home.services.rules.rulebook.change(disabled, RuleChanges(enabled=True))
+    await home.change(disabled, RuleChanges(enabled=True))
     await home.says({"temperature": 30})
     assert await home.count() == 1
 
@@ -300,10 +298,9 @@ async def test_values_are_exact_when_the_snapshots_are_ahead(opener: ServicesOpe
 
 async def test_two_changes_at_once_are_both_kept_or_one_is_refused(home: Home) -> None:
     rule = await home.rule(body([when("temperature", ">", 25)]))
-    rulebook = home.services.rules.rulebook
-    await rulebook.change(rule, RuleChanges(name="Other"))
-    changed = await rulebook.change(rule, RuleChanges(description="With the record from before"))
+    await home.change(rule, RuleChanges(name="Other"))
+    changed = await home.change(rule, RuleChanges(description="With the record from before"))
     assert (changed.name, changed.description) == ("Other", "With the record from before")
-    await rulebook.change(rule, RuleChanges(body=rule.body.replace("25", "26").encode()))
+    await home.change(rule, RuleChanges(body=rule.body.replace("25", "26").encode()))
     with pytest.raises(Conflict):
-        await rulebook.change(rule, RuleChanges(name="Checked with the body from before"))
+        await home.change(rule, RuleChanges(name="Checked with the body from before"))

@@ -6,6 +6,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from broker.rules.condition_parser import parse_schedule
+from broker.rules.conditions import NO_DEVICE, TimeCondition
 from storage.keys import Milliseconds
 from tests.broker.rules.rule_world import FakeView, body, condition, findings, rule
 
@@ -86,3 +88,14 @@ def test_a_rule_without_more_times_has_no_next_minute() -> None:
 def test_findings_about_times(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     made = {**time("=", "0 18 * * * *"), **changes}
     assert findings(body(made)) == [(f"rule.if.and.0.{member}", text) for member, text in expected]
+
+
+def test_an_answer_that_is_kept_is_that_of_the_schedule() -> None:
+    sunset = "@sunset 48.85 2.35 +00:00 TZ Europe/Paris"
+    texts = ("*/15 8-17 * * mon-fri *", "30 2 * 3,10 * * TZ Europe/Paris", "0 0 1 1 * 2026", sunset)
+    for text in texts:
+        schedule = parse_schedule(text)
+        condition = TimeCondition(0, "", NO_DEVICE, None, None, "", None, None, schedule, "=")
+        moments = [Milliseconds(at("2026-03-20T00:00") + step * 1_740_001) for step in range(120)]
+        for at_ms in (*moments, *reversed(moments)):
+            assert condition.next_after(at_ms) == schedule.next_after(at_ms), text

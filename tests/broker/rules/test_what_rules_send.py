@@ -204,7 +204,7 @@ async def test_rules_that_trigger_each_other_are_stopped(home: Home, told: list[
     assert [one.recipient for one in mails] == ["ada@example.org"]
     assert await home.count() < 230
     stopped = first if (await home.standing(first)).standing is Standing.STOPPED else second
-    await home.services.rules.rulebook.change(stopped, RuleChanges(enabled=True))
+    await home.change(stopped, RuleChanges(enabled=True))
     assert (await home.standing(stopped)).standing is Standing.RUNNING
 
 
@@ -229,7 +229,7 @@ async def test_a_rule_whose_device_is_deleted_becomes_invalid(home: Home, told: 
         ]
     assert {(one.kind, one.rule_id) for one in told} == {("invalidated", rule.id), ("invalidated", asleep.id)}
     assert len(await mails_of(home.services, "rule_stopped")) == 2
-    await home.services.rules.rulebook.change(rule, RuleChanges(body=rule.body.replace(HALL, KITCHEN).encode()))
+    await home.change(rule, RuleChanges(body=rule.body.replace(HALL, KITCHEN).encode()))
     assert (await home.standing(rule)).standing is Standing.RUNNING
 
 

@@ -101,7 +101,7 @@ async def test_explanations_equal_the_reference_evaluator(opener: ServicesOpener
         wrong = []
         for rule_id, mid in chosen:
             record = await services.rules.rulebook.find(rule_id)
-            rule = await services.rules.rulebook.compiled(record)
+            rule = await services.rules.looking_up.compiled(record)
             why = await services.rules.reasons.of_message(record, rule, mid)
             if why.triggers is not expected[rule_id, mid]:
                 wrong.append((record.body, mid, why))
@@ -113,7 +113,7 @@ async def test_explanations_equal_the_reference_evaluator(opener: ServicesOpener
 
 async def _watched(services: Services, record: RuleRecord) -> set[str]:
     """The devices whose messages concern a rule."""
-    rule = await services.rules.rulebook.compiled(record)
+    rule = await services.rules.looking_up.compiled(record)
     found: set[str] = set()
     for watch in rule.watches:
         keys = [watch.device] if watch.device is not None else []

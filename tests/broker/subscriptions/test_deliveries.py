@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 
-from broker.facts import ProviderAuthRemoved
+from broker.facts import ProviderAuthRemoved, SubscriptionReported
 from broker.services import Services
 from broker.subscriptions.outlets import FAILURES_IN_A_ROW
 from broker.subscriptions.port import Entry, Outcome, StreamFailed, StreamRejected
 from broker.subscriptions.subscription import Subscription, SubscriptionStatus
 from config.limits import RETRY_SECONDS
 from storage.database import Transaction
-from storage.deliveries import AttemptRecord
+from storage.deliveries import AttemptRecord, DeliveryStore, NotificationRecord
 from storage.keys import OrganizationKey
 from storage.records import AuditFilter, GrantRecord
 from tests.builders import ServicesOpener
 from tests.callbacks import URL, FakeCallbacks, FakeStreams, Received, ada_of, sent, settled, streaming, subscribed
-from tests.factories import ADA, BOBS, HALL, KITCHEN, World, allow, build_world
+from tests.factories import ADA, BOBS, DASHBOARD, HALL, KITCHEN, World, allow, build_world
 from tests.fakes import FakeClock
 from tests.mail_queue import waiting_mails
 
@@ -190,6 +191,36 @@ async def test_a_failing_notification_holds_back_no_later_one(
     assert not set(refused) & set(positions(callbacks.received))
 
 
+async def test_a_subscription_with_very_many_due_notifications_is_read_a_few_at_a_time_and_holds_up_no_other(
+    services: Services, world: World, callbacks: FakeCallbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.subscriptions.sender._DUE_AT_ONCE", 10)
+    flooded, other = [await subscribed(services, url=f"{URL}/{name}") for name in ("flooded", "other")]
+    for _ in range(60):
+        await sent(services)
+        await settled(services, lambda: not pending(services))
+    gate = callbacks.gates[f"{URL}/flooded"] = trio.Event()
+    read = list[int]()
+    real = DeliveryStore.due
+
+    def due(store: DeliveryStore, now_ms: int, **more: Any) -> list[NotificationRecord]:
+        found = real(store, now_ms, **more)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(DeliveryStore, "due", due)
+    callbacks.received.clear()
+    for subscription in (flooded, other):
+        await services.subscriptions.log.replay(subscription, ids=None, end_ms=2**50)
+    await callbacks.wait(lambda: len(of(callbacks, "other")) == 60)
+    assert len(of(callbacks, "flooded")) <= 5
+    gate.set()
+    del callbacks.gates[f"{URL}/flooded"]
+    await settled(services, lambda: not pending(services))
+    assert sorted(of(callbacks, "flooded")) == sorted(of(callbacks, "other"))
+    assert sum(read) < 120, "each replayed notification was not read again and again"
+
+
 async def test_after_many_failures_first_attempts_pause_and_messages_are_collected(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
@@ -203,23 +234,40 @@ async def test_after_many_failures_first_attempts_pause_and_messages_are_collect
     assert len(callbacks.received) == FAILURES_IN_A_ROW
 
 
-async def test_an_answer_410_suspends_with_a_mail_an_audit_entry_and_a_count(
+async def test_an_answer_410_suspends_with_an_event_a_mail_an_audit_entry_and_a_count(
     services: Services, world: World, callbacks: FakeCallbacks
 ) -> None:
+    told: list[SubscriptionReported] = []
+    services.core.router.subscribe(SubscriptionReported, told.append)
     await services.core.database.write(lambda tx: tx.accounts.set_role(_acme(tx), world.ada, "administrator"))
-    callbacks.answer = lambda _received: Outcome(http_status=410)
+    await services.core.database.write(lambda tx: tx.accounts.set_role(_acme(tx), world.bob, "administrator"))
+    no_address = "UPDATE user SET email = 'bob..@example.org' WHERE key = :key"
+    await services.core.database.write(lambda tx: tx.accounts._db.execute(no_address, {"key": world.bob}))
+    callbacks.answer = lambda _received: Outcome(http_status=500)
     subscription = await subscribed(services)
+    await sent(services)
+    await failed(services, 1)
+    callbacks.answer = lambda _received: Outcome(http_status=410)
     await sent(services)
     await settled(services, lambda: services.subscriptions.deliveries.statistics().suspended == 1)
     await settled(services, lambda: services.subscriptions.deliveries.statistics().in_flight == 0)
     found = await services.subscriptions.subscriptions.find(await ada_of(services), subscription.id)
     assert found.record.status == SubscriptionStatus.SUSPENDED
-    assert [status for status, _ in await deliveries(services, subscription)] == ["FAILED"]
+    assert [status for status, _ in await deliveries(services, subscription)] == ["FAILED", "FAILED"]
     mails = await services.core.database.read(waiting_mails)
     assert [(mail.kind, mail.recipient) for mail in mails] == [("subscription_suspended", "ada@example.org")]
     wanted = AuditFilter(since_ms=0, until_ms=2**62, limit=10, object=f"subscription {subscription.id}")
     events = [one.event for one in await services.core.audit.find(wanted)]
     assert events == ["subscription_created", "subscription_suspended"]
+    (report,) = told
+    assert (report.kind, report.subscription_id, report.user_id, report.application_id, report.text) == (
+        "suspended",
+        subscription.id,
+        ADA,
+        DASHBOARD,
+        "HTTP status 410",
+    )
+    assert report.backlog == 1  # the one that waited for its next attempt
     await sent(services)
     assert services.subscriptions.deliveries.statistics().backlog == 0
 
@@ -352,7 +400,7 @@ async def test_what_ends_a_subscription_ends_it_at_once(
     assert [one.id for one in subscriptions.of_application(world.application, None)] == [revoked.id]
     await services.accounts.granted.revoke(world.ada, world.application)
     assert subscriptions.of_application(world.application, None) == []
-    await subscriptions.sweep()
+    await services.subscriptions.endings.sweep()
     removed = await services.core.database.read(
         lambda tx: [tx.subscriptions.by_key(one.key) for one in (linked, deleted, revoked)]
     )

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,8 +23,21 @@ from protocols.state import open_state
 from storage.audit import AuditStore
 from storage.database import Database
 from storage.engines.sqlite import SqliteEngine
-from storage.records import AuditFilter
-from tests.daemon import ADA, ADA_EMAIL, DASHBOARD, Daemon, device_id, device_token
+from storage.limits import LimitStore
+from storage.records import AuditFilter, TallyRecord
+from storage.sql import sure
+from tests.daemon import (
+    ADA,
+    ADA_EMAIL,
+    APPLICATION_TOKEN,
+    DASHBOARD,
+    USER_TOKEN,
+    Daemon,
+    device_id,
+    device_token,
+)
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +142,60 @@ def test_a_new_token_is_of_its_user_or_of_its_application(config: Path) -> None:
     assert caller_of(config, of_user) == ("user", f"user {ADA}")
     of_application = output(config, "token", "new", "--app", DASHBOARD).strip()
     assert caller_of(config, of_application) == ("application", f"application {DASHBOARD}")
+
+
+def test_a_disabled_user_has_no_tokens_until_they_sign_in_again(config: Path) -> None:
+    assert caller_of(config, USER_TOKEN) == ("user", f"user {ADA}")
+    assert output(config, "user", "disable", ADA_EMAIL) == f"{ADA}  {ADA_EMAIL}: disabled\n"
+    assert caller_of(config, USER_TOKEN) == ("nobody", "")
+    assert caller_of(config, APPLICATION_TOKEN)[0] == "application"
+    assert output(config, "user", "list").rstrip().endswith("(disabled)")
+    refused = run(config, "token", "new", "--user", ADA_EMAIL)
+    assert (refused.exit_code, f"{ADA_EMAIL} is disabled" in refused.stderr) == (1, True)
+    assert output(config, "user", "enable", ADA) == f"{ADA}  {ADA_EMAIL}: enabled\n"
+    assert caller_of(config, USER_TOKEN) == ("nobody", "")
+    assert caller_of(config, output(config, "token", "new", "--user", ADA_EMAIL).strip())[0] == "user"
+    assert [entry[:2] for entry in audited(config)][:2] == [
+        ("user disable", f"user {ADA_EMAIL}"),
+        ("user enable", f"user {ADA}"),
+    ]
+
+
+def test_a_new_password_is_set_with_a_link(config: Path) -> None:
+    link = output(config, "user", "reset", "--password", ADA_EMAIL).strip()
+    assert re.fullmatch(r"http://\S+/reset\?code=[0-9a-f]{32}", link)
+    assert audited(config) == [("user reset password", f"user {ADA_EMAIL}", f"operator {os.getuid()}")]
+    assert run(config, "user", "reset", ADA_EMAIL).exit_code == 2
+
+
+def test_a_new_device_token_is_a_new_token_too(config: Path) -> None:
+    new = output(config, "token", "new", "--device", device_id(0)).strip()
+    assert caller_of(config, new) == ("device", f"device {device_id(0)}")
+    assert run(config, "token", "new", "--device", device_id(0), "--expires", "1d").exit_code == 2
+    assert run(config, "token", "new").exit_code == 2
+
+
+def test_what_is_used_up_is_listed_first_with_the_time_when_it_opens(config: Path) -> None:
+    assert output(config, "limits") == "nothing is used yet\n"
+    settings, now_ms = load_settings(config), int(time.time() * 1000)
+    tomorrow = now_ms + DAY_MS
+    with closing(SqliteEngine(settings.state_dir / "store.sqlite").open(read_only=False)) as store:
+        keys = {table: store.execute(f"SELECT min(key) AS key FROM {table}").one() for table in ("device", "user")}  # noqa: S608
+        device, user = (sure(keys[table])["key"] for table in ("device", "user"))
+        application = sure(store.execute("SELECT key FROM application").one())["key"]
+        named = [(f"rest user {application} {user}", 3), (f"mqtt device {device}", 100_000), ("coap device 999", 1)]
+        LimitStore(store).put_tallies([TallyRecord(name, now_ms - 1, tomorrow, used) for name, used in named])
+    on = config.read_text().replace('rate_limits = "off"', 'rate_limits = "on"')
+    config.write_text(on)
+    found = [json.loads(line) for line in output(config, "limits", "--json").splitlines()]
+    assert [(one["what"], one["whose"], one["used"], one["limit"], one["is_used_up"]) for one in found] == [
+        ("mqtt", f"device Light 0 ({device_id(0)})", 100_000, 100_000, True),
+        ("rest", f"user {ADA_EMAIL} in Dashboard", 3, 1_000, False),
+    ]
+    assert {one["opens_on"] for one in found} == {tomorrow}
+    (line,) = output(config, "limits", "--used-up").splitlines()
+    assert "used up, open again 2" in line
+    assert audited(config) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -62,6 +63,9 @@ class Daemon(BaseHTTPRequestHandler):
         assert self.headers["Authorization"] == f"bearer {TOKEN}"
         if path.endswith("/histogram"):
             assert query["interval"] == "hour"
+            # `endDate` is exclusive: the running hour is in the answer.
+            assert int(query["endDate"]) - int(time.time() * 1000) > HOUR_MS - 600_000
+            assert int(query["endDate"]) - int(query["startDate"]) == 24 * HOUR_MS
             start = 10 * HOUR_MS
             buckets = [
                 {"count": 2, "min": 1, "max": 3, "mean": 2, "ts": start},

@@ -54,6 +54,36 @@ def _json(answer: CoapMessage) -> str:
     return json.dumps(cbor2.loads(answer.payload)) if is_cbor else answer.payload.decode()
 
 
+async def test_a_row_of_csv_needs_no_content_format(services: Services, peer: Peer) -> None:
+    await services.device_types.manifests.upload(LIGHT_TYPE, {"fields": FIELDS, "transform": CSV}, approve=True)
+    for payload, data in ((b"21.5", '{"temperature":21.5}'), (b' {"data":"4"}', '{"temperature":4.0}')):
+        peer.post(KITCHEN_TOKEN, payload)
+        await wait_all_tasks_blocked()
+        found = await services.messages.history.by_mid(json.loads(_json(peer.take()))["data"]["mid"])
+        assert found is not None
+        assert json.loads(found[0].data) == json.loads(data)
+
+
+async def test_a_simple_manifest_takes_json_only_without_a_content_format(peer: Peer) -> None:
+    peer.post(KITCHEN_TOKEN, b"21.5")
+    await wait_all_tasks_blocked()
+    assert error(peer.take()) == ("4.00", "Bad Request")
+
+
+@pytest.mark.parametrize("format_", [JSON, CBOR])
+async def test_when_nothing_remained_the_answer_says_so_once_a_second(peer: Peer, format_: int) -> None:
+    """reference 9.7"""
+    body = {"data": {"opne": True}}
+    for warned in (True, False):
+        answer = await posted(peer, cbor2.dumps(body) if format_ == CBOR else body, format_)
+        assert answer.code == Code.CREATED
+        said = json.loads(_json(answer))
+        assert ("warnings" in said) == warned
+        if warned:
+            text = "Nothing of the message was kept: nothing remained after normalization"
+            assert said["warnings"] == [{"field": "data", "message": text}]
+
+
 @pytest.mark.parametrize("format_", [TEXT, OCTETS])
 async def test_a_simple_manifest_takes_no_bare_payload(peer: Peer, format_: int) -> None:
     assert error(await posted(peer, b'{"data":{"state":true}}', format_)) == ("4.15", "Unsupported Content-Format")

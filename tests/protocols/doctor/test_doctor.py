@@ -241,6 +241,14 @@ def test_ports_that_are_free_taken_or_missing(tmp_path: Path) -> None:
     assert not none.ok
 
 
+def test_a_daemon_with_other_settings_than_this_command_names_its_listeners(tmp_path: Path) -> None:
+    """`trunkline demo` has no configuration file."""
+    with socket.create_server(("127.83.11.8", 0)) as listener:
+        address = Address("127.83.11.8", listener.getsockname()[1])
+        patient = Patient(Settings(state_dir=tmp_path), {}, "", "", {"http": address})
+        assert [(found.ok, found.text) for found in look_at_ports(patient)] == [(True, f"http {address}")]
+
+
 def test_hardening_is_that_of_the_unit_of_this_version() -> None:
     lines = UNIT.read_text(encoding="utf-8").splitlines()
     assert {f"{name}={value}" for name, value in HARDENING.items()} <= set(lines)

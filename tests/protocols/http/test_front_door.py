@@ -21,9 +21,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from broker.limits.overhead import Overhead
 from broker.services import Services
 from config.settings import Address
+from protocols.http.direct import KEEP_ALIVE_SECONDS
 from protocols.http.front_door import FrontDoor, serve_http
 from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS
-from protocols.http.hypercorn_adapter import KEEP_ALIVE_SECONDS, HypercornAdapter
+from protocols.http.hypercorn_adapter import HypercornAdapter
 from protocols.http.peer_timeouts import PeerTimeouts
 from protocols.http.pipelining import REQUEST_FRAMES
 from protocols.listeners import serve_tcp
@@ -52,6 +53,21 @@ async def receive_answer(stream: trio.abc.ReceiveStream) -> bytes:
         assert chunk, "the server closed"
         received += chunk
     return received
+
+
+@pytest.fixture(params=["short way", "long way"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections behave alike, whether Hypercorn serves the plain calls or not."""
+    if request.param == "long way":
+        monkeypatch.setattr("protocols.http.front_door.short_way", lambda *_, **__: None)
+
+
+@pytest.fixture
+async def door(way: None, services: Services, world: World, nursery: trio.Nursery) -> Address:
+    bound: Address = await nursery.start(
+        partial(serve_http, services, Address("127.0.0.1", 0), nursery, websocket=repeat_head)
+    )
+    return bound
 
 
 @pytest.fixture
@@ -465,7 +481,9 @@ async def test_a_cancelled_grace_period_does_not_wait_for_a_peer_that_does_not_r
         await send({"type": "http.response.body", "body": bytes(50_000_000), "more_body": False})
 
     adapter, stopping = (
-        HypercornAdapter(answer_at_length, grace_seconds=100.0, refusals=new_refusals(), overhead=Overhead()),
+        HypercornAdapter(
+            answer_at_length, timeouts=PeerTimeouts(grace_seconds=100.0), refusals=new_refusals(), overhead=Overhead()
+        ),
         trio.Event(),
     )
     async with AsyncExitStack() as after, trio.open_nursery() as connections:

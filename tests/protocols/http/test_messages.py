@@ -35,11 +35,11 @@ async def post(api: httpx.AsyncClient, path: str = "/messages", *, token: str = 
     return await api.post(path, headers=bearer(token), json=body)
 
 
-async def sent(api: httpx.AsyncClient, **body: Any) -> str:
+async def sent(api: httpx.AsyncClient, *, fits: bool = True, **body: Any) -> str:
     answer = await post(api, **({"sdid": KITCHEN, "data": DATA} | body))
     assert answer.status_code == 200, answer.text
     mid: str = answer.json()["data"]["mid"]
-    assert answer.text == f'{{"data":{{"mid":"{mid}"}}}}'
+    assert (answer.text == f'{{"data":{{"mid":"{mid}"}}}}') == fits
     return mid
 
 
@@ -109,8 +109,41 @@ async def test_a_message_goes_to_nobody_even_with_a_ddid(api: httpx.AsyncClient,
     ],
 )
 async def test_data_is_an_object_or_the_text_of_one(api: httpx.AsyncClient, data: object, stored: object) -> None:
-    mid = await sent(api, data=data)
+    mid = (await post(api, sdid=KITCHEN, data=data)).json()["data"]["mid"]
     assert (await get(api, "/messages", mid=mid))["data"][0]["data"] == stored
+
+
+@pytest.mark.parametrize(
+    ("data", "warnings"),
+    [
+        ({"state": True, "intensity": "7"}, None),  # a conversion loses nothing
+        ({"state": None, "intensity": 7}, None),
+        ({"state": True, "opne": 1}, [("opne", "not in the Manifest")]),
+        ('{"state":true,"opne":1}', [("opne", "not in the Manifest")]),
+        ({"state": "perhaps", "intensity": 7}, [("state", "is not a Boolean")]),
+        (
+            {"opne": True, "state": "perhaps"},
+            [
+                ("data", "nothing remained after normalization"),
+                ("opne", "not in the Manifest"),
+                ("state", "is not a Boolean"),
+            ],
+        ),
+        ({}, [("data", "nothing remained after normalization")]),
+    ],
+)
+async def test_fields_that_are_not_kept_are_named_in_warnings(
+    api: httpx.AsyncClient, data: object, warnings: list[tuple[str, str]] | None
+) -> None:
+    answer = (await post(api, sdid=KITCHEN, data=data)).json()
+    assert list(answer["data"]) == ["mid"]
+    expected = None if warnings is None else [{"field": field, "message": message} for field, message in warnings]
+    assert answer.get("warnings") == expected
+
+
+async def test_an_action_has_no_warnings(api: httpx.AsyncClient) -> None:
+    answer = await post(api, ddid=KITCHEN, type="action", data=ACTIONS)
+    assert list(answer.json()) == ["data"]
 
 
 @pytest.mark.parametrize(("ts", "stored"), [(5, 5), (5.9, 5), ("5", 5), ("5.9", 5), (0, 0), (None, NOW_MS)])
@@ -203,7 +236,7 @@ async def test_a_disabled_device_may_not_send_but_be_read(
 
 
 async def test_a_message_without_known_fields_is_acknowledged_and_invisible(api: httpx.AsyncClient) -> None:
-    mid = await sent(api, data={"nothing": 1})
+    mid = await sent(api, fits=False, data={"nothing": 1})
     found = await get(api, "/messages", mid=mid)
     assert found == {"mid": mid, "uid": ADA, "count": 100, "order": "asc", "size": 0, "data": []}
 

@@ -1,7 +1,9 @@
 """The document at /v1.1/openapi.json and its pages at /docs: they say what is served, all of it and nothing else."""
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +26,7 @@ from protocols.http.openapi.serving import ALL_NOUNS
 from protocols.http.rest.nouns import TO_COME
 from protocols.http.schema import Shape
 from tests.factories import ADA_TOKEN
+from tests.programs import require_node_module
 from tests.protocols.http.conftest import bearer
 
 ORIGIN = "https://trunkline.example.net"
@@ -51,7 +54,8 @@ def named(template: str) -> str:
 
 def _answer(path: str, method: str) -> dict[str, Any]:
     content: dict[str, Any] = DOCUMENT["paths"][path][method]["responses"]["200"]["content"]["application/json"]
-    properties: dict[str, Any] = content["schema"]["properties"]
+    name = content["schema"]["$ref"].rpartition("/")[2]
+    properties: dict[str, Any] = DOCUMENT["components"]["schemas"][name]["properties"]
     return properties
 
 
@@ -68,7 +72,7 @@ class TestDocument:
             assert parameters[name]["default"] is False
 
     def test_answers_about_exports_have_the_defaults_of_the_request(self) -> None:
-        made = _answer("/messages/export", "post")["data"]["properties"]
+        made = DOCUMENT["components"]["schemas"]["Export"]["properties"]
         listed = DOCUMENT["components"]["schemas"]["ExportEntry"]["properties"]["request"]["properties"]
         assert {name: made[name]["default"] for name in ("order", "format", "csvHeaders")} == {
             "order": "asc",
@@ -79,6 +83,39 @@ class TestDocument:
 
     def test_it_is_valid(self) -> None:
         validate(DOCUMENT)
+
+    def test_every_answer_has_a_name(self) -> None:
+        unnamed = [
+            f"{method} {path}"
+            for method, path, operation in operations()
+            for answer in operation["responses"].values()
+            for media in answer.get("content", {}).values()
+            if "$ref" not in media["schema"] and media["schema"].get("type") in {"object", "array"}
+        ]
+        assert unnamed == []
+
+    @pytest.mark.processes
+    def test_redocly_warns_of_ambiguous_paths_only(self, tmp_path: Path) -> None:
+        """The paths are given; the document says which of two that fit is meant. Every other recommended rule holds."""
+        modules = Path(require_node_module("@redocly/cli/package.json"))
+        (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
+        run = subprocess.run(
+            ["node", modules / "@redocly/cli/bin/cli.js", "lint", "openapi.json", "--format=json"],
+            cwd=tmp_path,
+            env={**os.environ, "REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        found = {(one["ruleId"], one["location"][0]["pointer"]) for one in json.loads(run.stdout)["problems"]}
+        ambiguous = (
+            "/devicetypes/{dtid}/whitelist/certificates/{certificateId}",
+            "/devicetypes/{dtid}/whitelist/vdid/{vdid}",
+            "/trials/sessions/{sid}",
+            "/trials/{tid}/sessions",
+        )
+        assert found == {("no-ambiguous-paths", f"#/paths/{path.replace('/', '~1')}") for path in ambiguous}
 
     async def test_it_has_every_route_and_no_other(self, services: Services) -> None:
         served = {

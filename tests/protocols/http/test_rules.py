@@ -247,6 +247,70 @@ async def test_what_another_application_sees(
     await beta("DELETE", f"/rules/{own['id']}", 403)
 
 
+BETA_TOKEN = "4a" * 16
+
+
+async def beta_of(api: httpx.AsyncClient, services: Services) -> Client:
+    """Ada has signed in to an application of another organization, which may read and use her lights and no others."""
+    grant = {"device_type": LIGHT_TYPE, "permissions": ["READ", "WRITE"]}
+    await services.provisioning.apply(
+        {
+            "organizations": [{"name": "Beta"}],
+            "applications": [{"id": "be" * 16, "name": "Beta", "organization": "Beta"}],
+            "tokens": [{"value": BETA_TOKEN, "application": "Beta", "user": "ada@example.org"}],
+            "grants": [{"user": "ada@example.org", "application": "Beta"} | grant],
+        }
+    )
+    return Client(api, BETA_TOKEN)
+
+
+async def test_an_application_gains_nothing_by_changing_a_rule_that_runs_with_anothers_grants(
+    ada: Client, api: httpx.AsyncClient, services: Services
+) -> None:
+    beta = await beta_of(api, services)
+    await services.provisioning.apply(
+        {
+            "device_types": [
+                {
+                    "id": "dt" + "5" * 32,
+                    "unique_name": "example.lock",
+                    "name": "Lock",
+                    "organization": "Acme",
+                    "published": True,
+                    "manifest": {"fields": [], "actions": [{"name": "unlock", "parameters": []}]},
+                }
+            ],
+            "devices": [{"id": "5" * 32, "owner": "ada@example.org", "type": "example.lock", "name": "Door"}],
+        }
+    )
+    shared = await ada.rule(scope="allApplications")
+    unlocking = {"if": WARM, "then": {"ddid": "5" * 32, "action": "unlock"}}
+    await beta("PUT", f"/rules/{shared['id']}", json={"name": "Mine"})
+    await beta("PUT", f"/rules/{shared['id']}", 403, json={"rule": unlocking})
+    assert (await ada("GET", f"/rules/{shared['id']}"))["data"]["rule"] == BODY
+    await ada("PUT", f"/rules/{shared['id']}", json={"rule": unlocking})
+    await beta("PUT", f"/rules/{shared['id']}", 403, json={"enabled": False})
+
+
+async def test_values_are_told_to_those_who_may_read_the_sources(
+    api: httpx.AsyncClient, services: Services, world: World
+) -> None:
+    """Of its own rule an application sees all members (reference 12.1), but no value that it may not read."""
+    beta = await beta_of(api, services)
+    rule = await beta.rule()
+    mid = await says(services, {"temperature": 20})
+    path, times = f"/rules/{rule['id']}", {"startDate": NOW_MS, "endDate": NOW_MS}
+    assert (await beta("GET", path))["data"]["waitsFor"]
+    await beta("GET", f"{path}/explain?mid={mid}")
+    key = (await services.core.database.read(lambda tx: tx.accounts.applications_named("Beta")))[0].key
+    await allow(services, GrantRecord(world.ada, key, world.light_type, read=False, write=True))
+    shown = (await beta("GET", path))["data"]
+    assert (shown["rule"], "waitsFor" in shown) == (BODY, False)
+    await beta("GET", f"{path}/explain?mid={mid}", 403)
+    await beta("GET", f"{path}/explain?startDate={NOW_MS}&endDate={NOW_MS}", 403)
+    await beta("POST", f"{path}/replay", 403, json=times)
+
+
 async def test_a_rule_sends_nothing_after_its_application_was_revoked(
     ada: Client, services: Services, world: World
 ) -> None:
@@ -381,6 +445,6 @@ async def test_a_rule_goes_out_as_a_provision_file_and_comes_back(ada: Client, s
 
 
 async def test_a_user_has_at_most_1000_rules(ada: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.rules.rulebook.RULES_OF_USER", 1)
+    monkeypatch.setattr("broker.rules.storing.RULES_OF_USER", 1)
     await ada.rule()
     assert (await ada.rule(status=409))["message"] == "At most 1000 rules for each user"

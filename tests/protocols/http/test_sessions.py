@@ -150,7 +150,9 @@ async def test_an_application_needs_write_on_the_profile_which_the_user_granted(
 async def test_sessions_that_ended_are_not_shown(
     api: httpx.AsyncClient, services: Services, ada: UserRecord, phone: Session, fake_clock: FakeClock
 ) -> None:
-    await services.provisioning.apply({"users": [{"email": ada.email, "password": "a new horse battery"}]})
+    await services.provisioning.apply(
+        {"users": [{"email": ada.email, "password": "a new horse battery", "reset_password": True}]}
+    )
     assert await listed(api) == []
 
 

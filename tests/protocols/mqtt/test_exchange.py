@@ -214,12 +214,15 @@ async def test_a_message_of_1024_bytes_is_taken(server: Server) -> None:
     assert len(await server.stored()) == 1
 
 
-async def test_a_message_without_known_fields_is_acknowledged_without_an_error(server: Server) -> None:
+async def test_a_message_without_known_fields_is_acknowledged_and_told_once_a_second(server: Server) -> None:
+    """reference 9.7"""
     peer = await server.connected(topics=[ERRORS])
-    await peer.send(publish(1, b'{"unknown":1}'))
-    await peer.expect(puback(1))
+    lost = publish(1, b'{"unknown":1}')
+    await peer.send(lost + publish(2, ON) + lost)
+    await peer.expect_error(400, "Nothing of the message was kept: nothing remained after normalization")
+    await peer.expect(puback(1) + puback(2) + puback(1))
     await peer.expect_nothing()
-    assert await server.stored() == []
+    assert await server.stored() == [ON.decode()]
 
 
 async def test_errors_go_to_the_device_that_made_them(server: Server) -> None:

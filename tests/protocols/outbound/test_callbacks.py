@@ -238,3 +238,18 @@ def test_the_signature_is_that_of_oauthlib(url: str) -> None:
     )
     expected = client.sign(url, http_method="POST")[1]["Authorization"]
     assert set(header.removeprefix("OAuth ").split(", ")) == set(expected.removeprefix("OAuth ").split(", "))
+
+
+async def test_callbacks_of_an_application_that_hang_hold_up_no_other_application(
+    nursery: trio.Nursery, serve: Serve, requests: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when each of them is at another host, so that the places of a host do not end."""
+    monkeypatch.setattr("protocols.outbound.callbacks.CALLBACKS_PER_APPLICATION", 3)
+    callbacks = HttpCallbacks(OutboundHttp(client_context(""), allow_private=True))
+    for port in [await serve(None) for _ in range(5)]:
+        nursery.start_soon(callbacks.notify, callback(port), NOTIFICATION)
+    while len(requests) < 3:  # noqa: ASYNC110 - sockets
+        await trio.sleep(0.001)
+    other = Callback(f"http://127.0.0.1:{await serve(OK)}/", "b" * 32, SECRET)
+    assert (await callbacks.notify(other, NOTIFICATION)).is_delivered
+    assert len(requests) == 3 + 1

@@ -1,6 +1,7 @@
 """Requests to addresses that others choose: which are allowed, and the bounds of answers."""
 
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import ip_address
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocols.outbound.addresses import is_public
+from protocols.outbound.addresses import is_public, resolve
 from protocols.outbound.http import HttpAnswer, HttpFailedError, OutboundHttp
 from protocols.outbound.tls import client_context
 from tests.protocols.http.certificates import contexts
@@ -48,16 +49,16 @@ def serve(nursery: trio.Nursery, heads: list[bytes]) -> Serve:
 def named(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
     """The addresses of names, and the names that were resolved."""
     asked: list[str] = []
-    real = trio.socket.getaddrinfo
+    real = socket.getaddrinfo
 
-    async def getaddrinfo(host: Any, port: Any, *rest: Any, **about: Any) -> Any:
+    def getaddrinfo(host: Any, port: Any, *rest: Any, **about: Any) -> Any:
         name = host.decode() if isinstance(host, bytes) else host
-        if name not in names:
-            return await real(host, port, *rest, **about)
+        if name not in names or "flags" in about:  # an address, or whether it is one
+            return real(host, port, *rest, **about)
         asked.append(name)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in names[name]]
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked
 
 
@@ -258,3 +259,34 @@ async def test_a_kept_connection_needs_no_new_look_at_the_name(
     await get(url, http=http)
     assert asked == ["a.example", "a.example"]
     await http.close()
+
+
+async def test_names_that_are_never_found_hold_up_neither_other_domains_nor_other_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server of a user's own domain may let every lookup hang."""
+    may_end = threading.Event()
+    hanging: list[str] = []
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *rest: Any, **about: Any) -> Any:
+        if "flags" in about:  # whether it is an address
+            return real(host, port, *rest, **about)
+        if host.endswith(".evil.example"):
+            hanging.append(host)
+            may_end.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    try:
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(partial(resolve, f"h{number}.evil.example", 443, allow_private=True))
+            while len(hanging) < 4:  # noqa: ASYNC110 - threads
+                await trio.sleep(0.001)
+            assert [str(one) for one in await resolve("good.example", 443, allow_private=True)] == ["127.0.0.1"]
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            assert len(hanging) == 4
+            nursery.cancel_scope.cancel()
+    finally:
+        may_end.set()

@@ -348,6 +348,21 @@ async def test_message_with_ack(peers: Peers, text: str, refusal: tuple[int, str
         assert answer == error(*refusal)
 
 
+async def test_an_acknowledgement_names_the_fields_that_were_not_kept(peers: Peers) -> None:
+    """reference 9.7"""
+    socket = await peers.connect(WITH_ACK)
+    await register(socket, KITCHEN, KITCHEN_TOKEN)
+    unknown = {"field": "opne", "message": "not in the Manifest"}
+    answer = await ask(socket, data={"state": True, "opne": 1}, cid="a")
+    assert (answer["data"].keys(), answer["warnings"]) == ({"mid", "cid"}, [unknown])
+    assert "error" in await ask(socket, data={"state": True, "opne": 1}, ts=-1)
+    assert "warnings" not in await ask(socket, data={"state": True})
+    lost = await ask(socket, data={"opne": 1})
+    assert lost["warnings"] == [{"field": "data", "message": "nothing remained after normalization"}, unknown]
+    await socket.send_message(msgpack.packb({"data": {"opne": 1}}))
+    assert msgpack.unpackb(await socket.get_message())["warnings"] == lost["warnings"]
+
+
 async def test_wrong_cid(peers: Peers) -> None:
     socket = await peers.connect(WITH_ACK)
     await register(socket, KITCHEN, KITCHEN_TOKEN)

@@ -17,7 +17,7 @@ PASSWORD = "correct horse battery staple"
 
 async def give_password(services: Services, user: UserRecord, password: str = PASSWORD) -> None:
     """Provision a user's password, as an operator does it."""
-    await services.provisioning.apply({"users": [{"email": user.email, "password": password}]})
+    await services.provisioning.apply({"users": [{"email": user.email, "password": password, "reset_password": True}]})
 
 
 @dataclass

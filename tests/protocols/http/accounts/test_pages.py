@@ -194,6 +194,18 @@ async def test_a_form_that_is_too_long(browser: Browser) -> None:
 # Sign-in
 
 
+async def test_who_has_the_password_of_a_disabled_account_reads_that_it_is_disabled(
+    services: Services, browser: Browser
+) -> None:
+    await services.accounts.disabling.disable("ada@example.org")
+    shown = await browser.open("authorize", **ASKED)
+    answer = await browser.sign_in(shown, "ada@example.org", password=PASSWORD)
+    assert answer.status_code == 403
+    assert "This account is disabled." in answer.text
+    assert "trunkline_session" not in browser.client.cookies
+    assert WRONG in (await browser.sign_in(shown, "ada@example.org", password="wrong")).text
+
+
 async def test_a_wrong_password(browser: Browser) -> None:
     shown = await browser.open("authorize", **ASKED)
     answers = []

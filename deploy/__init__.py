@@ -1,0 +1,1 @@
+"""How Trunkline gets onto a machine. Nothing of it is installed there."""

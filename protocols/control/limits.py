@@ -1,0 +1,30 @@
+"""What is used of limits, on the control socket. `trunkline limits` asks for it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from protocols.control.devices import LIST_MAX
+from protocols.control.rooms import ControlRooms
+
+
+class LimitLine(msgspec.Struct, frozen=True):
+    """As `broker/limits/overview.py: UsedLimit`."""
+
+    what: str
+    whose: str
+    used: int
+    limit: int | None
+    opens_on: int
+    is_used_up: bool
+
+
+async def _limits(rooms: ControlRooms, _arguments: Mapping[str, Any]) -> object:
+    return [
+        LimitLine(one.what, one.whose, one.used, one.limit, one.opens_on, one.is_used_up)
+        for one in await rooms.limits.overview.used(limit=LIST_MAX)
+    ]
+
+
+LIMIT_COMMANDS: Mapping[str, Callable[[ControlRooms, Mapping[str, Any]], Awaitable[object]]] = {"limits": _limits}

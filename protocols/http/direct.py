@@ -1,0 +1,225 @@
+"""The short way of REST calls: from the front door to the handler and back, past Hypercorn and Quart.
+
+Those two take ten times as long as most calls. So a connection begins here, and comes back here after each answer of
+theirs. What is not a plain request for a plain call, goes the long way, from its first byte on: nothing has been done
+about it here. Both ways read the same declarations, check in the same order (`dispatch`), and
+answer with the same bytes; tests/protocols/http/test_direct.py compares them.
+
+A connection has one request in flight here. A client that sends its next request before the answer has come, goes the
+long way, where it waits in line (reference 21.5).
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Final, NamedTuple, Protocol
+from wsgiref.handlers import format_date_time
+
+import trio
+from quart import Quart, Response
+from werkzeug.exceptions import HTTPException
+
+from broker.errors import BodyTooLarge, DomainError
+from broker.trace.origin import Origin, enter
+from broker.trace.refusals import Refusals
+from protocols.http.allowances import EXPOSED, Allowances
+from protocols.http.answers import CORS, REST_ROOT, Answer
+from protocols.http.errors import failure_answer, refusal_answer
+from protocols.http.forwarded import Forwarded
+from protocols.http.heads import HEAD_BYTES, HEAD_SECONDS, is_whole, read_head, refuse_head
+from protocols.http.peer_timeouts import PeerTimeouts
+from protocols.http.plain_requests import PlainRequest, plain_request
+from protocols.http.this_request import ThisRequest, answering
+from protocols.listeners import Stream, sender_at_once
+from protocols.metrics.vitals import Traffic
+from protocols.peers import Peer, current_peer
+from protocols.proxies import TrustedProxies
+from protocols.tls import peer_certificate
+from storage.sql import StoreError
+
+KEEP_ALIVE_SECONDS: Final = 75
+SEND_SECONDS: Final = 30.0
+#: A body that takes longer to come goes the long way, where it has more time.
+_BODY_SECONDS: Final = 1.0
+_ROUTES_KEPT: Final = 4096
+
+_CORS_LINES: Final = b"".join(
+    f"{name.lower()}: {value}\r\n".encode()
+    for name, value in (*CORS.items(), ("Access-Control-Expose-Headers", EXPOSED))
+)
+
+
+class Endpoint(Protocol):
+    async def reply(self, names: Mapping[str, str]) -> Answer | Response:
+        """Answer `this_request`. Raises DomainError, StoreError."""
+
+
+class _Route(NamedTuple):
+    endpoint: Endpoint
+    rule: str  # as in the log
+    names: Mapping[str, str]  # those in the path
+
+
+class DirectCalls:
+    """The plain calls of one listener."""
+
+    def __init__(
+        self,
+        app: Quart,
+        endpoints: Mapping[str, Endpoint],
+        allowances: Allowances,
+        refusals: Refusals,
+        timeouts: PeerTimeouts,
+        traffic: Traffic,
+        proxies: TrustedProxies,
+        *,
+        hsts_seconds: int = 0,
+    ) -> None:
+        """`endpoints` are the plain calls by the names that they have as endpoints of `app`."""
+        self._endpoints = endpoints
+        self._router = app.url_map.bind("localhost")
+        self._route = lru_cache(_ROUTES_KEPT)(self._routed)  # bounded: the paths of plain requests are short
+        self._allowances = allowances
+        self._refusals = refusals
+        self._timeouts = timeouts
+        self._traffic = traffic
+        self._proxies = proxies
+        self._hsts = f"strict-transport-security: max-age={hsts_seconds}\r\n".encode() if hsts_seconds else b""
+
+    async def serve(self, received: bytes, stream: Stream, begin: Callable[[], Awaitable[None]] | None = None) -> bytes:
+        """Answer the request that these bytes begin with, and those after it, while they are plain.
+
+        `begin` is awaited before the first answer, if there is one.
+
+        Returns:
+            The bytes of the first request that is not, as far as they have come; empty at the connection's end.
+        """
+        peer, certificate, send_now = current_peer(), peer_certificate(stream), sender_at_once(stream)
+        head, asked, route = b"", None, None
+        while received:
+            # Most clients send the same head again and again.
+            if asked is None or not received.startswith(head):
+                asked = plain_request(received)
+                route = None if asked is None else self._route(asked.method, asked.path)
+                head = b"" if asked is None else received[: asked.head_length]
+            if asked is None or route is None:
+                break
+            received = await self._with_body(received, asked, stream)
+            if len(received) != asked.head_length + asked.body_length:
+                break
+            if begin is not None:
+                await begin()
+                begin = None
+            request = ThisRequest(
+                self._client(peer, asked),
+                asked.authorization,
+                asked.query,
+                certificate,
+                partial(_within, received[asked.head_length :]),
+            )
+            await self._send(await self._answer(request, asked.method, route), stream, send_now)
+            # Who made the call, has not sent what comes next. And thousands of connections may be idle.
+            enter(Origin(peer.address))
+            answering(None)
+            del request, received
+            received = await self._following(stream)
+        return received
+
+    def _routed(self, method: str, path: str) -> _Route | None:
+        if not path.startswith(REST_ROOT) or self._allowances.are_of_address(path):
+            return None
+        try:
+            rule, names = self._router.match(path, method, return_rule=True)
+        except HTTPException:
+            return None
+        endpoint = self._endpoints.get(rule.endpoint)
+        return None if endpoint is None else _Route(endpoint, rule.rule, names)
+
+    def _client(self, peer: Peer, asked: PlainRequest) -> str:
+        return Forwarded(asked.headers).client(peer.address, self._proxies) if peer.is_proxy else peer.address
+
+    async def _with_body(self, received: bytes, asked: PlainRequest, stream: Stream) -> bytes:
+        """The request with its body; fewer bytes when the body does not come, and more when more than it has come."""
+        missing = asked.head_length + asked.body_length - len(received)
+        if missing > 0:
+            with self._timeouts.limit(_BODY_SECONDS, in_flight=False):
+                while missing > 0 and (more := await stream.receive_some(missing)):
+                    received += more
+                    missing -= len(more)
+        return received
+
+    async def _answer(self, request: ThisRequest, method: str, route: _Route) -> bytes:
+        began = time.perf_counter()
+        enter(Origin(request.address))
+        answering(request)
+        try:
+            answer = await route.endpoint.reply(route.names)
+            if isinstance(answer, Response):
+                raise TypeError(f"{method} {route.rule} is no plain call")
+        except Exception as error:  # noqa: BLE001 - a bug must end only its request
+            answer = self._refused(error, method, route.rule)
+        self._traffic.answered(time.perf_counter() - began, answer.status)
+        return self._rendered(answer, self._allowances.standing(request))
+
+    def _refused(self, error: Exception, method: str, rule: str) -> Answer:
+        """As Quart does it: of several errors at once, the first one counts."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, DomainError | StoreError):
+            return refusal_answer(error, self._refusals, method, rule)
+        return failure_answer(error, method, rule)
+
+    def _rendered(self, answer: Answer, standing: Mapping[str, str]) -> bytes:
+        own = "".join(f"{name.lower()}: {value}\r\n" for name, value in answer.headers)
+        about = "".join(f"{name.lower()}: {value}\r\n" for name, value in standing.items())
+        is_open = all(name != "Cache-Control" for name, _ in answer.headers)
+        return b"".join(
+            (
+                b"HTTP/1.1 %d \r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+                % (answer.status, answer.content_type.encode(), len(answer.body)),
+                own.encode("latin-1"),
+                self._hsts,
+                _CORS_LINES if is_open else b"",
+                about.encode("latin-1"),
+                _date_line(int(time.time())),
+                b"\r\n",
+                answer.body,
+            )
+        )
+
+    async def _send(self, answer: bytes, stream: Stream, send_now: Callable[[bytes], int] | None) -> None:
+        """Raises BrokenResourceError, also when the peer does not read."""
+        sent = 0 if send_now is None else send_now(answer)
+        if sent == len(answer):
+            return
+        with self._timeouts.limit(SEND_SECONDS, in_flight=True) as scope:
+            await stream.send_all(answer[sent:])
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError("the peer does not read")
+
+    async def _following(self, stream: Stream) -> bytes:
+        """The head of the next request, and what came with it; empty at the connection's end."""
+        with self._timeouts.limit(KEEP_ALIVE_SECONDS, in_flight=False):
+            received = bytes(await stream.receive_some(HEAD_BYTES))
+            if not received or is_whole(received):
+                return received
+            head = bytearray(received)
+            with self._timeouts.limit(HEAD_SECONDS, in_flight=False) as scope:
+                await read_head(stream, head)
+            if scope.cancelled_caught:
+                await refuse_head(stream, HTTPStatus.REQUEST_TIMEOUT, self._refusals)
+                return b""
+            return bytes(head)
+        return b""
+
+
+@lru_cache(1)
+def _date_line(second: int) -> bytes:
+    return f"date: {format_date_time(second)}\r\n".encode()
+
+
+async def _within(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise BodyTooLarge
+    return body

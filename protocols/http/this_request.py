@@ -1,0 +1,50 @@
+"""The request that the current task answers, in whichever way it came: through Quart, or straight from the front door.
+
+Tokens, limits and bodies are read from it, so that one set of rules serves both ways.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from broker.accounts.tokens import Caller
+from broker.devices.registry import Device
+from broker.limits.meters import Channel
+from broker.limits.refusals import Standing
+from broker.registration.certificates import ClientCertificate
+
+
+@dataclass(eq=False, slots=True)
+class ThisRequest:
+    """What was sent, and what is noted about it while it is answered."""
+
+    address: str  # of the client
+    authorization: str  # the header, empty without one
+    query: bytes
+    #: The certificate of the TLS handshake.
+    certificate: ClientCertificate | None
+    #: Reads the body, which may have so many bytes. Raises BodyTooLarge, TooManyBodies.
+    read_body: Callable[[int], Awaitable[bytes]]
+    caller: Caller | None = None
+    #: The row of the rate limits that the call was counted in, and where the caller stands in it.
+    channel: Channel | None = None
+    standing: Standing | None = None
+    #: The devices whose quotas were charged: of the organization, and by day.
+    charged: tuple[Device, Device | None] | None = None
+
+
+_current: Final[ContextVar[ThisRequest | None]] = ContextVar("this_request", default=None)
+
+
+def this_request() -> ThisRequest:
+    """Raises LookupError in a task that answers no request."""
+    request = _current.get()
+    if request is None:
+        raise LookupError("no request is answered here")
+    return request
+
+
+def answering(request: ThisRequest | None) -> None:
+    """From now on the task answers this request; with None, it answers none."""
+    _current.set(request)

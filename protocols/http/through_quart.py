@@ -1,0 +1,25 @@
+"""A request that Quart has read, for the rules that do not know Quart."""
+
+from quart import request
+
+from broker.registration.certificates import ClientCertificate
+from broker.trace.origin import Origin, enter
+from protocols.http.bodies import body_within
+from protocols.http.peers import STATE_KEY
+from protocols.http.this_request import ThisRequest, answering
+
+
+def begin() -> None:
+    """Call this before all others: they may use `this_request`."""
+    address = request.remote_addr or ""
+    shown = request.scope.get("state", {}).get(STATE_KEY)
+    answering(
+        ThisRequest(
+            address=address,
+            authorization=request.headers.get("Authorization", ""),
+            query=request.query_string,
+            certificate=shown if isinstance(shown, ClientCertificate) else None,
+            read_body=body_within,
+        )
+    )
+    enter(Origin(address))  # what the request leads to, comes from its client

@@ -1,0 +1,42 @@
+"""A copy of what a store knows of users, devices and so on, without its log: for trying out what a change would do."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from storage.engines.quarantine import SET_ASIDE
+from storage.engines.sqlite_check import opened_to_read
+from storage.sql import StoreError
+
+#: Tables that grow with the traffic; in the copy they are empty.
+_LOGS: Final = frozenset(
+    {"message", "action", "failed_message", "rollup", "snapshot", "audit_entry", "notification", "task_history"}
+    | {"recent_call", "mail", "export", "rule_request"}
+)
+
+
+def copy_without_log(store: Path, target: Path) -> None:
+    """Make a new store at `target`. Nothing beside `store` is written. Raises StoreError."""
+    try:
+        with opened_to_read(store) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            copy.execute("PRAGMA journal_mode=OFF")
+            copy.execute("BEGIN")
+            _copy(source, copy)
+            copy.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StoreError(f"{target}: {error}") from error
+
+
+def _copy(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
+    parts = source.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    for kind, name, sql in parts:
+        if kind == "table" and not name.startswith(("sqlite_", SET_ASIDE)):
+            copy.execute(sql)
+            if name not in _LOGS:
+                rows = source.execute(f'SELECT * FROM "{name}"')  # noqa: S608 - a name of the store's own
+                marks = ", ".join("?" * len(rows.description))
+                copy.executemany(f'INSERT INTO "{name}" VALUES ({marks})', rows)  # noqa: S608 - as above
+    for kind, name, sql in parts:
+        if kind == "index" and not name.startswith(SET_ASIDE):
+            copy.execute(sql)

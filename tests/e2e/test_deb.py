@@ -1,0 +1,162 @@
+"""The Debian package: built as any user, installed, upgraded, removed and purged in a root directory of its own."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.build_deb import HOME, PYTHON, pack, stage, unit_of_package
+from tests.deb_chroot import OtherRoot, debian_python, other_root
+from tests.programs import require_program
+
+ROOT = Path(__file__).parent.parent.parent
+DEVICE, DEVICE_TOKEN, USER_TOKEN = "d1" * 16, "d2" * 16, "33" * 16
+CONFIG = "/etc/trunkline/trunkline.toml"
+URL = "http://127.0.0.1:8080/v1.1"
+GATEWAY = f"""
+[[organizations]]
+name = "Acme"
+[[users]]
+email = "ada@example.org"
+organization = "Acme"
+password = "correct horse battery staple"
+[[device_types]]
+unique_name = "acme.lamp"
+organization = "Acme"
+manifest = {{ fields = [{{ name = "on", valueClass = "Boolean" }}] }}
+[[devices]]
+id = "{DEVICE}"
+owner = "ada@example.org"
+type = "acme.lamp"
+name = "Lamp"
+token = "{DEVICE_TOKEN}"
+[[applications]]
+name = "Board"
+organization = "Acme"
+redirect_uri = "http://localhost:3000/signed-in"
+methods = ["authorization_code"]
+[[tokens]]
+value = "{USER_TOKEN}"
+application = "Board"
+user = "ada@example.org"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Two versions of one tree, and the files in them that name the folder in which they were built."""
+
+    first: Path
+    second: Path
+    of_here: list[Path]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    require_program("dpkg-deb")
+    debian_python(PYTHON)
+    folder = tmp_path_factory.mktemp("deb")
+    stage(folder / "root")
+    first, second = (pack(folder / "root", f"0.1.0+r{n}", folder, compression="zstd", level=1) for n in (1, 2))
+    paths = (folder / "root" / HOME).rglob("*")
+    of_here = [path for path in paths if path.is_file() and bytes(folder) in path.read_bytes()]
+    shutil.rmtree(folder / "root")
+    return Packages(first, second, of_here)
+
+
+@contextmanager
+def serving(root: OtherRoot) -> Iterator[None]:
+    """What the unit starts, as the user of the unit; the folder is what systemd makes for StateDirectory."""
+    root.run("install", "-d", "-m", "0700", "-o", "trunkline", "-g", "trunkline", "/var/lib/trunkline")
+    unit = root.run("cat", "/lib/systemd/system/trunkline.service")
+    user, start = (re.search(rf"(?m)^{key}=(.*)$", unit) for key in ("User", "ExecStart"))
+    assert user is not None
+    assert start is not None
+    who = f"--reuid={user[1]} --regid={user[1]} --init-groups"
+    command = root.command("setpriv", *who.split(), *start[1].split())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline().startswith("trunkline ready http=127.0.0.1:8080 mqtt=127.0.0.1:1883")
+            yield
+        finally:
+            root.run("pkill", "--full", "--signal", "TERM", "^/usr/lib/trunkline/bin/python3 ")  # in there only
+            assert daemon.wait(timeout=60) == 0
+
+
+@pytest.mark.timeout(400)  # with the building
+def test_a_package_is_installed_used_upgraded_removed_and_purged(packages: Packages, tmp_path: Path) -> None:
+    with other_root(tmp_path) as root:
+        for name, path in (("first.deb", packages.first), ("second.deb", packages.second)):
+            root.write(f"/root/{name}", path.read_bytes())
+        root.run("dpkg", "--install", "/root/first.deb")
+        assert root.run("stat", "-c", "%U %G %a", CONFIG) == "root trunkline 640\n"
+        assert root.run("getent", "passwd", "trunkline").endswith(":/var/lib/trunkline:/usr/sbin/nologin\n")
+        assert "trunkline.service" in root.run("ls", "/etc/systemd/system/multi-user.target.wants")
+        assert "trunkline-backup.timer" in root.run("ls", "/etc/systemd/system/timers.target.wants")
+        root.write("/root/gateway.toml", GATEWAY)
+
+        with serving(root):
+            assert root.run("stat", "-c", "%U", "/var/lib/trunkline/store.sqlite") == "trunkline\n"
+            root.run("trunkline", "provision", "/root/gateway.toml", "--config", CONFIG)
+            body = f'{{"sdid":"{DEVICE}","data":{{"on":true}}}}'
+            answer = root.run(
+                "curl", "-sf", f"{URL}/messages", "-H", f"Authorization: Bearer {DEVICE_TOKEN}", "-d", body
+            )
+            assert '"mid"' in answer
+        root.run("sh", "-c", f"echo '# mine' >> {CONFIG}")
+        root.run("sh", "-c", "umask 077; install -d -o trunkline /var/lib/trunkline-backups")
+
+        root.run("dpkg", "--install", "/root/second.deb")
+        assert root.run("tail", "-n1", CONFIG) == "# mine\n"
+        assert root.run("stat", "-c", "%U %G %a", CONFIG) == "root trunkline 640\n"
+        with serving(root):
+            found = root.run(
+                "curl", "-sf", f"{URL}/messages/last?sdids={DEVICE}", "-H", f"Authorization: Bearer {USER_TOKEN}"
+            )
+            assert '"data":{"on":true}' in found
+            root.run("trunkline", "backup", "/var/lib/trunkline-backups", "--keep", "7", "--config", CONFIG)
+
+        root.run("dpkg", "--remove", "trunkline")
+        root.run("test", "-e", "/usr/bin/trunkline", status=1)
+        root.run("test", "-e", f"/{HOME}", status=1)
+        root.run("test", "-e", CONFIG)
+        root.run("test", "-e", "/var/lib/trunkline/store.sqlite")
+
+        asked = root.run("/var/lib/dpkg/info/trunkline.postrm", "purge")  # nobody is there to answer
+        assert "stay in /var/lib/trunkline" in asked
+        root.run("test", "-e", "/var/lib/trunkline/store.sqlite")
+        root.run("debconf-set-selections", text="trunkline trunkline/remove_data boolean true\n")
+        root.run("dpkg", "--purge", "trunkline")
+        root.run("sh", "-c", "ls -d /var/lib/trunkline* /etc/trunkline", status=2)
+
+
+def test_a_package_depends_on_the_tree_alone(packages: Packages) -> None:
+    """Not on the folder, the user or the umask of who builds it; dpkg-deb takes the times from the last commit."""
+    words: list[str | Path] = ["dpkg-deb", "--contents", packages.first]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {line.split()[1] for line in listed} == {"root/root"}
+    assert {line.split()[0] for line in listed} == {
+        "drwxr-xr-x",
+        "-rw-r--r--",
+        "-rwxr-xr-x",
+        "lrwxrwxrwx",
+        "-rw-r-----",
+    }
+    assert packages.of_here == []
+
+
+def test_the_units_of_the_package_run_as_its_own_user() -> None:
+    for name in ("trunkline.service", "trunkline-backup.service"):
+        unit = unit_of_package((ROOT / "systemd" / name).read_text(encoding="utf-8"))
+        assert re.findall(r"(?m)^(User|Group|DynamicUser)=(.*)$", unit) == [
+            ("User", "trunkline"),
+            ("Group", "trunkline"),
+        ]
+        assert "/opt/" not in unit
+        assert "/var/lib/private" not in unit

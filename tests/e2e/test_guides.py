@@ -1,0 +1,374 @@
+"""The guides at /docs: every example is run as it stands, against the real daemon, with the programs that it names."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from broker.site import Site
+from config.settings import Address, Settings
+from protocols.http.docs.guides import NAMES, Example, guides
+from tests.daemon import USER_TOKEN, Daemon, command_output
+from tests.programs import require_dtls, require_program
+from tests.protocols.http.accounts.browser import PASSWORD, Form
+
+yaml: Any = import_module("yaml")  # of amqtt, without types
+DEVICE, DEVICE_TOKEN = "d0" * 16, b"sixteen bytes ok".hex()
+SIGN_IN = ("", "code", "device", "refresh")
+CLIENT, REDIRECT = "c1" * 16, "http://localhost:3000/signed-in"
+_MORE = f"""
+[[devices]]
+id = "{DEVICE}"
+owner = "ada@example.org"
+type = "example.light"
+name = "Guided"
+token = "{DEVICE_TOKEN}"
+
+[[applications]]
+id = "{CLIENT}"
+name = "Guided"
+organization = "Acme"
+secret = "s3cret"
+redirect_uri = "{REDIRECT}"
+methods = ["pkce", "client_credentials", "limited_input"]
+permissions = [{{ device_type = "*", permissions = ["READ", "WRITE"] }}]
+
+[[device_types]]
+unique_name = "example.room"
+organization = "Acme"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    daemon: Daemon
+    folder: Path
+    examples: Mapping[str, tuple[Example, ...]]
+    environment: Mapping[str, str]
+
+    def find(self, guide: str, language: str, when: str = "") -> list[str]:
+        return [one.code for one in self.examples[guide] if (one.language, one.when) == (language, when)]
+
+    @contextmanager
+    def begin(self, language: str, code: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+        suffix = {"python": "py", "js": "mjs", "sh": "sh"}[language]
+        file = self.folder / f"{len(list(self.folder.iterdir()))}.{suffix}"
+        file.write_text(code, encoding="utf-8")
+        program = {"python": sys.executable, "js": require_program("node"), "sh": "sh"}[language]
+        with subprocess.Popen(
+            [program, file],
+            env={**os.environ, **self.environment, **more},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def run(self, language: str, code: str, **more: str) -> str:
+        with self.begin(language, code, **more) as process:
+            output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        return output
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[World]:
+    require_dtls()
+    folder = tmp_path_factory.mktemp("guides")
+    settings = f'''[coap]
+bind = "127.0.0.1:0"
+dtls_bind = "127.0.0.1:0"
+[accounts]
+device_poll_seconds = 1
+[tls]
+certificate = "{certificate}"
+key = "{certificate.with_name("key.pem")}"
+'''
+    daemon = Daemon(folder / "state", settings)
+    daemon.configure(devices=1)
+    (folder / "more.toml").write_text(_MORE, encoding="utf-8")
+    command_output("provision", folder / "more.toml", "--config", daemon.config)
+    daemon.start()
+    try:
+        site = Site(Settings(state_dir=folder))
+        site.listens_on({name: Address.parse(address) for name, address in daemon.addresses.items()})
+        found = {guide.slug: guide.examples for guide in guides(site)}
+        (folder / "pasted").mkdir()
+        yield World(daemon, folder / "pasted", found, _set_up(found))
+    finally:
+        daemon.stop()
+
+
+def _set_up(found: Mapping[str, tuple[Example, ...]]) -> Mapping[str, str]:
+    """The variables of the first blocks, with what the reader puts in."""
+    (code,) = {examples[0].code for examples in found.values()}
+    filled = {"id of the device": DEVICE, "its token": DEVICE_TOKEN, "a user token": USER_TOKEN}
+    more = {"id of the application": CLIENT, "its secret": "s3cret", "its redirect URI": REDIRECT}
+    code += next(one.code for one in found["signing-in"][1:] if one.when == "setup")
+    for placeholder, value in (filled | more).items():
+        assert f'"{placeholder}"' in code
+        code = code.replace(placeholder, value)
+    names = "URL WS_URL ACCOUNTS HOST MQTT_PORT COAP_PORT COAPS_PORT DEVICE DEVICE_TOKEN TOKEN CLIENT SECRET REDIRECT"
+    shown = subprocess.run(["sh", "-c", f"{code}env"], capture_output=True, text=True, check=True).stdout
+    pairs = (line.partition("=") for line in shown.splitlines())
+    return {name: value for name, _, value in pairs if name in names.split()}
+
+
+def last_data(world: World) -> object:
+    url = f"{world.daemon.base_url}/messages/last?sdids={DEVICE}&count=1"
+    answer = httpx.get(url, headers={"Authorization": f"Bearer {USER_TOKEN}"}).raise_for_status()
+    return answer.json()["data"][0]["data"]
+
+
+def test_every_block_is_known(world: World) -> None:
+    """A block of another kind would be run by no test here."""
+    kinds = {(guide, one.language, one.when) for guide, examples in world.examples.items() for one in examples}
+    assert set(world.examples) == set(NAMES)
+    assert kinds - {(guide, "sh", "setup") for guide in NAMES} == {
+        ("connecting-devices", "sh", ""),
+        ("connecting-devices", "python", ""),
+        ("connecting-devices", "sh", "coap"),
+        ("connecting-devices", "sh", "coaps"),
+        *(
+            ("signing-in", language, when)
+            for language in ("python", "js")
+            for when in ("", "code", "device", "refresh")
+        ),
+        ("signing-in", "sh", ""),
+        ("manifests-and-transforms", "json", "manifest"),
+        ("manifests-and-transforms", "sh", "operator"),
+        ("manifests-and-transforms", "sh", ""),
+        ("limits", "sh", ""),
+        *(("recipes", language, "") for language in ("yaml", "sh", "toml", "cpp")),
+        ("recipes", "json", "node-red"),
+    }
+
+
+def test_devices_send_and_get_actions(world: World) -> None:
+    http, mqtt, action, failures = world.find("connecting-devices", "sh")
+    lamp, channel = world.find("connecting-devices", "python")
+    assert '{"data":{"mid":"' in world.run("sh", http)
+    assert last_data(world) == {"state": True, "intensity": 80}
+    require_program("mosquitto_pub")
+    world.run("sh", mqtt)
+    assert last_data(world) == {"state": True, "intensity": 40}
+    with world.begin("python", lamp) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stored\n"
+        assert last_data(world) == {"state": False}
+        world.run("sh", action)
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "do setOff\n")
+    registered, sent = world.run("python", channel).splitlines()
+    assert json.loads(registered)["data"]["code"] == "200"
+    assert json.loads(sent)["data"]["cid"] == "2"
+    assert json.loads(world.run("sh", failures))["total"] == 0
+
+
+def test_devices_speak_coap(world: World) -> None:
+    for program in ("coap-client-notls", "coap-client-openssl", "openssl"):
+        require_program(program)
+    post, observe = world.find("connecting-devices", "sh", "coap")
+    secure, handshake = world.find("connecting-devices", "sh", "coaps")
+    for line in (post, secure):
+        assert '{"data":{"mid":"' in world.run("sh", line)
+    assert world.run("sh", observe).strip() == "{}"
+    said = world.run("sh", handshake)
+    assert "Cipher    : " in said
+    assert "PSK" in said
+    assert "0000" not in said.partition("Cipher    : ")[2].splitlines()[0]
+
+
+@pytest.mark.parametrize("language", ["python", "js"])
+def test_applications_sign_in(world: World, person: "Person", language: str) -> None:
+    (credentials,) = world.find("signing-in", language)
+    assert world.run(language, credentials) == "bearer\n"
+    (code,) = world.find("signing-in", language, "code")
+    with world.begin(language, code) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        output, _ = process.communicate(person.agree(address) + "\n", timeout=60)
+    assert process.returncode == 0, output
+    assert output.endswith("read,write 1209600\n")
+    (device,) = world.find("signing-in", language, "device")
+    with world.begin(language, device) as process:
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        person.type_code(words[1], words[-1])
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "read,write\n")
+    (refresh,) = world.find("signing-in", language, "refresh")
+    first = person.token_of_code()
+    second = world.run(language, refresh, REFRESH_TOKEN=first).strip()
+    assert second != first
+    assert len(world.run(language, refresh, REFRESH_TOKEN=second).strip()) == 32
+
+
+def test_what_a_token_is(world: World) -> None:
+    (lines,) = world.find("signing-in", "sh")
+    assert '"user_id"' in (said := world.run("sh", lines))
+    assert '"email"' in said
+
+
+def test_manifests_are_uploaded_and_messages_normalised(world: World, tmp_path: Path) -> None:
+    simple, *advanced = world.find("manifests-and-transforms", "json", "manifest")
+    (upload,) = world.find("manifests-and-transforms", "sh", "operator")
+    for number, manifest in enumerate([simple, *advanced], 1):
+        (tmp_path / "room.json").write_text(manifest, encoding="utf-8")
+        _, *words, name = upload.split()
+        assert str(number) in command_output(*words, tmp_path / name, "--config", world.daemon.config)
+    (lines,) = world.find("manifests-and-transforms", "sh")
+    assert '"data":{"intensity":80}' in world.run("sh", lines)
+
+
+def test_limits_can_be_asked_for(world: World) -> None:
+    headers, quota = world.find("limits", "sh")
+    assert world.run("sh", headers).startswith("HTTP/1.1 200")
+    assert json.loads(world.run("sh", quota))
+
+
+def test_recipes_are_what_their_programs_read(world: World) -> None:
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})  # of its own, which knows the word of Home Assistant
+    loader.add_constructor("!secret", lambda _loader, node: str(node.value))
+    (home,) = world.find("recipes", "yaml")
+    described = yaml.load(home, loader)
+    resource = described["rest"][0]["resource"].replace("<device id>", DEVICE)
+    action = described["rest_command"]["kitchen_light_on"]
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    assert httpx.get(resource, headers=headers).status_code == 200
+    sent = httpx.post(action["url"], headers=headers, content=action["payload"].replace("<device id>", DEVICE))
+    assert sent.status_code == 200
+    (grafana,) = world.find("recipes", "sh")
+    assert "data" in json.loads(world.run("sh", grafana))
+    (telegraf,) = world.find("recipes", "toml")
+    (output,) = tomllib.loads(telegraf)["outputs"]["http"]
+    body = output["json_transformation"].replace("<device id>", DEVICE).replace("fields", '{"intensity":5}')
+    sent = httpx.post(output["url"], headers={"Authorization": f"Bearer {DEVICE_TOKEN}"}, content=body)
+    assert sent.status_code == 200
+    assert last_data(world) == {"intensity": 5}
+    (flow,) = world.find("recipes", "json", "node-red")
+    nodes = json.loads(flow)
+    wired = {id_ for node in nodes for wire in node.get("wires", []) for id_ in wire}
+    assert wired <= {node["id"] for node in nodes}
+    assert {node["port"] for node in nodes if node["type"] == "mqtt-broker"} == {world.environment["MQTT_PORT"]}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++: is not installed")
+def test_the_sketch_is_valid_c_plus_plus(world: World, tmp_path: Path) -> None:
+    """Against declarations of what it uses of the board's libraries; no board was there."""
+    (sketch,) = world.find("recipes", "cpp")
+    (tmp_path / "WiFi.h").write_text(_BOARD, encoding="utf-8")
+    (tmp_path / "PubSubClient.h").write_text(_PUBSUB, encoding="utf-8")
+    (tmp_path / "sketch.cpp").write_text(sketch, encoding="utf-8")
+    run = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-I", tmp_path, tmp_path / "sketch.cpp"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    errors = [line for line in run.stderr.splitlines() if "error:" in line]
+    assert (run.returncode, errors) == (0, [])
+
+
+@pytest.fixture
+def person(world: World) -> Iterator["Person"]:
+    with httpx.Client(timeout=30) as client:
+        yield Person(world, client)
+
+
+class Person:
+    """Ada, in a browser without scripts."""
+
+    def __init__(self, world: World, client: httpx.Client) -> None:
+        self._world = world
+        self._client = client
+
+    def agree(self, address: str) -> str:
+        """Sign in and agree; where the browser comes back to."""
+        answer = self._client.get(address)
+        while not answer.headers.get("location", "").startswith(REDIRECT):
+            answer = self._follow(answer)
+        return str(answer.headers["location"])
+
+    def type_code(self, address: str, code: str) -> None:
+        answer = self._client.get(address)
+        while "<h1>Device connected</h1>" not in answer.text:
+            answer = self._follow(answer, user_code=code)
+
+    def token_of_code(self) -> str:
+        verifier = "v" * 43
+        challenge = "7w_YNF9DSfIdPf_pRjSq646_kPr-2-o9NAl16JGghdM"
+        query = {"client_id": CLIENT, "response_type": "code", "redirect_uri": REDIRECT, "code_challenge": challenge}
+        url = httpx.URL(
+            f"{self._world.environment['ACCOUNTS']}/authorize", params=query | {"code_challenge_method": "S256"}
+        )
+        (code,) = parse_qs(urlsplit(self.agree(str(url))).query)["code"]
+        form = {"grant_type": "authorization_code", "code": code, "code_verifier": verifier, "client_id": CLIENT}
+        token = self._client.post(f"{self._world.environment['ACCOUNTS']}/token", data=form)
+        return str(token.raise_for_status().json()["refresh_token"])
+
+    def _follow(self, answer: httpx.Response, **typed: str) -> httpx.Response:
+        """The next page: of a redirect, or of the form that was shown."""
+        if "location" in answer.headers:
+            return self._client.get(answer.url.join(answer.headers["location"]))
+        form = Form(answer.text)
+        assert form.action, answer.text
+        known = {"email": "ada@example.org", "password": PASSWORD, **typed}
+        fields = form.fields | {name: value for name, value in known.items() if name in form.fields}
+        if 'name="decision"' in answer.text:
+            fields["decision"] = "allow"
+        return self._client.post(answer.url.join(form.action), data=fields)
+
+
+_BOARD = """
+#pragma once
+#include <string>
+typedef unsigned char byte;
+struct String {
+  std::string text;
+  String(const char* t = "") : text(t) {}
+  String operator+(const char* t) const { return String((text + t).c_str()); }
+  String operator+(int n) const { return String((text + std::to_string(n)).c_str()); }
+  const char* c_str() const { return text.c_str(); }
+};
+struct SerialPort { void begin(long) {} void write(byte*, unsigned) {} };
+extern SerialPort Serial;
+enum Status { WL_CONNECTED };
+struct Network { void begin(const char*, const char*) {} Status status() { return WL_CONNECTED; } };
+extern Network WiFi;
+struct WiFiClient {};
+void delay(int);
+unsigned long millis();
+int analogRead(int);
+"""
+_PUBSUB = """
+#pragma once
+struct PubSubClient {
+  PubSubClient(WiFiClient&) {}
+  void setServer(const char*, int) {}
+  void setBufferSize(int) {}
+  void setCallback(void (*)(char*, byte*, unsigned int)) {}
+  bool connected();
+  bool connect(const char*, const char*, const char*);
+  bool subscribe(const char*);
+  bool publish(const char*, const char*);
+  void loop();
+};
+"""

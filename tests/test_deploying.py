@@ -1,0 +1,134 @@
+"""install.sh below another folder, with a stand-in for pip, which leaves the machine; and what the image is made of."""
+
+import os
+import re
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from config.settings import load_settings
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent
+#: Makes an environment whose Python is pip, and fails when it is told to.
+_PYTHON = r"""#!/bin/sh
+case "$*" in
+*"-m venv "*)
+  for last; do :; done
+  mkdir -p "$last/bin"
+  cat > "$last/bin/python" <<END
+#!/bin/sh
+echo "\$@" >> "$ASKED"
+[ -z "\$PIP_FAILS" ] || exit 1
+echo new > "$last/bin/trunkline"
+END
+  chmod +x "$last/bin/python"
+  ;;
+*ensurepip*) [ -z "$NO_VENV" ] || exit 1 ;;
+esac
+"""
+
+
+class Machine:
+    def __init__(self, folder: Path) -> None:
+        self.root, self.asked = folder / "root", folder / "asked"
+        self.python = folder / "python"
+        self.python.write_text(_PYTHON, encoding="utf-8")
+        self.python.chmod(0o755)
+
+    def install(self, *words: str, status: int = 0, **more: str) -> str:
+        environment = {"DESTDIR": str(self.root), "PYTHON": str(self.python), "ASKED": str(self.asked), **more}
+        run = subprocess.run(
+            [ROOT / "install.sh", *words],
+            env={"PATH": os.environ["PATH"], **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode == status, run.stdout
+        return run.stdout
+
+    @property
+    def program(self) -> str:
+        return (self.root / "opt/trunkline/bin/trunkline").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_it_installs_what_the_readme_says(machine: Machine) -> None:
+    machine.install("--extras", "streams,tracing")
+    assert machine.asked.read_text(encoding="utf-8").endswith(" -c constraints.txt .[streams,tracing]\n")
+    units = {path.name for path in (machine.root / "etc/systemd/system").iterdir()}
+    assert units == {"trunkline.service", "trunkline-backup.service", "trunkline-backup.timer"}
+    assert (machine.root / "usr/local/bin/trunkline").readlink() == Path("/opt/trunkline/bin/trunkline")
+    assert load_settings(machine.root / "etc/trunkline/trunkline.toml", {}).http.bind is not None
+
+
+def test_an_upgrade_keeps_the_configuration_and_a_failed_one_the_program(machine: Machine) -> None:
+    machine.install()
+    config = machine.root / "etc/trunkline/trunkline.toml"
+    config.write_text("# mine\n", encoding="utf-8")
+    (machine.root / "opt/trunkline/bin/trunkline").write_text("old\n", encoding="utf-8")
+    assert "nothing was changed" in machine.install(status=1, PIP_FAILS="1")
+    assert machine.program == "old\n"
+    machine.install()
+    assert (machine.program, config.read_text(encoding="utf-8")) == ("new\n", "# mine\n")
+    assert sorted(path.name for path in (machine.root / "opt").iterdir()) == ["trunkline"]
+
+
+def test_a_failed_first_installation_leaves_nothing(machine: Machine) -> None:
+    machine.install(status=1, PIP_FAILS="1")
+    assert not (machine.root / "opt/trunkline").exists()
+
+
+def test_uninstalling_leaves_configuration_and_data(machine: Machine) -> None:
+    machine.install()
+    data = machine.root / "var/lib/private/trunkline"
+    data.mkdir(parents=True)
+    machine.install("--uninstall")
+    left = {str(path.relative_to(machine.root)) for path in machine.root.rglob("*") if not path.is_dir()}
+    assert left == {"etc/trunkline/trunkline.toml"}
+    assert data.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "said"),
+    [
+        (("--purge",), {}, "there is no option --purge (allowed: --extras LIST, --uninstall)"),
+        (("--extras",), {}, "--extras needs a list"),
+        ((), {"NO_VENV": "1"}, "has no venv: install it"),
+        ((), {"PYTHON": "/nothing/python"}, "/nothing/python is not Python 3.11 or newer"),
+    ],
+)
+def test_what_cannot_be_done_is_said(machine: Machine, words: tuple[str, ...], more: dict[str, str], said: str) -> None:
+    assert said in machine.install(*words, status=1, **more)
+    assert not machine.root.exists()
+
+
+def test_the_image_is_built_of_what_is_in_the_tree() -> None:
+    """No container was built here; what can be compared is."""
+    text = (ROOT / "Containerfile").read_text(encoding="utf-8")
+    for sources in re.findall(r"(?m)^COPY (?!--from)(.*) \S+$", text):
+        for source in sources.split():
+            assert (ROOT / source).exists(), source
+    bound = dict(re.findall(r"TRUNKLINE_(HTTP|MQTT)_BIND=0\.0\.0\.0:(\d+)", text))
+    example = load_settings(ROOT / "config/example.toml", {})
+    assert example.http.bind is not None
+    assert example.mqtt.bind is not None
+    assert bound == {"HTTP": str(example.http.bind.port), "MQTT": str(example.mqtt.bind.port)}
+    assert re.findall(r"EXPOSE (.*)", text) == [f"{bound['HTTP']}/tcp {bound['MQTT']}/tcp"]
+    assert str(example.state_dir) in re.findall(r"VOLUME (.*)", text)
+    unit = ConfigParser(strict=False, interpolation=None, allow_no_value=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "deploy/trunkline.container", encoding="utf-8")
+    assert set(unit.sections()) == {"Unit", "Container", "Service", "Install"}
+    assert unit["Container"]["Volume"] == f"trunkline.volume:{example.state_dir}"
+    assert (ROOT / "deploy/trunkline.volume").exists()
